@@ -41,14 +41,14 @@ SHAPES: tuple[dict[str, Any], ...] = (  # in addition to those of the grid
     {"length": 4099},
     {"length": MAX},
     {"length": None},
-    {"length": None, "lines": "few"},
+    {"length": None, "few": True},
     {"length": None, "inner": 64},
-    {"length": 2**20 + 1, "lines": "few"},
-    {"length": MAX, "lines": "few"},
+    {"length": 2**20 + 1, "few": True},
+    {"length": MAX, "few": True},
     {"length": 3, "inner": 4096},
     {"length": 1024, "inner": 100},
-    {"length": 32768, "inner": 6, "lines": "few"},
-    {"length": MAX, "inner": 2, "lines": "few"},
+    {"length": 32768, "inner": 6, "few": True},
+    {"length": MAX, "inner": 2, "few": True},
 )
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
@@ -92,17 +92,18 @@ class Cost:
         return [name for name, bound in BOUNDS.items() if getattr(self, name) > bound]
 
 
-def specs(*, wide: bool) -> list[ScanSpec]:
-    """Return the specs of the sweep, each once."""
+def specs(*, wide: bool) -> list[tuple[ScanSpec, bool]]:
+    """Return the specs of the sweep with whether lines are few, each pair once."""
     grid = [cell for cell in cells(SEED) if cell.group != "random"]
     grid += [cell for cell in cells(SEED) if cell.group == "random"][::RANDOM_STEP]
-    found = {spec.slug: spec for spec in map(spec_of, grid)}
-    table = {_shape(spec): None for cell in grid if cell.group == "table" for spec in [spec_of(cell)]}
-    shapes = [*(dict(shape) for shape in table), *SHAPES]
+    found = dict.fromkeys(map(spec_of, grid))
+    table = {_shape(*spec_of(cell)): None for cell in grid if cell.group == "table"}
+    shapes: list[dict[str, Any]] = [*map(dict, table), *map(dict, SHAPES)]
     masks = itertools.cycle((None, "bool", "same", "float64"))
     dtypes = itertools.cycle(DTYPES)
     turns = itertools.cycle(TURNS)
     for shape in shapes:
+        few = shape.pop("few", False)
         some = DTYPES if wide else tuple(itertools.islice(dtypes, DEALT))
         for dtype, layout in itertools.product(some, LAYOUTS if wide else LAYOUTS[:1]):
             mask = next(masks)
@@ -110,25 +111,25 @@ def specs(*, wide: bool) -> list[ScanSpec]:
             if mask is None and "mask_layout" in layout:
                 layout = {**layout, "mask_layout": "dense"}
             spec = ScanSpec(dtype=dtype, mask=mask, **shape, **layout, **next(turns))
-            found.setdefault(spec.slug, spec)
+            found[spec, few] = None
         next(turns)  # masks meet other turns at the next shape
-    return list(found.values())
+    return list(found)
 
 
-def spec_of(cell: Cell) -> ScanSpec:
-    """Return the spec of a call on the tensors of a cell."""
+def spec_of(cell: Cell) -> tuple[ScanSpec, bool]:
+    """Return the spec of a call on the tensors of a cell, and whether its lines are few."""
     return spec_of_case(allocate(cell, "meta", filled=False), MULTIPROCESSORS)
 
 
-def _shape(spec: ScanSpec) -> tuple[tuple[str, Any], ...]:
-    return (("length", spec.length), ("inner", spec.inner), ("lines", spec.lines))
+def _shape(spec: ScanSpec, few: bool) -> tuple[tuple[str, Any], ...]:
+    return (("length", spec.length), ("inner", spec.inner), ("few", few))
 
 
-def measure(spec: ScanSpec, target: str, nvcc: Path, folder: Path) -> Cost:
+def measure(spec: ScanSpec, few: bool, target: str, nvcc: Path, folder: Path) -> Cost:
     """Compile one spec for one target. Raises CalledProcessError, with nvcc's output on stderr, when nvcc fails."""
-    plan = make_plan(spec, target)
+    plan = make_plan(spec, target, few)
     text = render(plan)
-    source = folder / f"{spec.slug}.{target}.cu"
+    source = folder / f"{spec.slug}.{target}.{few}.cu"
     cubin = source.with_suffix(".cubin")
     source.write_text(text)
     flags = BuildRequest(name=spec.slug, source=text, target=target).flags
@@ -142,7 +143,7 @@ def measure(spec: ScanSpec, target: str, nvcc: Path, folder: Path) -> Cost:
         seconds = min(seconds, _run(command)[1])
     spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
     cost = Cost(
-        spec=spec.slug,
+        spec=spec.slug + ", few lines" * few,
         target=target,
         strategy=plan.strategy,
         plan=plan.describe(),
@@ -165,12 +166,12 @@ def _run(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
     return done, time.perf_counter() - started
 
 
-def sweep(wanted: Iterable[ScanSpec], targets: Iterable[str], jobs: int) -> Iterator[Cost]:
+def sweep(wanted: Iterable[tuple[ScanSpec, bool]], targets: Iterable[str], jobs: int) -> Iterator[Cost]:
     """Yield the costs in the order of the specs."""
     nvcc = find_nvcc().nvcc
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
-        pairs = list(itertools.product(wanted, targets))
-        yield from pool.map(lambda pair: measure(pair[0], pair[1], nvcc, Path(name)), pairs)
+        work = [(spec, few, target) for spec, few in wanted for target in targets]
+        yield from pool.map(lambda each: measure(*each, nvcc, Path(name)), work)
 
 
 def worst(costs: Sequence[Cost]) -> list[dict[str, Any]]:
@@ -242,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
 
     targets = given.targets.split(",")
-    wanted = [spec for spec in specs(wide=given.wide) if re.search(given.match, spec.slug)]
-    wanted = [spec for spec in wanted if not given.quick or QUICK.search(spec.slug)]
+    wanted = [each for each in specs(wide=given.wide) if re.search(given.match, each[0].slug)]
+    wanted = [each for each in wanted if not given.quick or QUICK.search(each[0].slug)]
     costs: list[Cost] = []
     print(f"{len(wanted)} specs, {len(targets)} targets\n{HEADER}")
     for cost in sweep(wanted, targets, given.jobs):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from scanops.codegen.dtypes import DType, dtype_named, scan_result
+from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
 
@@ -209,8 +210,8 @@ def poison(y: torch.Tensor, which: int = 0) -> torch.Tensor:
     return y.fill_(POISONS[which][0 if y.is_floating_point() else 1])
 
 
-def spec_of(case: Case, multiprocessors: int) -> ScanSpec:
-    """Return the spec of the kernel that serves a call on these tensors."""
+def spec_of(case: Case, multiprocessors: int) -> tuple[ScanSpec, bool]:
+    """Return the spec of the kernel that serves a call on these tensors, and whether their lines are few."""
     what = case.cell.what
     request = make_request(
         case.x,
@@ -222,4 +223,5 @@ def spec_of(case: Case, multiprocessors: int) -> ScanSpec:
         dtype=None,
         out=case.y,
     )
-    return request.spec(case.y, multiprocessors)
+    spec = request.spec(case.y, multiprocessors)
+    return spec, are_few(spec, request.line_shape.numel(), multiprocessors)

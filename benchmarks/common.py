@@ -22,10 +22,20 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement
 from scanops.precompile import record
 from scanops.processes import at_once, jobs_that_fit
-from scanops.runtime.kernels import compile as compile_kernel
-from scanops.runtime.policies import policy
+from scanops.runtime.kernels import Kernel, obtain
+from scanops.runtime.policies import STRICT, policy
 
-__all__ = ["ROOT", "build_kernels", "build_kernels_of", "parser", "require_gpu", "surroundings", "write"]
+__all__ = [
+    "ROOT",
+    "Wanted",
+    "build_kernels",
+    "build_kernels_of",
+    "kernel_of",
+    "parser",
+    "require_gpu",
+    "surroundings",
+    "write",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -71,30 +81,40 @@ def require_gpu() -> None:
         )
 
 
+Wanted = tuple[ScanSpec, bool]  # a spec, and whether lines are few
+
+
 def build_kernels(
-    specs: Iterable[ScanSpec], target: str, said: Callable[[int, int], object] = lambda done, of: None
-) -> dict[ScanSpec, str]:
+    kernels: Iterable[Wanted], target: str, said: Callable[[int, int], object] = lambda done, of: None
+) -> dict[Wanted, str]:
     """Build the kernels that the store lacks, on all cores; return the error of each that could not be built.
 
     ``said(done, total)`` is called after each kernel.
     """
-    wanted, done = list(dict.fromkeys(specs)), itertools.count(1)
+    wanted, done = list(dict.fromkeys(kernels)), itertools.count(1)
     problems = at_once(partial(_build, target=target), wanted, jobs_that_fit(), lambda _: said(next(done), len(wanted)))
-    return {spec: problem for spec, problem in zip(wanted, problems, strict=True) if problem}
+    return {each: problem for each, problem in zip(wanted, problems, strict=True) if problem}
 
 
-def build_kernels_of(runs: Iterable[Callable[[], object]], target: str) -> dict[ScanSpec, str]:
+def build_kernels_of(runs: Iterable[Callable[[], object]], target: str) -> dict[Wanted, str]:
     """Build the kernels that these calls ask for. Each is called once, computed by PyTorch's own operators."""
     with policy("fallback"), record() as used, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # every call warns of a missing kernel
         for run in runs:
             run()
-    return build_kernels(used.specs, target)
+    return build_kernels([(spec, few) for spec, _, few in used.counts], target)
 
 
-def _build(spec: ScanSpec, target: str) -> str:
+def kernel_of(wanted: Wanted, target: str) -> Kernel:
+    """Return the kernel of a spec for few or for many lines, built if the store lacks it."""
+    kernel = obtain(wanted[0], target, STRICT, few=wanted[1])
+    assert kernel is not None
+    return kernel
+
+
+def _build(wanted: Wanted, target: str) -> str:
     try:
-        compile_kernel(spec, target)
+        kernel_of(wanted, target)
     except Exception as problem:  # one failed kernel is a result, not the end of the run
         return f"{type(problem).__name__}: {problem}"
     return ""

@@ -12,7 +12,7 @@ import torch
 
 import scanops
 from benchmarks.cells import Case, Cell, allocate, poison, spec_of
-from benchmarks.common import build_kernels, require_gpu
+from benchmarks.common import Wanted, build_kernels, kernel_of, require_gpu
 from benchmarks.peers import Candidate, Peer, all_peers
 from benchmarks.timing import SLOW_MS, Sample, Timer
 from scanops.codegen.lines import any_length
@@ -20,7 +20,6 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.fallback import scans
 from scanops.fallback.scans import limit, max_error
-from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.kernels import default_target
 
 __all__ = ["generic_spec", "is_right", "measure_all", "same_bits"]
@@ -66,17 +65,17 @@ def measure_all(
             torch.cuda.empty_cache()
 
 
-def _specs(cells: Iterable[Cell], multiprocessors: int) -> Iterator[ScanSpec]:
+def _specs(cells: Iterable[Cell], multiprocessors: int) -> Iterator[Wanted]:
     """Yield the specs of the cells: specialised, and with the length as an argument where that kernel exists."""
     for cell in cells:
         try:
-            spec = spec_of(allocate(cell, filled=False), multiprocessors)
+            spec, few = spec_of(allocate(cell, filled=False), multiprocessors)
         except (ScanopsError, torch.OutOfMemoryError):
             continue  # the row of the cell reports it
-        yield spec
-        generic = generic_spec(spec)
+        yield spec, few
+        generic = generic_spec(spec, few)
         if not isinstance(generic, str):
-            yield generic
+            yield generic, few
 
 
 def _prepare(peer: Peer, cells: Sequence[Cell], target: str) -> None:
@@ -108,8 +107,8 @@ def measure(
 ) -> Row:
     """Return a cell as a JSON object. Raises the ScanopsError of its scan, and torch's error when memory runs out."""
     case = allocate(cell)
-    spec = spec_of(case, multiprocessors)
-    plan = compile_kernel(spec, target).plan
+    spec, few = spec_of(case, multiprocessors)
+    plan = kernel_of((spec, few), target).plan
     row: Row = {
         **_described(cell),
         "spec": spec.slug,
@@ -118,7 +117,7 @@ def measure(
         **_checked(case),
     }
     runs: dict[str, Callable[[], object]] = {"scanops": _ours(case, case.y), "copy": copies.run(cell.bytes)}
-    generic = _checked_generic(case, spec, target, row)
+    generic = _checked_generic(case, spec, few, target, row)
     if generic is not None:
         runs["generic"] = generic
     samples = watch.samples(runs, cell.bytes)
@@ -158,14 +157,16 @@ def _checked(case: Case) -> Row:
     return {"ok": is_right(case, case.y) and repeats, "repeats": repeats}
 
 
-def _checked_generic(case: Case, spec: scanops.ScanSpec, target: str, row: Row) -> Callable[[], object] | None:
+def _checked_generic(
+    case: Case, spec: scanops.ScanSpec, few: bool, target: str, row: Row
+) -> Callable[[], object] | None:
     poison(case.y)
-    run = _generic_run(case, spec, target)
+    run = _generic_run(case, spec, few, target)
     row |= {"generic_ms": None, "generic_fraction": None, "generic_of_specialised": None}
     if isinstance(run, str):
         row["generic_reason"] = run
         return None
-    row["generic_spec"] = str(generic_spec(spec))
+    row["generic_spec"] = str(generic_spec(spec, few))
     row["generic_ok"] = is_right(case, case.y)
     row["ok"] = row["ok"] and row["generic_ok"]
     return run
@@ -209,21 +210,21 @@ def _fastest(candidates: list[Candidate], watch: Timer, moved: int) -> tuple[Can
     return (best[1] if best else None), problems
 
 
-def generic_spec(spec: ScanSpec) -> ScanSpec | str:
+def generic_spec(spec: ScanSpec, few: bool) -> ScanSpec | str:
     """Return the spec of the kernel that takes this length as an argument, or the reason why there is none."""
     try:
-        return any_length(spec)
+        return any_length(spec, few)
     except UnsupportedRequest as problem:
         return _first_line(problem)
 
 
-def _generic_run(case: Case, spec: ScanSpec, target: str) -> Callable[[], object] | str:
+def _generic_run(case: Case, spec: ScanSpec, few: bool, target: str) -> Callable[[], object] | str:
     """Return a run of the kernel with the length as an argument, or the reason why there is none."""
-    wanted = generic_spec(spec)
+    wanted = generic_spec(spec, few)
     if isinstance(wanted, str):
         return wanted
     try:
-        kernel = compile_kernel(wanted, target)
+        kernel = kernel_of((wanted, few), target)
         kernel(case.x, case.cell.dim, mask=case.mask, out=case.y)
     except (UnsupportedRequest, BuildFailure, TypeError) as problem:
         return _first_line(problem)

@@ -35,9 +35,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, surroundings
-from scanops.codegen.lines import any_length
+from scanops.codegen.lines import any_length, are_few, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.ops.dispatch import outputs
 from scanops.requests.call import Call
@@ -157,8 +158,9 @@ def spec_of(recipe: Recipe, inputs: Inputs) -> ScanSpec:
     """What the kernel of a call is specialised for. Raises UnsupportedRequest for a call that makes no sense."""
     request = make_request(op=recipe.op, dim=recipe.dim, **inputs._asdict(), **options_of(recipe))
     spec = request.spec(torch.empty(recipe.shape, dtype=request.dtype), MULTIPROCESSORS)
-    spec = any_length(spec) if recipe.any_length else spec
-    make_plan(spec)
+    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
+    spec = any_length(spec, few) if recipe.any_length else spec
+    make_plan(spec, few=few)
     return spec
 
 
@@ -244,7 +246,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every kernel of the pack for this machine: loaded, run, compared."""
     from scanops import emulator, environment
-    from scanops.runtime import kernels
+    from scanops.runtime import kernels, policies
     from scanops.store.packs import read
 
     visible = [tool for tool in ("nvcc", "ninja", "g++", "gcc", "c++", "cc") if shutil.which(tool)]
@@ -255,17 +257,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     device, target = ("cuda" if torch.cuda.is_available() else "cpu"), kernels.default_target()
     torch.zeros(1, device=device)
     (pack,) = environment.pack_roots()
-    wanted = [entry["slug"] for entry in read(pack)["entries"] if entry["target"] == target]
+    slugs = dict.fromkeys(entry["slug"] for entry in read(pack)["entries"] if entry["target"] == target)
     # The list is as long as the one the pack was built from, or a longer one that begins with it.
     known = {spec.slug: (spec, recipe) for spec, recipe in recipes(arguments.specs).items()}
     rows: list[dict[str, Any]] = []
-    for slug in wanted:
-        row: dict[str, Any] = {"slug": slug, "loaded": False, "right": False}
+    wanted = [(slug, few) for slug in slugs for few in situations(ScanSpec.parse(slug), DEFAULT_TARGET)]
+    for slug, few in wanted:
+        row: dict[str, Any] = {"slug": slug, "few": few, "loaded": False, "right": False}
         rows.append(row)
         try:
             spec, recipe = known[slug]
             began = time.perf_counter()
-            kernel = kernels.compile(spec, target)
+            kernel = kernels.obtain(spec, target, policies.strict(), few=few)
+            assert kernel is not None
             _ = kernel.library
             row |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": 1e3 * (time.perf_counter() - began)}
             inputs = inputs_of(recipe)

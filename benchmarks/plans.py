@@ -63,7 +63,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 4097},
     {"length": 512, "inner": 1024},
     {"length": 4096, "inner": 512},
-    {"length": 65536, "inner": 256, "lines": "few"},
+    {"length": 65536, "inner": 256, "few": True},
 )
 ITEMS = 2**27  # of a tensor
 SEGMENT = 100  # items of a segment, on average
@@ -93,29 +93,31 @@ THREADS: Mapping[str, tuple[int, ...]] = {
 FEW_THREADS = (32, 64, 128, 256, 512, 1024)
 
 
-def specs() -> Iterator[ScanSpec]:
-    """Yield the specs of the table: every kind on every shape."""
+def specs() -> Iterator[tuple[ScanSpec, bool]]:
+    """Yield the specs of the table with whether lines are few: every kind on every shape."""
     for shape in SHAPES:
         for kind in KINDS:
-            yield ScanSpec(**kind, **shape)
+            sizes = {name: size for name, size in shape.items() if name != "few"}
+            yield ScanSpec(**kind, **sizes), "few" in shape
 
 
 # ---- plans to try
 
 
-def rule_plan(spec: ScanSpec, target: str) -> Plan:
+def rule_plan(spec: ScanSpec, target: str, few: bool) -> Plan:
     """Return the plan of the strategy's own rule, without any measured table."""
     row = target_named(target)
-    return next(make(spec, row) for holds, make in RULES if holds(spec, row))
+    plan = next(make(spec, row, few) for holds, make in RULES if holds(spec, row, few))
+    return replace(plan, few=few, why="searched")
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
     """Return up to ``count`` random plans of every strategy that serves the spec, half of them of the rule's."""
     starts = [own]
     for name, family in FAMILIES.items():
-        if name != own.strategy and name in FREE and family.fits(own.spec, own.target):
+        if name != own.strategy and name in FREE and family.fits(own.spec, own.target, own.few):
             try:
-                starts.append(family.plan(own.spec, own.target))
+                starts.append(replace(family.plan(own.spec, own.target, own.few), few=own.few))
             except (ValueError, ArithmeticError, StopIteration, ScanopsError):
                 continue  # the spec is too long or too short for this strategy
     weights = [max(1, len(starts) - 1), *[1] * (len(starts) - 1)]
@@ -180,9 +182,9 @@ def _idle(plan: Plan) -> float:
 class Operands:
     """Tensors of about ITEMS items for one spec, and the run of a kernel on them."""
 
-    def __init__(self, spec: ScanSpec) -> None:
+    def __init__(self, spec: ScanSpec, few: bool) -> None:
         lines = max(1, ITEMS // (spec.capacity * spec.inner))
-        if spec.lines == "few":
+        if few:
             lines = min(lines, max(1, require_gpu()[2] // 4 // max(1, spec.inner // 64)))
         shape = (lines, spec.capacity, *((spec.inner,) if spec.inner > 1 else ()))
         self.lines = lines * spec.inner
@@ -227,7 +229,7 @@ class Search:
 
     def measure(self, stopwatch: Stopwatch) -> None:
         """Build, check and time the plans that were not timed yet."""
-        operands, wanted = Operands(self.spec), None
+        operands, wanted = Operands(self.spec, self.own.few), None
         for plan, build in self.builds.items():
             if plan in self.times and plan != self.own:
                 continue
@@ -256,7 +258,7 @@ class Search:
         """Time the fastest few against the rule's plan, in turns, and return the entry of the winner."""
         finalists = [self.own, *[plan for plan in sorted(self.times, key=self.times.__getitem__) if plan != self.own]]
         finalists = finalists[: FINAL + 1]
-        operands = Operands(self.spec)
+        operands = Operands(self.spec, self.own.few)
         built = {plan: build for plan in finalists if not isinstance(build := self.builds[plan], ScanopsError)}
         kernels = {plan: Kernel(self.spec, plan.target.name, build) for plan, build in built.items()}
         rounds: dict[Plan, list[float]] = {plan: [] for plan in finalists}
@@ -282,6 +284,7 @@ class Search:
             target=best.target.name,
             gpu=gpu,
             spec=self.spec.slug,
+            few=best.few,
             strategy=best.strategy,
             plan=best.numbers(),
             measured=measured,
@@ -319,10 +322,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     random.seed(2026)
     (target, gpu, _), stopwatch = require_gpu(), Stopwatch()
     path: Path | None = given.output
-    entries = {entry.spec: entry for entry in read(path).values()} if path else {}
-    for _, group in itertools.groupby(specs(), lambda spec: (spec.length, spec.inner)):
-        wanted = [spec for spec in group if given.filter in spec.slug]
-        searches = [Search(spec, replace(rule_plan(spec, target), why="searched"), {}, {}) for spec in wanted]
+    entries = {(entry.spec, entry.few): entry for entry in read(path).values()} if path else {}
+    for _, group in itertools.groupby(specs(), lambda each: (each[0].length, each[0].inner)):
+        wanted = [(spec, few) for spec, few in group if given.filter in spec.slug]
+        searches = [Search(spec, rule_plan(spec, target, few), {}, {}) for spec, few in wanted]
         _build_all([(search, plan) for search in searches for plan in (search.own, *drawn(search.own, DRAWN))])
         for search in searches:
             search.measure(stopwatch)
@@ -331,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for search in searches:
             search.measure(stopwatch)
             entry = search.decide(stopwatch, gpu)
-            entries[entry.spec] = entry
+            entries[entry.spec, entry.few] = entry
         if path:
             write(path, entries.values())
     return 0

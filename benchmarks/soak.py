@@ -22,13 +22,13 @@ import torch
 
 import scanops
 from benchmarks.cells import Case, Cell, allocate, poison
-from benchmarks.common import parser, require_gpu, write
+from benchmarks.common import kernel_of, parser, require_gpu, write
 from benchmarks.measure import is_right
+from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback import scans
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, make_request
-from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.kernels import default_target
 
 # (variant[+segments|+carry|+linear], shape, dim): few long rows, few and many columns, lengths that no tile divides;
@@ -131,14 +131,15 @@ class Subject:
         pairs = zip(results, wanted, strict=True)
         return all(bool((y - exact).abs().max() <= 1e-5 * exact.abs().max()) for y, exact in pairs)
 
-    def spec(self, multiprocessors: int) -> ScanSpec:
-        """Return the spec of the kernel that serves the case."""
+    def spec(self, multiprocessors: int) -> tuple[ScanSpec, bool]:
+        """Return the spec of the kernel that serves the case, and whether its lines are few."""
         given = self.inputs
         request = make_request(
             given.x, self.op, self.case.cell.dim, mask=given.mask, gate=given.gate, starts=given.starts,
             initial=given.initial, final=self.final, out=self.case.y, **self.flags,
         )  # fmt: skip
-        return request.spec(self.case.y, multiprocessors)
+        spec = request.spec(self.case.y, multiprocessors)
+        return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
 
 
 def soak(subject: Subject, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:
@@ -221,8 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         watch.case = name
         subject = Subject(allocate(cell), extra)
-        spec = subject.spec(multiprocessors)
-        plan = compile_kernel(spec, target).plan
+        spec, few = subject.spec(multiprocessors)
+        plan = kernel_of((spec, few), target).plan
         watch.alive()
         row: dict[str, object] = {"case": name, "spec": spec.slug, "strategy": plan.strategy}
         row |= soak(subject, given.repeats, busy, watch.alive)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 import scanops
-from benchmarks.common import build_kernels, parser, require_gpu, write
+from benchmarks.common import Wanted, build_kernels, parser, require_gpu, write
 from benchmarks.timing import Timer
+from scanops.codegen.lines import are_few
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import default_target
 
@@ -125,10 +126,12 @@ def built(scans: list[Scan], dim: int) -> list[Scan]:
     return scans
 
 
-def _spec(scan: Scan, dim: int) -> scanops.ScanSpec:
+def _spec(scan: Scan, dim: int) -> Wanted:
     request = make_request(scan.x, scan.op, dim, **scan.options)
     out = torch.empty(scan.x.shape, dtype=request.dtype, device="cuda")
-    return request.spec(out, torch.cuda.get_device_properties(0).multi_processor_count)
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    spec = request.spec(out, multiprocessors)
+    return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
 
 
 def _of_a_copy(stopwatch: Timer, run: Callable[[], object], moved: int) -> float:

@@ -6,11 +6,10 @@ tiles per line or lanes per row, are recomputed, and plans from which no correct
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
@@ -40,8 +39,8 @@ Grid = Mapping[str, tuple[int, ...]]
 class Family:
     """The candidates of one strategy."""
 
-    fits: Callable[[ScanSpec, Target], bool]  # whether the strategy's plans for a spec are worth a measurement
-    plan: Callable[[ScanSpec, Target], Plan]  # the strategy's own plan, to start from
+    fits: Callable[[ScanSpec, Target, bool], bool]  # whether the strategy's plans for a spec are worth a measurement
+    plan: Callable[[ScanSpec, Target, bool], Plan]  # the strategy's own plan, to start from
     grids: tuple[Grid, ...]  # fields that vary together, with their values
 
 
@@ -50,27 +49,27 @@ BLOCKS = (128, 256, 512, 1024)
 
 FAMILIES: dict[str, Family] = {
     "warp": Family(
-        fits=lambda spec, target: spec.inner == 1 and warp.fits(spec),
+        fits=lambda spec, target, few: spec.inner == 1 and warp.fits(spec),
         plan=warp.plan,
         grids=({"threads": (64, 128, 256, 512), "lanes": POWERS},),
     ),
     "staged": Family(
-        fits=lambda spec, target: staged.fits(spec),
+        fits=lambda spec, target, few: staged.fits(spec),
         plan=staged.plan,
         grids=({"threads": (32, 64, 128, 256), "rows": tuple(2**k for k in range(10)), "lanes": POWERS},),
     ),
     "block": Family(
-        fits=lambda spec, target: spec.inner == 1 and spec.capacity >= WARP and block.fits(spec, target),
+        fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= WARP and block.fits(spec, target),
         plan=block.plan,
         grids=({"threads": tuple(range(32, 1025, 32)), "vectors": tuple(range(1, 17))},),
     ),
     "split": Family(
-        fits=lambda spec, target: spec.inner == 1 and spec.lines == "few" and spec.capacity >= LONG,
+        fits=lambda spec, target, few: spec.inner == 1 and few and spec.capacity >= LONG,
         plan=split.plan,
         grids=({"threads": BLOCKS, "vectors": (1, 2, 3, 4, 6, 8, 12, 16)},),
     ),
     "wave": Family(
-        fits=lambda spec, target: spec.inner == 1 and spec.capacity >= LONG,
+        fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= LONG,
         plan=wave.plan,
         grids=(
             {"threads": (256, 384, 512, 768, 1024), "vectors": tuple(range(1, 13))},
@@ -79,7 +78,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "transposed": Family(
-        fits=transposed.fits,
+        fits=lambda spec, target, few: transposed.fits(spec),
         plan=transposed.plan,
         grids=(
             {"threads": (32, 64, 128, 256, 512), "items": (4, 8, 16, 32)},
@@ -88,7 +87,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "columns": Family(
-        fits=lambda spec, target: spec.inner > 1,
+        fits=lambda spec, target, few: spec.inner > 1,
         plan=columns.plan,
         grids=(
             {"threads": (64, 128, 256, 512, 1024), "items": (1, 2, 4, 6, 8, 12, 16)},
@@ -97,7 +96,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "panels": Family(
-        fits=lambda spec, target: spec.inner > 1 and spec.capacity >= WARP,
+        fits=lambda spec, target, few: spec.inner > 1 and spec.capacity >= WARP,
         plan=panels.plan,
         grids=(
             {"threads": (128, 256, 512), "items": (4, 6, 8, 12, 16, 20)},
@@ -110,12 +109,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def candidates(spec: ScanSpec, target: str) -> Iterator[Plan]:
+def candidates(spec: ScanSpec, target: str, few: bool = False) -> Iterator[Plan]:
     """Yield the planner's plan, then up to 47 alternatives, those of its own strategy first.
 
     A pure function: nothing is built or measured. Raises UnsupportedRequest for an unknown target.
     """
-    own = make_plan(spec, target)
+    own = make_plan(spec, target, few)
     yield own
     if spec.takes_length:
         return  # a kernel for any length has one shape
@@ -130,7 +129,7 @@ def candidates(spec: ScanSpec, target: str) -> Iterator[Plan]:
     yield from (_named(plan) for plan in [*ranked[0][: MOST - 1 - len(kept)], *kept])
 
 
-def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object]) -> Plan:
+def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object], few: bool = False) -> Plan:
     """Return the plan with these numbers. Raises UnsupportedRequest unless it is a candidate of this version.
 
     The numbers come from a file and are not trusted: whatever the values, only plans that ``candidates`` could have
@@ -138,9 +137,9 @@ def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, o
     """
     row = target_named(target)
     family = FAMILIES.get(strategy)
-    if family is None or spec.takes_length or not family.fits(spec, row):
-        raise _gone(spec, f"a strategy that serves it: {', '.join(_serving(spec, row))}", repr(strategy))
-    start = family.plan(spec, row)
+    if family is None or spec.takes_length or not family.fits(spec, row, few):
+        raise _gone(spec, f"a strategy that serves it: {', '.join(_serving(spec, row, few))}", repr(strategy))
+    start = replace(family.plan(spec, row, few), few=few)
     known = start.numbers()
     if known.keys() != numbers.keys():
         wrong = sorted(map(str, known.keys() ^ numbers.keys()))
@@ -154,7 +153,7 @@ def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, o
         text = ", ".join(f"{name} {shown(value)}" for name, value in numbers.items())
         raise _gone(spec, "numbers that a candidate of this version has", f"{strategy}: {text}")
     check_plan(plan)
-    return dataclasses.replace(plan, why=_reason(plan))
+    return replace(plan, why=_reason(plan))
 
 
 def _with_numbers(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
@@ -182,19 +181,19 @@ def _gone(spec: ScanSpec, allowed: str, value: str) -> UnsupportedRequest:
     )
 
 
-def _serving(spec: ScanSpec, target: Target) -> list[str]:
+def _serving(spec: ScanSpec, target: Target, few: bool) -> list[str]:
     if spec.again:  # one strategy recomputes the forward scan of a tile
         return [make_plan(spec, target.name).strategy]
-    return [name for name, family in FAMILIES.items() if family.fits(spec, target)]
+    return [name for name, family in FAMILIES.items() if family.fits(spec, target, few)]
 
 
 def _starts(own: Plan) -> Iterator[Plan]:
     """The planner's plan, then the plans of the other strategies that serve the spec."""
     yield own
-    for name in _serving(own.spec, own.target):
+    for name in _serving(own.spec, own.target, own.few):
         if name != own.strategy:
             try:
-                other = FAMILIES[name].plan(own.spec, own.target)
+                other = replace(FAMILIES[name].plan(own.spec, own.target, own.few), few=own.few)
             except UnsupportedRequest:
                 continue  # no kernel of this strategy
             if _possible(other):
@@ -241,11 +240,11 @@ def _distance(start: Plan, other: Plan) -> float:
 
 
 def _unnamed(plan: Plan) -> Plan:
-    return dataclasses.replace(plan, why="")
+    return replace(plan, why="")
 
 
 def _named(plan: Plan) -> Plan:
-    return dataclasses.replace(plan, why=_reason(plan))
+    return replace(plan, why=_reason(plan))
 
 
 def _reason(plan: Plan) -> str:

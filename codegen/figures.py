@@ -9,7 +9,6 @@ from scanops.codegen.lines import PANEL_LINES, are_few
 from scanops.codegen.occupancy import Occupancy, occupancy
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
-from scanops.errors import UnsupportedRequest
 
 __all__ = [
     "ITEMS",
@@ -31,24 +30,12 @@ PER_THREAD = (
 )  # fields of plans: their product is the items a thread has in a tile
 
 
-def check_lines(spec: ScanSpec, lines: int) -> None:
-    """Raise UnsupportedRequest unless ``lines`` is a positive multiple of the adjacent columns of ``spec``."""
-    if lines < 1 or lines % spec.inner:
-        raise UnsupportedRequest(
-            f"{spec} on {lines} lines",
-            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
-            value=f"--lines {lines}",
-            hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
-        )
-
-
-def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:
-    """Lines of so many items in all, about; no more than are few, where the spec is for few lines."""
+def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS, few: bool = False) -> int:
+    """Return the number of lines of so many items in all, about; with ``few`` no more than are few."""
     lines = max(1, items // (spec.capacity * spec.inner)) * spec.inner
     if spec.input_layout == "transposed" and spec.inner == 1:
         lines = ceil_div(lines, PANEL_LINES) * PANEL_LINES  # side by side: in whole accesses
-    few = spec.lines == "few"
-    while few and lines > spec.inner and not are_few(lines, spec.capacity, spec.inner, multiprocessors):
+    while few and lines > spec.inner and not are_few(spec, lines, multiprocessors):
         lines = lines // spec.inner // 2 * spec.inner
     return lines
 

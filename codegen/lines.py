@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import target_named
+from scanops.errors import UnsupportedRequest
 
 WARP = 32  # lanes
 WHOLE_BYTES = 64  # of contiguous memory: two 32-byte sectors
@@ -24,7 +26,9 @@ __all__ = [
     "WHOLE_BYTES",
     "any_length",
     "are_few",
+    "check_lines",
     "fill_panels",
+    "situations",
 ]
 
 SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
@@ -32,16 +36,48 @@ COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one blo
 FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)
 
 
-def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
-    """Whether so many lines would leave the GPU idle with one block per line, or per 64 columns.
+def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
+    """Return whether so many lines would leave the GPU idle with one block per line, or per 64 columns.
 
-    False where no plan would differ, so that one kernel serves both.
+    False where no plan would differ, so that one kernel serves both. Where the length is an argument, whether the lines
+    of some length are few.
     """
-    if inner > 1:
+    if spec.inner > 1:
         # A chain down each panel of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
-        return length > COLUMN_LENGTH and lines // inner * -(-inner // 64) <= max(1, multiprocessors // 4)
-    return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
+        panels = lines // spec.inner * -(-spec.inner // 64)
+        few = spec.capacity > COLUMN_LENGTH and panels <= max(1, multiprocessors // 4)
+        return few and spec.layouts <= {"dense", "columns"}
+    length = spec.length or min(spec.capacity, SPLIT_LENGTH)
+    few = length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
+    return few and spec.input_layout != "transposed"
+
+
+def few_for(spec: ScanSpec, target: str, lines: int | None) -> bool:
+    """Return whether ``lines`` are few on ``target``; False for None, which stands for as many as fill the GPU.
+
+    Raises UnsupportedRequest for an unknown target and for an impossible number of lines.
+    """
+    if lines is None:
+        return False
+    check_lines(spec, lines)
+    return are_few(spec, lines, target_named(target).multiprocessors)
+
+
+def situations(spec: ScanSpec, target: str) -> tuple[bool, ...]:
+    """Return the values of ``few`` that tensors of ``spec`` may have on ``target``: a kernel is built for each."""
+    return (False, True) if few_for(spec, target, spec.inner) else (False,)
+
+
+def check_lines(spec: ScanSpec, lines: int) -> None:
+    """Raise UnsupportedRequest unless ``lines`` is a positive multiple of the adjacent columns of ``spec``."""
+    if lines < 1 or lines % spec.inner:
+        raise UnsupportedRequest(
+            f"{spec} on {lines} lines",
+            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
+            value=f"lines={lines}",
+            hint=f"pass {max(1, lines // spec.inner) * spec.inner} lines",
+        )
 
 
 def fill_panels(lines: int, multiprocessors: int) -> bool:
@@ -64,8 +100,8 @@ FILLED = 0.75  # of the lanes per row: 100 has 0.95 of the speed of its own kern
 FEW_BUCKETS = (65536, 2**30)  # small tiles, large ones
 
 
-def any_length(spec: ScanSpec) -> ScanSpec:
-    """The spec of the variable-length kernel that serves ``spec``.
+def any_length(spec: ScanSpec, few: bool = False) -> ScanSpec:
+    """Return the spec of the variable-length kernel that serves ``spec`` on many or on few lines.
 
     >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
     'sum-f32-any-le1024-by4'
@@ -75,7 +111,7 @@ def any_length(spec: ScanSpec) -> ScanSpec:
     if spec.again:
         return spec
     length = spec.capacity
-    buckets = FEW_BUCKETS if spec.lines == "few" and spec.inner == 1 else BUCKETS
+    buckets = FEW_BUCKETS if few and spec.inner == 1 else BUCKETS
     return replace(
         spec,
         length=None,

@@ -65,7 +65,7 @@ class Measured:
     faster: bool  # than the plan of the strategy's rule
 
 
-def class_of(spec: ScanSpec) -> tuple[object, ...] | None:
+def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
     """Return what the best shape depends on besides the length; None where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
@@ -80,31 +80,31 @@ def class_of(spec: ScanSpec) -> tuple[object, ...] | None:
     operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
     columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
     whole = spec.inner > 1 or spec.divides(spec.access_items)
-    return (state, spec.accumulator.bytes, operands, spec.segments, columns, whole, spec.lines)
+    return (state, spec.accumulator.bytes, operands, spec.segments, columns, whole, few)
 
 
-def measured_plan(spec: ScanSpec, target: Target) -> Plan | None:
+def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    kind = class_of(spec)
+    kind = class_of(spec, few)
     entries = _table(target.name).get(kind, ()) if kind else ()
     for entry in sorted(entries, key=lambda entry: abs(math.log2(spec.capacity / entry.length))):
         factor, most = spec.capacity / entry.length, NEAR if entry.tiles > 1 else NEAR_TILE
         beyond = spec.inner == 1 and entry.tiles > 1 and entry.length == max(each.length for each in entries)
         if 1 / most <= factor <= (math.inf if beyond else most):
-            plan = _carried(spec, target, entry) if entry.faster else None
+            plan = _carried(spec, target, few, entry) if entry.faster else None
             if plan is not None or not entry.faster:
                 return plan
     return None
 
 
-def _carried(spec: ScanSpec, target: Target, entry: Measured) -> Plan | None:
+def _carried(spec: ScanSpec, target: Target, few: bool, entry: Measured) -> Plan | None:
     """The plan of an entry for a spec of its class, or None where it does not serve that length."""
     numbers = {name: entry.numbers[name] for name in FREE[entry.strategy]}
     if entry.strategy == "block":
         warps = ceil_div(row_of(spec)[2], WARP * numbers["vectors"])
         numbers["threads"] = WARP * warps if spec.capacity != entry.length else entry.numbers["threads"]
     try:
-        start = _STARTS[entry.strategy](spec, target)
+        start = _STARTS[entry.strategy](spec, target, few)
         plan = rebuilt(start, **numbers)
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
         return None  # the strategy has no plan for this length to start from
@@ -116,7 +116,7 @@ def rebuilt(plan: Plan, **changes: Any) -> Plan:
     if isinstance(plan, StagedPlan):
         shape = {name: getattr(plan, name) for name in ("threads", "rows", "lanes", "items")}
         shape |= {name: value for name, value in changes.items() if name in (*shape, "unroll")}
-        return staged.shaped(plan.spec, plan.target, **shape)
+        return replace(staged.shaped(plan.spec, plan.target, **shape), few=plan.few)
     numbers: dict[str, Any] = {**plan.numbers(), **changes}
     numbers.pop("tiles")  # follows
     length = plan.spec.capacity + max(0, numbers.get("boundary", 0) - 1)
@@ -125,8 +125,7 @@ def rebuilt(plan: Plan, **changes: Any) -> Plan:
     if "blocks" in numbers and "threads" in changes and "blocks" not in changes:
         numbers["blocks"] = max(1, plan.threads * numbers["blocks"] // numbers["threads"])
     if "alone" in numbers and "alone" not in changes:
-        shape = (numbers["items"], numbers["vectors"], numbers["threads"])
-        numbers["alone"] = fills_registers(plan.spec, *shape)
+        numbers["alone"] = fills_registers(plan.spec, *(numbers[name] for name in ("items", "vectors", "threads")))
     return replace(plan, **numbers)
 
 
@@ -139,7 +138,7 @@ def _table(target: str) -> Mapping[tuple[object, ...], tuple[Measured, ...]]:
     found: dict[tuple[object, ...], list[Measured]] = {}
     for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
         spec, times, numbers = ScanSpec.parse(entry["spec"]), entry["measured"], entry["plan"]
-        kind = class_of(spec)
+        kind = class_of(spec, entry["few"])
         if kind:
             faster = times["tuned_us"] < times["default_us"]
             found.setdefault(kind, []).append(

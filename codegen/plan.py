@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.measured import measured_plan
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
@@ -12,26 +14,26 @@ from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
 
 __all__ = ["Plan", "make_plan"]
 
-Rule = tuple[Callable[[ScanSpec, Target], bool], Callable[[ScanSpec, Target], Plan]]
+Rule = tuple[Callable[[ScanSpec, Target, bool], bool], Callable[[ScanSpec, Target, bool], Plan]]
 
 # The first rule whose condition holds makes the plan.
 RULES: tuple[Rule, ...] = (
-    (lambda spec, target: spec.again, block.plan),  # the one strategy that scans a tile twice
-    (transposed.fits, transposed.plan),
+    (lambda spec, target, few: spec.again, block.plan),  # the one strategy that scans a tile twice
+    (lambda spec, target, few: transposed.fits(spec), transposed.plan),
     (panels.fits, panels.plan),
-    (lambda spec, target: spec.inner > 1, columns.plan),
-    (lambda spec, target: staged.fits(spec), staged.plan),
-    (lambda spec, target: warp.fits(spec), warp.plan),
-    (lambda spec, target: spec.lines == "few", split.plan),
-    (block.fits, block.plan),
-    (lambda spec, target: True, wave.plan),
+    (lambda spec, target, few: spec.inner > 1, columns.plan),
+    (lambda spec, target, few: staged.fits(spec), staged.plan),
+    (lambda spec, target, few: warp.fits(spec), warp.plan),
+    (lambda spec, target, few: few and spec.capacity >= SPLIT_LENGTH, split.plan),
+    (lambda spec, target, few: block.fits(spec, target), block.plan),
+    (lambda spec, target, few: True, wave.plan),
 )
 
 
-def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
+def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET, few: bool = False) -> Plan:
     """Return the plan for ``spec`` on ``target``: a measured one, else that of the first rule in ``RULES`` that holds.
 
-    Needs no GPU.
+    ``few``: for so few lines that one block per line would leave the GPU idle (``lines.are_few``). Needs no GPU.
 
     Raises:
         UnsupportedRequest: ``spec`` is no ScanSpec, or the target is not in the table.
@@ -42,5 +44,5 @@ def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
     """
     check_spec(spec)
     row = target_named(target)
-    measured = measured_plan(spec, row)
-    return measured or next(make(spec, row) for holds, make in RULES if holds(spec, row))
+    plan = measured_plan(spec, row, few) or next(make(spec, row, few) for holds, make in RULES if holds(spec, row, few))
+    return replace(plan, few=True) if few else plan

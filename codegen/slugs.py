@@ -28,7 +28,6 @@ WORDS: dict[str, tuple[str, object]] = {
     "initial": ("initial", True),
     "final": ("final", True),
     "again": ("again", True),
-    "few": ("lines", "few"),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
     **{f"{layout}_{name}": (f"{name}_layout", layout) for name in ("mask", "gate", "starts") for layout in LAYOUTS[1:]},
     "unaligned": ("aligned", False),
@@ -65,6 +64,13 @@ def fields_of(slug: str) -> dict[str, Any]:
     """Return the fields that a short name gives. Raises UnsupportedRequest for an invalid name."""
     if not isinstance(slug, str):
         raise _unreadable(slug, "")
+    if "few" in slug.split("-"):  # of earlier versions
+        raise UnsupportedRequest(
+            f"invalid scan spec {slug!r}",
+            allowed="a short name, which says nothing of the number of lines",
+            value="'few'",
+            hint=f"write {slug.replace('-few', '')}, and lines=N or --lines N where a kernel is planned for N lines",
+        )
     op, *words = slug.split("-")
     values: dict[str, Any] = {"op": op}
     name: str

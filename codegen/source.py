@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from scanops.artifact import ABI
+from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan
@@ -23,9 +24,9 @@ __all__ = ["environment", "generate", "render", "tidied"]
 # one group that matched is the name.
 DEFINITION = re.compile(
     r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
-        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{[ ](?!//).*?\}|\{.*?\n\}) (?=\n)
+        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{(?:[^\n/]|/(?!/))*\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
-      | (?:struct|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
+      | (?:struct|union|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
       | typedef[ ][^{;]*?(\w+);[^\n]*
       | \#define[ ](\w+)(?:[^\n]*\\\n)*[^\n]*
     )""",
@@ -35,16 +36,19 @@ COMMENT = re.compile(r"//[^\n]*")
 WORD = re.compile(r"[A-Za-z_]\w*")
 # What dropped definitions leave behind: a conditional group or a section with nothing in it.
 EMPTY = re.compile(r"\n#ifdef[^\n]*\s*\n#endif(?=\n)|\n// ----[^\n]*(?=\n\s*\n// ----)")
+# Blank lines at the ends of a section, a conditional group or a namespace.
+ENDS = re.compile(r"(\n(?:// ----|#ifdef|namespace)[^\n]*\n)\n+|\n+(\n(?:#endif|\}))")
 INDENTED = re.compile(r"(?m)^ +(?=#pragma|$)")
 BLANK_LINES = re.compile(r"\n{3,}")
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
-def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
+def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None = None) -> str:
     """Return the CUDA source of the kernel for ``spec`` on ``target``: a complete translation unit.
 
     It needs neither a GPU nor a compiler, and returns the same text on every machine. The text includes only the CUDA
-    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it.
+    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it. The kernel serves any number of
+    lines; ``lines`` is the number that it is planned for, by default as many as fill the GPU.
 
     Raises:
         UnsupportedRequest: the target is not in the table.
@@ -54,7 +58,7 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
         >>> "scan_kernel" in text
         True
     """
-    return render(make_plan(spec, target))
+    return render(make_plan(spec, target, few_for(spec, target, lines)))
 
 
 def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> str:
@@ -113,7 +117,7 @@ def tidied(text: str) -> str:
     declared = "".join(each[0] for each in found if each[each.lastindex or 0] in moved)
     launcher = launcher.replace("\n", declared + "\n", 1)
     text = INDENTED.sub("", EMPTY.sub("", device) + host_side + launcher)
-    return BLANK_LINES.sub("\n\n", text)
+    return ENDS.sub(r"\1\2", BLANK_LINES.sub("\n\n", text))
 
 
 def _named(text: str, texts: dict[str, str]) -> set[str]:

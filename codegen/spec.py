@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, kept_result, promote
 from scanops.codegen.indices import check_indices
@@ -64,7 +63,6 @@ class ScanSpec:
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
     inner: int = 1  # product of the sizes after the scanned dimension
-    lines: Literal["many", "few"] = "many"  # few: one block per line would leave the GPU idle
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
     # the items of a column are contiguous (inner > 1), or items at the same index of several rows (inner 1); strided:
@@ -111,7 +109,6 @@ class ScanSpec:
             _check_range("length", self.length, MAX_LENGTH, "split the tensor along the scanned dimension")
             _check_fixed(self)
         _check_range("inner", self.inner, MAX_LENGTH, "scan slices of the trailing dimensions")
-        _check_choice("lines", self.lines, ("many", "few"))
         present = [source.name for source in self.sources]
         for name in ("input_layout", "mask_layout", "gate_layout", "starts_layout"):
             _check_choice(name, getattr(self, name), LAYOUTS)

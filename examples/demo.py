@@ -122,10 +122,8 @@ def check(scan: Scan, shape: Shape) -> dict[str, Any]:
     def run() -> None:
         (scanops.cumsum if scan.op == "sum" else scanops.cumprod)(x, scan.dim, mask=mask, out=out, **options)
 
-    with nullcontext() if gpu else scanops.emulate(), scanops.record() as used:
-        run()
-    ((spec, target),) = used.counts
-    kernel = scanops.compile(spec, target)
+    with nullcontext() if gpu else scanops.emulate():
+        (kernel,) = scanops.prepare([run])
     error = max(
         scans.max_error(part[0], part[1], scan.op, scan.dim, mask=part[2], **options)
         for part in _parts(out, x, mask, 0 if scan.dim else 1)
@@ -138,8 +136,8 @@ def check(scan: Scan, shape: Shape) -> dict[str, Any]:
         "scan": scan.title,
         "call": scan.call,
         "shape": list(shape),
-        "spec": spec.slug,
-        "target": target,
+        "spec": kernel.spec.slug,
+        "target": kernel.target,
         "plan": kernel.plan.describe(),
         "why": kernel.plan.why,
         "source": str(kernel.source_path),
@@ -147,7 +145,7 @@ def check(scan: Scan, shape: Shape) -> dict[str, Any]:
         "ok": error <= limit,
         "max_error": error if math.isfinite(error) else None,
         "limit": limit,
-        "resources": {target: asdict(kernel.resources)} if kernel.resources else {},
+        "resources": {kernel.target: asdict(kernel.resources)} if kernel.resources else {},
         "milliseconds": milliseconds,
         "copy_milliseconds": copy,
         "copy_fraction": copy / milliseconds if copy and milliseconds else None,

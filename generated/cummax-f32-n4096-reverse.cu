@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ffa88e90b0cfe93e of everything below this banner
+// content  sha256 3ef53db053ab098b of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,7 +34,7 @@ constexpr int kRun = 2;  // consecutive items that a thread scans serially
 constexpr int kRuns = 4;  // of a thread
 constexpr int kOutItems = 2;  // of a store
 constexpr int stripe = 64;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 256;  // of a warp in a tile
+constexpr int stripes = 4;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator cummax: y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
@@ -53,9 +53,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    return newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Input x, int i) {
     return lift(x, i);
@@ -66,18 +64,20 @@ __device__ __forceinline__ Output output_of(State state) { return state.value; }
 __device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
-};
-struct alignas(kOutItems * sizeof(Index)) IndexVector {
-    Index item[kOutItems];
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
+    Vector<Index, kOutItems> z[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -91,24 +91,78 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i) {
+// States of the items of run j; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)], kReverse ? i - k : i + k);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at], kReverse ? i - k : i + k);
+    }
     return s;
 }
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+    Index* z;
+};
+
+// ---- loads and stores
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
-    *reinterpret_cast<Vector*>(first) = y;
+// Accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        a[j] = part.reaches(j) ? load_access(from + along(j * part.step)) : Vector<Item>{};
+    }
 }
 
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    load_dense(a.x, part, row.x);
+    return a;
+}
+
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
+    store_access(row.z + along(j * part.step), r.z[kRuns == 1 ? j : 0]);
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
@@ -117,14 +171,22 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+    r.z[k / kOutItems].item[at] = index_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, IndexVector& z, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = output_of(prefix);
-        z.item[place_of(k, kItems)] = index_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -161,45 +223,43 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    return before;
+}
+
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Index* indices) {
+    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
-
-    // ---- one row per block; a warp holds `kVectors` stripes of it
-    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * stripe;
     const long long line = blockIdx.x;
-    // scan position of this thread's first item
     const Position first = warp * warp_items + lane * kItems;
-    const Input* input_at = input + line * length + memory_index(first, kItems, length);
-    Output* const output_at = output + line * length + memory_index(first, kItems, length);
-    Index* const indices_at = indices + line * length + memory_index(first, kItems, length);
+    Part part = {first, length, length, lane};
+    const long long dense = line * length + memory_index(first, kItems, length);
+    const Row row = {input + dense, output + dense, indices + dense};
 
     // ---- load
-    InputVector x[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        x[j] = load_input(input_at + along(j * stripe));
-    }
+    Accesses a = load(part, row);
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length));
+        s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length));
     State p[kRuns];
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
-    State before = identity();
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, t[j], lane);
+    const State total = scan_across(p, s, identity(), part);
 
     // ---- totals of the warps
-    if (lane == 31) warp_total[warp] = before;
+    if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
@@ -209,17 +269,12 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     // ---- store
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        OutputVector y;
-        IndexVector z;
-        make_results(y, z, p[j], s[j]);
-        store_vector(output_at + along(j * stripe), y);
-        store_vector(indices_at + along(j * stripe), z);
+        const int j = place_of(n, kVectors);
+        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
     }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -251,7 +306,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kRows - 1) / kRows;
+    const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

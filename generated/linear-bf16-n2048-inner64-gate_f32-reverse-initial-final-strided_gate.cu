@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 acb33317714b9968 of everything below this banner
+// content  sha256 2686a777bbc86ecf of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,6 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
-
 #endif
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
@@ -83,8 +82,30 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 }
 
 // Carry-out: the result of the whole line.
-__device__ __forceinline__ Carry end_line(State state) {
-    return state.value;
+__device__ __forceinline__ Carry end_line(State state) { return state.value; }
+
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Geometry {
+    int rank;
+    long long size[24];
+    long long input_stride[24];
+    long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
+    long long input_step;  // stride of the scanned dimension
+    long long mask_step;
+    long long gate_step;
+    long long starts_step;
+};
+
+__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
+                                                 const long long* stride) {
+    long long offset = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+        offset += line % size[d] * stride[d];
+        line /= size[d];
+    }
+    return offset;
 }
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
@@ -322,30 +343,7 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
-// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
-struct Geometry {
-    int rank;
-    long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
-};
-
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
-                                                 const long long* stride) {
-    long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-        offset += line % size[d] * stride[d];
-        line /= size[d];
-    }
-    return offset;
-}
-
+// ---- lanes
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {

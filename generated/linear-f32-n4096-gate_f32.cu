@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 2a5d29c0049135d6 of everything below this banner
+// content  sha256 186b63ea905b4722 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -35,7 +35,7 @@ constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int kTurns = 1;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 896;  // of a warp in a tile
+constexpr int stripes = 7;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
@@ -69,18 +69,23 @@ __device__ __forceinline__ State element(Input x, Gate g) {
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-struct alignas(kItems * sizeof(Gate)) GateVector {
-    Gate item[kItems];
-};
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+typedef Vector<Gate> GateVector;
+typedef Vector<Output, kOutItems> OutputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
+    Vector<Gate> g[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -94,26 +99,75 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector* x, const GateVector* g) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x[k / kItems].item[place_of(k % kItems, kItems)], g[k / kItems].item[place_of(k % kItems, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at], a.g[access].item[at]);
+    }
     return s;
 }
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    const Gate* g;
+    Output* y;
+};
+
+// ---- loads and stores
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
 }
 
-__device__ __forceinline__ GateVector load_gate(const Gate* first) {
-    return *reinterpret_cast<const GateVector*>(first);
+// Accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        a[j] = part.reaches(j) ? load_access(from + along(j * part.step)) : Vector<Item>{};
+    }
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
-    *reinterpret_cast<Vector*>(first) = y;
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    load_dense(a.x, part, row.x);
+    load_dense(a.g, part, row.g);
+    return a;
+}
+
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
@@ -134,13 +188,21 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector* y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = output_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -174,61 +236,53 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
+    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
+    return before;
+}
+
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
+    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
-    __shared__ Exchanged all_exchanged[kWarps][32 * kVectors];
-    Exchanged* const exchanged = all_exchanged[threadIdx.x / 32];
-
-    // ---- one row per block; a warp holds `kVectors` stripes of it
-    constexpr int warps = kWarps, warp_items = kWarpItems;
+    __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * stripe;
     const long long line = blockIdx.x;
-    // scan position of this thread's first item
     const Position first = warp * warp_items + lane * kItems;
-    const Input* input_at = input + line * length + memory_index(first, kItems, length);
-    const Gate* gate_at = gate + line * length + memory_index(first, kItems, length);
-    Output* const output_at = output + line * length + memory_index(first, kItems, length);
+    Part part = {first, length, length, lane};
+    const long long dense = line * length + memory_index(first, kItems, length);
+    const Row row = {input + dense, gate + dense, output + dense};
 
     // ---- load
-    InputVector x[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        x[j] = first + j * stripe < length ? load_input(input_at + along(j * stripe)) : InputVector{};
-    }
-    GateVector g[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        g[j] = first + j * stripe < length ? load_gate(gate_at + along(j * stripe)) : GateVector{};
-    }
+    Accesses a = load(part, row);
 
     // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane + 32 * j)].x = x[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].x = a.x[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) x[j] = exchanged[access_place(lane * kVectors + j)].x;
+    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place(lane * kVectors + j)].x;
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane + 32 * j)].g = g[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].g = a.g[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) g[j] = exchanged[access_place(lane * kVectors + j)].g;
+    for (int j = 0; j < kVectors; ++j) a.g[j] = exchanged[warp][access_place(lane * kVectors + j)].g;
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(x, g);
+        s[j] = lift_items(a, j);
     State p[kRuns];
-    const State before = scan_lanes(scan_items(s[0]), lane);  // inclusive of this thread's items
-    p[0] = pick(lane > 0, shuffle_up(before, 1), identity());
+    const State total = scan_across(p, s, identity(), part);
 
     // ---- totals of the warps
-    if (lane == 31) warp_total[warp] = before;
+    if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
@@ -236,23 +290,21 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    OutputVector y[kVectors];
-    make_results(y, p[0], s[0]);
+    Results r = make_results(p[0], s[0]);
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane * kVectors + j)].y = y[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].y = r.y[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) y[j] = exchanged[access_place(lane + 32 * j)].y;
+    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place(lane + 32 * j)].y;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        if (first + j * stripe < length) store_vector(output_at + along(j * stripe), y[j]);
+        const int j = place_of(n, kVectors);
+        if (part.reaches(j)) store(part, row, j, r);
     }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -284,7 +336,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kRows - 1) / kRows;
+    const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 e4cfc363278893e8 of everything below this banner
+// content  sha256 b7bc77a1c4053130 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,7 +34,7 @@ constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int kTurns = 8;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 1024;  // of a warp in a tile
+constexpr int stripes = 8;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -43,19 +43,21 @@ __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal resu
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-
 #endif
 
 // ---- operator logcumsumexp: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
 
-__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }
-
 __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-__device__ __forceinline__ Value log_of_more(Value x) {  // log(1 + x)
+// exp(x) with a relative error of about (3 + |x|) 2^-23: for few terms close to their reference.
+__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }
+
+// log(1 + x). With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial's relative error is at
+// most 2.8e-8, that of the sum 1.1 ulp. The result for x = -1 is arbitrary and finite: it is added to an infinity.
+__device__ __forceinline__ Value log_of_more(Value x) {
     const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, in the exponent bits of a float
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
     const Value f = fma(x, unit, unit - 1);
@@ -108,9 +110,7 @@ __device__ __forceinline__ State behind(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ bool holds(State) {
-    return true;
-}
+__device__ __forceinline__ bool holds([[maybe_unused]] State state) { return true; }
 
 __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
 
@@ -123,15 +123,21 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state.high + log_of_more(state.rest); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+typedef Vector<Output, kOutItems> OutputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -145,22 +151,73 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector* x) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x[k / kItems].item[place_of(k % kItems, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at]);
+    }
     return s;
 }
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+};
+
+// ---- loads and stores
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
-    *reinterpret_cast<Vector*>(first) = y;
+// Accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        a[j] = part.reaches(j) ? load_access(from + along(j * part.step)) : Vector<Item>{};
+    }
+}
+
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    load_dense(a.x, part, row.x);
+    return a;
+}
+
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
@@ -188,23 +245,29 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector* y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
     State sum[kRun] = {s.item[0]};
 #pragma unroll
     for (int k = 1; k < kRun; ++k) sum[k] = extend(sum[k - 1], s.item[k]);
     if (is_right(behind(prefix, sum[kRun - 1]))) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) {
-            y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = output_of(behind(prefix, sum[k]));
-        }
-        return;
+        for (int k = 0; k < kRun; ++k) put(r, k, behind(prefix, sum[k]));
+        return r;
     }
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = output_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -238,48 +301,47 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
+    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
+    return before;
+}
+
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output) {
+    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
-    __shared__ Exchanged all_exchanged[kWarps][32 * kVectors];
-    Exchanged* const exchanged = all_exchanged[threadIdx.x / 32];
-
-    // ---- one row per block; a warp holds `kVectors` stripes of it
-    constexpr int warps = kWarps, warp_items = kWarpItems;
+    __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * stripe;
     const long long line = blockIdx.x;
-    // scan position of this thread's first item
     const Position first = warp * warp_items + lane * kItems;
-    const Input* input_at = input + line * length + memory_index(first, kItems, length);
-    Output* const output_at = output + line * length + memory_index(first, kItems, length);
+    Part part = {first, length, length, lane};
+    const long long dense = line * length + memory_index(first, kItems, length);
+    const Row row = {input + dense, output + dense};
 
     // ---- load
-    InputVector x[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        x[j] = load_input(input_at + along(j * stripe));
-    }
+    Accesses a = load(part, row);
 
     // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane + 32 * j)].x = x[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].x = a.x[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) x[j] = exchanged[access_place(lane * kVectors + j)].x;
+    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place(lane * kVectors + j)].x;
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(x);
+        s[j] = lift_items(a, j);
     State p[kRuns];
-    const State before = scan_lanes(scan_items(s[0]), lane);  // inclusive of this thread's items
-    p[0] = pick(lane > 0, shuffle_up(before, 1), identity());
+    const State total = scan_across(p, s, identity(), part);
 
     // ---- totals of the warps
-    if (lane == 31) warp_total[warp] = before;
+    if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
@@ -287,23 +349,21 @@ scan_kernel(const Input* input, Output* output) {
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    OutputVector y[kVectors];
-    make_results(y, p[0], s[0]);
+    Results r = make_results(p[0], s[0]);
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane * kVectors + j)].y = y[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].y = r.y[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) y[j] = exchanged[access_place(lane + 32 * j)].y;
+    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place(lane + 32 * j)].y;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        store_vector(output_at + along(j * stripe), y[j]);
+        const int j = place_of(n, kVectors);
+        if (part.reaches(j)) store(part, row, j, r);
     }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -335,7 +395,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kRows - 1) / kRows;
+    const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

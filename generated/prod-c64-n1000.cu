@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0b53c2b18163c3c5 of everything below this banner
+// content  sha256 ab86469f3b041754 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,7 @@ constexpr int kRun = 2;  // consecutive items that a thread scans serially
 constexpr int kRuns = 3;  // of a thread
 constexpr int kOutItems = 2;  // of a store
 constexpr int stripe = 64;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 192;  // of a warp in a tile
+constexpr int stripes = 3;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -64,15 +64,19 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -86,24 +90,76 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at]);
+    }
     return s;
 }
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+};
+
+// ---- loads and stores
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
-    *reinterpret_cast<Vector*>(first) = y;
+// Accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        a[j] = part.reaches(j) ? load_access(from + along(j * part.step)) : Vector<Item>{};
+    }
 }
 
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    load_dense(a.x, part, row.x);
+    return a;
+}
+
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
 // Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
 #pragma unroll
@@ -113,12 +169,20 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[kRun - 1];
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
+        put(r, k, combine(prefix, s.item[k]));
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -155,44 +219,43 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    return before;
+}
+
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output) {
+    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
-
-    // ---- one row per block; a warp holds `kVectors` stripes of it
-    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * stripe;
     const long long line = blockIdx.x;
-    // scan position of this thread's first item
     const Position first = warp * warp_items + lane * kItems;
-    const Input* input_at = input + line * length + memory_index(first, kItems, length);
-    Output* const output_at = output + line * length + memory_index(first, kItems, length);
+    Part part = {first, length, length, lane};
+    const long long dense = line * length + memory_index(first, kItems, length);
+    const Row row = {input + dense, output + dense};
 
     // ---- load
-    InputVector x[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        x[j] = first + j * stripe < length ? load_input(input_at + along(j * stripe)) : InputVector{};
-    }
+    Accesses a = load(part, row);
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(x[j]);
+        s[j] = lift_items(a, j);
     State p[kRuns];
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
-    State before = identity();
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, t[j], lane);
+    const State total = scan_across(p, s, identity(), part);
 
     // ---- totals of the warps
-    if (lane == 31) warp_total[warp] = before;
+    if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
@@ -202,16 +265,12 @@ scan_kernel(const Input* input, Output* output) {
     // ---- store
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        if (!(first + j * stripe < length)) continue;
-        OutputVector y;
-        make_results(y, p[j], s[j]);
-        store_vector(output_at + along(j * stripe), y);
+        const int j = place_of(n, kVectors);
+        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
     }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -243,7 +302,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kRows - 1) / kRows;
+    const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

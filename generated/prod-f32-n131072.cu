@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 55b6a947a901fdce of everything below this banner
+// content  sha256 fe455a9b79c2ae4a of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -53,6 +53,11 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -66,12 +71,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -100,15 +99,20 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -122,12 +126,14 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at]);
+    }
     return s;
 }
 
@@ -151,12 +157,20 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
+        put(r, k, combine(prefix, s.item[k]));
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -329,14 +343,14 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         tile[kAhead].number = loaded[0];
         const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
-            InputVector x[kVectors];
+            Accesses a;
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
-                x[j] = ring.x[arrived][j][threadIdx.x];
+                a.x[j] = ring.x[arrived][j][threadIdx.x];
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(x[j]);
+                s[j] = lift_items(a, j);
             State p[kRuns];
             State t[kRuns];
 #pragma unroll
@@ -395,15 +409,15 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
-        const Position first = (Position)(index) * kTile + place;
-        InputVector x[kVectors];
+        const Position first = (Position)index * kTile + place;
+        Accesses a;
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
-            x[j] = ring.x[stage][j][threadIdx.x];
+            a.x[j] = ring.x[stage][j][threadIdx.x];
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(x[j]);
+            s[j] = lift_items(a, j);
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
@@ -419,9 +433,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             for (int n = 0; n < kVectors; ++n) {
                 const int j = kReverse ? kVectors - 1 - n : n;
                 if (!(first + j * stripe < length)) continue;
-                OutputVector y;
-                make_results(y, combine(prefix, tile[0].prefix[j]), s[j]);
-                store_vector(output_at + along(j * stripe), y);
+                const Results r = make_results(combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), r.y[0]);
             }
         }
 

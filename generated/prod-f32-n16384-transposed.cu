@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 f23dc15053dd3f0a of everything below this banner
+// content  sha256 38f7e6a1be06b77a of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,6 +21,8 @@ typedef Value State;  // scan state of a contiguous range of items
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 16384;  // of a line, in items
 constexpr bool kReverse = false;  // scan from a line's end to its start
+constexpr bool kToRows = true;  // results are contiguous along a line, else across lines
+constexpr int kInner = 1;  // lines side by side in the output
 constexpr int kThreads = 256;  // of a block
 constexpr int kBlocks = 2;  // of a multiprocessor, at least
 constexpr int kItems = 32;  // positions of a thread in a tile
@@ -28,7 +30,6 @@ constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
-constexpr int kRingBytes = 98304;  // of dynamic shared memory
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -62,7 +63,6 @@ __device__ __forceinline__ void copy_stream_16(void* shared, const void* global)
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -90,10 +90,43 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Geometry {
+    int rank;
+    long long size[24];
+    long long input_stride[24];
+    long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
+    long long input_step;  // stride of the scanned dimension
+    long long mask_step;
+    long long gate_step;
+    long long starts_step;
+};
+
+__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
+                                                 const long long* stride) {
+    long long offset = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+        offset += line % size[d] * stride[d];
+        line /= size[d];
+    }
+    return offset;
+}
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;          // size of the dimension
+    long long lines;         // difference of the numbers of adjacent lines
+    long long input_stride;  // the same in items
+    long long mask_stride;
+    long long gate_stride;
+    long long starts_stride;
+};
+
 // ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
 constexpr int kWarps = kThreads / 32;
 constexpr int kTile = kWarps * kItems;
 constexpr int kLines = 32 * kVector;
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one position to the next in the output
 static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a tile");
 
 // ---- rows of neighbouring columns
@@ -147,70 +180,114 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
-constexpr bool kGuarded = kUneven;  // some positions of a tile do not exist
+// Items that are contiguous in memory, and in a slab.
+constexpr bool kAlong = true;    // those of a line
+constexpr bool kAcross = false;  // those of neighbouring lines at one position
+
+template <typename Item>
+struct Source {         // an operand as a warp reads it
+    const Item* first;  // the lowest in memory of the warp's items in the next tile
+    long long pitch;    // from one run of contiguous items to the next
+    long long step;     // from one position to the next in scan order
+};
+struct Operands {
+    Source<Input> x;
+};
+struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
+    alignas(16) Input x[kStages][kWarps][kLines * kItems];
+};
+
+// `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
+template <bool order, typename Item>
+__device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
+                                                  [[maybe_unused]] long long step, Position first, Position length) {
+    if constexpr (order == kAlong) return {line + index_of(first, kItems, length), beside, kReverse ? -1 : 1};
+    const long long forward = kReverse ? -step : step;
+    return {line + index_of(first, 1, length) * step, forward, forward};
+}
 
 template <typename Item, int count>
 struct alignas(count * sizeof(Item)) Run {  // contiguous items, as one access
     Item item[count];
 };
-struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    alignas(16) Input x[kStages][kWarps][kLines * kItems];
-};
-static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
-
-template <int access, typename Item>
-__device__ __forceinline__ void copy_items(Item* to, const Item* from) {
-    constexpr int bytes = access * sizeof(Item);
-    if constexpr (bytes == 16) copy_stream_16(to, from);
-    if constexpr (bytes == 8) copy_async_8(to, from);
-    if constexpr (bytes == 4) copy_async_4(to, from);
-    if constexpr (bytes < 4) *to = *from;  // too small for an asynchronous copy
-}
 
 // Items of one line that a lane reads or writes at once in shared memory.
 template <typename Item>
 constexpr int kPiece = kItems * sizeof(Item) < 16 ? kItems : 16 / sizeof(Item);
 
-// Place of an item in a slab of lines: pieces are swizzled so that lanes access different banks.
-template <typename Item>
-__device__ __forceinline__ int place_of(int line, int position) {
+// Place of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
+template <bool order, typename Item>
+__device__ __forceinline__ int place_of(int run, int item) {
+    if (order == kAcross) return run * kLines + item;
     constexpr int pieces = kItems / kPiece<Item>;  // of a line
     constexpr int spread = kVector * pieces > 8 ? kVector * pieces : 8;  // pieces after which the swizzle repeats
-    static_assert(kItems % kPiece<Item> == 0 && pieces <= 8, "whole pieces, at most 8");
-    const int piece = line * pieces + position / kPiece<Item>;
-    return (piece ^ piece / spread % 8) * kPiece<Item> + position % kPiece<Item>;
+    static_assert(order == kAcross || (kItems % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
+    const int piece = run * pieces + item / kPiece<Item>;
+    return (piece ^ piece / spread % 8) * kPiece<Item> + item % kPiece<Item>;
 }
 
-// Copy the positions that exist, each by the lanes of one group.
-template <int access, typename Item>
-__device__ __forceinline__ void copy_positions(Item* slab, int lane, const Item* first, long long step, int lines,
-                                               Position live) {
-    constexpr int lanes = kLines / access < 32 ? kLines / access : 32;
-    const int position = lane / lanes, line = lane % lanes * access;
-    if (line >= lines) return;
-    first += position * step + line;
-    slab += position * kLines + line;
+// Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous
+// items, which are `pitch` items apart. Of the warp's lines `lines` exist, of its positions `live`.
+template <bool order, int access, typename Item, typename Pointer, typename Move>
+__device__ __forceinline__ void each_access(Pointer first, long long pitch, int lines, Position live,
+                                            const Move& move) {
+    constexpr int runs = order == kAlong ? kLines : kItems, items = order == kAlong ? kItems : kLines;
+    constexpr int lanes = items / access < 32 ? items / access : 32;  // of a group
+    const int run = threadIdx.x % 32 / lanes, item = threadIdx.x % 32 % lanes * access;
+    const auto run_exists = [&](int k) { return order == kAlong ? k < lines : !kUneven || k < live; };
+    const auto item_exists = [&](int k) {
+        return order == kAcross ? k < lines : !kUneven || (kReverse ? k >= kItems - live : k < live);
+    };
+    if (!item_exists(item)) return;
+    first += run * pitch + item;
 #pragma unroll
-    for (int k = 0; k < kItems; k += 32 / lanes, first += 32 / lanes * step)
+    for (int k = 0; k < runs; k += 32 / lanes, first += 32 / lanes * pitch)
 #pragma unroll
-        for (int part = 0; part < kLines; part += lanes * access)
-            if ((!kGuarded || live > position + k) && (part == 0 || line + part < lines))
-                copy_items<access>(slab + k * kLines + part, first + part);
+        for (int part = 0; part < items; part += lanes * access)
+            if (run_exists(run + k) && (part == 0 || item_exists(item + part)))
+                move(place_of<order, Item>(run + k, item + part), first + part);
 }
 
-template <typename Item>
-__device__ __forceinline__ Rows<Item> load_positions(const Item* slab, int lane) {
+// Issue this lane's copies of a slab, and go on to the next tile.
+template <bool order, int access, typename Item>
+__device__ __forceinline__ void copy(Item* slab, Source<Item>& x, int lines, Position live) {
+    each_access<order, access, Item>(x.first, x.pitch, lines, live, [&](int place, const Item* from) {
+        constexpr int bytes = access * sizeof(Item);
+        if constexpr (bytes == 16) copy_stream_16(slab + place, from);
+        if constexpr (bytes == 8) copy_async_8(slab + place, from);
+        if constexpr (bytes == 4) copy_async_4(slab + place, from);
+        if constexpr (bytes < 4) slab[place] = *from;  // too small for an asynchronous copy
+    });
+    x.first += kTile * x.step;
+}
+
+template <bool order, typename Item>
+__device__ __forceinline__ Rows<Item> load(const Item* slab) {
+    const int line = threadIdx.x % 32 * kVector;
     Rows<Item> rows;
-    slab += lane * kVector;
+    if constexpr (order == kAcross) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab + k * kLines);
+        for (int k = 0; k < kItems; ++k)
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab + k * kLines + line);
+    } else {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+#pragma unroll
+            for (int begin = 0; begin < kItems; begin += kPiece<Item>) {
+                const Item* const at = slab + place_of<kAlong, Item>(line + c, begin);
+                const Run<Item, kPiece<Item>> piece = *reinterpret_cast<const Run<Item, kPiece<Item>>*>(at);
+#pragma unroll
+                for (int k = 0; k < kPiece<Item>; ++k)
+                    rows.row[kReverse ? kItems - 1 - begin - k : begin + k].column[c] = piece.item[k];
+            }
+    }
     return rows;
 }
 
-// Store results that are contiguous along a line: through shared memory, line by line.
+// Store results that are contiguous along a line through shared memory. `pitch`: items from a line to its neighbour.
 template <int access, typename Item>
-__device__ __forceinline__ void store_lines(Item* slab, int lane, Item* first, long long stride, int lines,
-                                            Position live, const Rows<Item>& y) {
+__device__ __forceinline__ void store_along(Item* first, const Rows<Item>& y, Item* slab, long long pitch, int lines,
+                                            Position live) {
 #pragma unroll
     for (int c = 0; c < kVector; ++c)
 #pragma unroll
@@ -219,18 +296,25 @@ __device__ __forceinline__ void store_lines(Item* slab, int lane, Item* first, l
 #pragma unroll
             for (int k = 0; k < kPiece<Item>; ++k)
                 piece.item[k] = y.row[kReverse ? kItems - 1 - begin - k : begin + k].column[c];
-            *reinterpret_cast<Run<Item, kPiece<Item>>*>(slab + place_of<Item>(lane * kVector + c, begin)) = piece;
+            Item* const at = slab + place_of<kAlong, Item>(threadIdx.x % 32 * kVector + c, begin);
+            *reinterpret_cast<Run<Item, kPiece<Item>>*>(at) = piece;
         }
     __syncwarp();
-    constexpr int lanes = kItems / access < 32 ? kItems / access : 32;
-    const int line = lane / lanes, position = lane % lanes * access;
-    if (kGuarded && (kReverse ? position < kItems - live : position >= live)) return;
-    first += line * stride + position;
-#pragma unroll
-    for (int k = 0; k < kLines; k += 32 / lanes, first += 32 / lanes * stride)
-        if (line + k < lines)
-            *reinterpret_cast<Run<Item, access>*>(first) =
-                *reinterpret_cast<const Run<Item, access>*>(slab + place_of<Item>(line + k, position));
+    each_access<kAlong, access, Item>(first, pitch, lines, live, [&](int place, Item* to) {
+        *reinterpret_cast<Run<Item, access>*>(to) = *reinterpret_cast<Run<Item, access>*>(slab + place);
+    });
+}
+
+// Issue this lane's copies of a tile of all operands, and advance to the next one.
+__device__ __forceinline__ void copy_tile(Ring& ring, int stage, Operands& from, int lines, Position live) {
+    const int warp = threadIdx.x / 32;
+    copy<kAcross, 4>(ring.x[stage][warp], from.x, lines, live);
+}
+
+// This thread's rows of a tile that arrived.
+__device__ __forceinline__ TileRows load_tile(const Ring& ring, int stage) {
+    const int warp = threadIdx.x / 32;
+    return {load<kAcross>(ring.x[stage][warp])};
 }
 
 // The states of a tile's rows.
@@ -282,39 +366,6 @@ __device__ __forceinline__ Results results_of(const States& prefix, const Items&
     return results;
 }
 
-// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
-struct Geometry {
-    int rank;
-    long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
-};
-
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
-                                                 const long long* stride) {
-    long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-        offset += line % size[d] * stride[d];
-        line /= size[d];
-    }
-    return offset;
-}
-
-struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;          // size of the dimension
-    long long lines;         // difference of the numbers of adjacent lines
-    long long input_stride;  // the same in items
-    long long mask_stride;
-    long long gate_stride;
-    long long starts_stride;
-};
-
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
@@ -323,44 +374,48 @@ scan_kernel(const Input* input, Output* output,
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans kLines adjacent lines
-    const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = lane;  // of this thread's lines in the block's panel
+    const int place = threadIdx.x % 32;                                // of this thread's lines among the block's
     const long long panels = (neighbours.size + kLines - 1) / kLines;  // the last one may be partial
-    const long long other = blockIdx.x / panels;  // index of all other dimensions
+    const long long other = blockIdx.x / panels;                       // index of all other dimensions
     const long long begin = blockIdx.x % panels * kLines;
     const int lines = (int)(neighbours.size - begin < kLines ? neighbours.size - begin : kLines);
-    const long long line =
-        (other / neighbours.lines * neighbours.size + begin) * neighbours.lines + other % neighbours.lines;
-    const Position first = warp * kItems;  // the scan position of this warp's first items
-    const Position live = length - first;  // positions from here to the end of the line
-    const Input* x = input +
-        line_offset(line, geometry.rank, geometry.size, geometry.input_stride) +
-        index_of(first, 1, length) * geometry.input_step;
-    const long long x_stride = kReverse ? -geometry.input_step : geometry.input_step;
-    Output* y = output + line * length + index_of(first, kItems, length);
+    const long long line_step = kToRows ? neighbours.lines : 1;  // from a line to its neighbour
+    const long long line = (other / line_step * neighbours.size + begin) * line_step + other % line_step;
+    const Position first = warp * kItems;  // scan position of this warp's first items
+    const Position live = length - first;  // positions from there to the end of the line
+    // of this thread's lines: the first one, and how many exist from there on
+    [[maybe_unused]] const long long own_line = line + place * kVector * line_step;
+    [[maybe_unused]] const int there = lines - place * kVector;
+
+    Operands from = {
+        source_of<kAcross>(
+            input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride),
+            neighbours.input_stride, geometry.input_step, first, length)};
+    // items of an output before the next results of this warp
+    long long written = kToRows ? line * length + index_of(first, kItems, length)
+                                : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
-    States carry = identities();  // the prefix of the first tile
+    // the prefix of the first tile
+    States carry = identities();
     if (kLoops && warp == 0) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
-    const auto copy_tile = [&](int tile) {
-        if (tile < tiles_a_line) {
-            copy_positions<4>(ring.x[tile % kStages][warp], lane, x, x_stride, lines, live - (Position)tile * kTile);
-            x += kTile * x_stride;
-        }
+    const auto fetch = [&](int tile) {
+        if (tile < tiles_a_line)
+            copy_tile(ring, tile % kStages, from, lines, live - (Position)tile * kTile);
         copy_async_commit();
     };
 #pragma unroll
-    for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
+    for (int tile = 0; tile < kStages - 1; ++tile) fetch(tile);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
         const Position begin = (Position)tile * kTile;  // scan position of the tile's first item
-        copy_tile(tile + kStages - 1);
+        fetch(tile + kStages - 1);
         copy_async_wait<kStages - 1>();
         __syncwarp();
-        Items s = lift_items({load_positions(ring.x[tile % kStages][warp], lane)});
-        __syncwarp();
+        Items s = lift_items(load_tile(ring, tile % kStages));
+        __syncwarp();  // all lanes have read the items that results overwrite
 
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
@@ -383,8 +438,9 @@ scan_kernel(const Input* input, Output* output,
 
         // ---- store
         const Results results = results_of(prefix, s);
-        store_lines<4>(reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), lane, y, neighbours.lines * length, lines, live - begin, results.y);
-        y += kTile * (kReverse ? -1 : 1);
+        store_along<4>(output + written, results.y,
+            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, live - begin);
+        written += kTile * kStep;
         __syncwarp();
     }
 }

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0a1da9275a44c728 of everything below this banner
+// content  sha256 a540c347d40e6558 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,9 +15,12 @@
 typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
-typedef Value Plain;  // scan state of a contiguous range of items
+namespace unsegmented {
+typedef Value State;  // scan state of a contiguous range of items
+}  // namespace unsegmented
+
 struct State {  // operator state and segment bounds of a range
-    Plain plain;
+    unsegmented::State plain;
     int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
 };
 
@@ -63,6 +66,11 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -76,41 +84,50 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Plain plain_identity() { return 0; }
+namespace unsegmented {
+__device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) {
+__device__ __forceinline__ State lift(Value x) {
     return x;
 }
 
-__device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
+__device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ Plain plain_append(Plain older, Plain newer) {
-    return older + newer;
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
 }
 
-__device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
+}  // namespace unsegmented
+
+__device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_combine(older.plain, newer.plain), older.bounds & 1};
+    if constexpr (kReverse) {
+        const bool cut = newer.bounds & 1 || older.bounds & 2;
+        return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds & 2 | older.bounds & 1 | cut};
+    } else {
+        if (newer.bounds) return newer;
+        return {unsegmented::combine(older.plain, newer.plain), older.bounds & 1};
+    }
 }
 
-__device__ __forceinline__ State append(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_append(older.plain, newer.plain), older.bounds & 1};
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x, bool b) {
+    return {unsegmented::element(x), b ? 3 : 0};
 }
+
+__device__ __forceinline__ Output output_of(State state) { return unsegmented::output_of(state.plain); }
 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
@@ -139,24 +156,21 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     return marks[at / 32] >> at % 32;
 }
 
-__device__ __forceinline__ State element(Input x, bool b) {
-    return {lift(x), b ? 3 : 0};
-}
-
-__device__ __forceinline__ Output plain_output_of(Plain state) { return state; }
-
-__device__ __forceinline__ Output output_of(State state) { return plain_output_of(state.plain); }
-
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -170,12 +184,14 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i, unsigned starts) {
+// States of the items of run j; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, unsigned starts) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)], starts >> place_of(k, kItems) & 1);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at], starts >> at & 1);
+    }
     return s;
 }
 
@@ -196,13 +212,21 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = output_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -377,15 +401,15 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
             const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place;
-            InputVector x[kVectors];
+            Accesses a;
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
-                x[j] = ring.x[arrived][j][threadIdx.x];
+                a.x[j] = ring.x[arrived][j][threadIdx.x];
             mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+                s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
             State p[kRuns];
             State t[kRuns];
 #pragma unroll
@@ -444,16 +468,16 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
-        const Position first = (Position)(index) * kTile + place;
-        InputVector x[kVectors];
+        const Position first = (Position)index * kTile + place;
+        Accesses a;
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
-            x[j] = ring.x[stage][j][threadIdx.x];
+            a.x[j] = ring.x[stage][j][threadIdx.x];
         mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+            s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
@@ -469,9 +493,8 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             for (int n = 0; n < kVectors; ++n) {
                 const int j = kReverse ? kVectors - 1 - n : n;
                 if (!(first + j * stripe < length)) continue;
-                OutputVector y;
-                make_results(y, combine(prefix, tile[0].prefix[j]), s[j]);
-                store_vector(output_at + along(j * stripe), y);
+                const Results r = make_results(combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), r.y[0]);
             }
         }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 76a9f75847b9b3e6 of everything below this banner
+// content  sha256 9ea7d2af0324e2d3 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,7 +30,7 @@ constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 13;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 1664;  // of a warp in a tile
+constexpr int stripes = 13;  // of a warp
 constexpr int kBoundary = 32;  // items; accesses of misaligned rows stay on multiples of this
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -52,15 +52,19 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -74,22 +78,49 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at]);
+    }
     return s;
 }
 
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+};
+
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(Position position, Position length) {
-    return (unsigned long long)position < (unsigned long long)length;
+__device__ __forceinline__ bool is_inside(Position position, Position end) {
+    return (unsigned long long)position < (unsigned long long)end;
 }
 
-__device__ __forceinline__ bool is_whole(Position position, int items, Position length) {
-    return position >= 0 && position <= length - items;
+__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
+    return position >= 0 && position <= end - items;
 }
 
 // Items from the boundary before a row to its first item in scan order.
@@ -105,26 +136,72 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
         if (position < -k) s.item[k] = identity();
 }
 
-__device__ __forceinline__ InputVector load_input(const Input* first, Position position, Position length) {
-    if (is_whole(position, kItems, length)) return *reinterpret_cast<const InputVector*>(first);
-    InputVector vector = {};
+// ---- loads and stores
+// The items of an access, one by one; those outside the row are not read.
+template <bool guarded, class Item>
+__device__ __forceinline__ Vector<Item> load_items(const Item* from, long long step, Position position, Position end) {
+    Vector<Item> access = {};
+    if (guarded && step == 0) {  // one item for the whole line: nothing to guard
+        const Item item = *from;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) access.item[k] = item;
+        return access;
+    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
-        if (is_inside(position + place_of(k, kItems), length)) vector.item[k] = first[k];
-    return vector;
+        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
+    return access;
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y, Position position, Position length) {
-    if (!is_whole(position, kOutItems, length)) {
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
+}
+
+// An access that may overlap the ends of the row.
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_within(const Item* from, Position position, Position end) {
+    return is_whole(position, kItems, end) ? load_access(from) : load_items<true>(from, 1, position, end);
+}
+
+// Accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
 #pragma unroll
-        for (int k = 0; k < kOutItems; ++k)
-            if (is_inside(position + place_of(k, kOutItems), length)) first[k] = y.item[k];
-        return;
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        a[j] = part.reaches(j) ? load_within(from + along(j * part.step), part.at(j), part.end) : Vector<Item>{};
     }
-    *reinterpret_cast<Vector*>(first) = y;
 }
 
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    load_dense(a.x, part, row.x);
+    return a;
+}
+
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// An access that may overlap the ends of the row.
+template <class Item>
+__device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutItems>& y, Position position,
+                                             Position end) {
+    if (is_whole(position, kOutItems, end)) return store_access(to, y);
+#pragma unroll
+    for (int k = 0; k < kOutItems; ++k)
+        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_within(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
 // Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
 #pragma unroll
@@ -134,12 +211,20 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[kRun - 1];
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
+        put(r, k, combine(prefix, s.item[k]));
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -176,46 +261,45 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    return before;
+}
+
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output) {
+    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
-
-    // ---- one row per block; a warp holds `kVectors` stripes of it
-    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * stripe;
     const long long line = blockIdx.x;
     const int lead = lead_of(line, length);
-    // scan position of this thread's first item
     const Position first = warp * warp_items + lane * kItems - lead;
-    const Input* input_at = input + line * length + memory_index(first, kItems, length);
-    Output* const output_at = output + line * length + memory_index(first, kItems, length);
+    Part part = {first, length, length, lane};
+    const long long dense = line * length + memory_index(first, kItems, length);
+    const Row row = {input + dense, output + dense};
 
     // ---- load
-    InputVector x[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        x[j] = load_input(input_at + along(j * stripe), first + j * stripe, length);
-    }
+    Accesses a = load(part, row);
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(x[j]);
+        s[j] = lift_items(a, j);
     begin_row(s[0], first);
     State p[kRuns];
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
-    State before = identity();
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, t[j], lane);
+    const State total = scan_across(p, s, identity(), part);
 
     // ---- totals of the warps
-    if (lane == 31) warp_total[warp] = before;
+    if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
@@ -225,15 +309,12 @@ scan_kernel(const Input* input, Output* output) {
     // ---- store
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        OutputVector y;
-        make_results(y, p[j], s[j]);
-        store_vector(output_at + along(j * stripe), y, first + j * stripe, length);
+        const int j = place_of(n, kVectors);
+        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
     }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -265,7 +346,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kRows - 1) / kRows;
+    const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

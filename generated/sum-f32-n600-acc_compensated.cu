@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 8e5c6ca4aa321533 of everything below this banner
+// content  sha256 0a82eb907dcdc764 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,7 @@ constexpr int kThreads = 32;  // of a block
 constexpr int kWarps = 1;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 1;  // accesses of a thread at a time
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kOutItems = 4;  // of a store
 constexpr int kAccesses = 5;  // of a lane to its piece of a row
@@ -57,11 +58,11 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Value lost_by_sum(Value a, Value b) {  // the rounding error of a + b
+// The rounding error of a + b, exact if the sum is finite (Knuth's TwoSum).
+__device__ __forceinline__ Value lost_by_sum(Value a, Value b) {
     const Value sum = a + b, of_b = sum - a;
     return (a - (sum - of_b)) + (b - of_b);
 }
@@ -82,12 +83,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    State s;
-    s.value = older.value + newer.value;
-    s.lost = older.lost + newer.lost + lost_by_sum(older.value, newer.value);
-    return s;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Input x) {
     return lift(x);
@@ -96,15 +92,21 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+typedef Vector<Output, kOutItems> OutputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -118,12 +120,14 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at]);
+    }
     return s;
 }
 
@@ -216,13 +220,21 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = output_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -247,13 +259,13 @@ struct Piece {  // a lane's piece of a row in shared memory, and the carries and
     State begin;  // carry-in of the row
 
     __device__ __forceinline__ Items read(int i) const {
-        return lift_items(*reinterpret_cast<const InputVector*>(at.input + along(i)));
+        const Accesses a = {*reinterpret_cast<const InputVector*>(at.input + along(i))};
+        return lift_items(a, 0);
     }
 
     __device__ __forceinline__ void write(int i, State prefix, const Items& s) const {
-        OutputVector y;
-        make_results(y, prefix, s);
-        *reinterpret_cast<OutputVector*>(at.output + along(i)) = y;
+        const Results r = make_results(prefix, s);
+        *reinterpret_cast<OutputVector*>(at.output + along(i)) = r.y[0];
     }
 };
 

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 3bb5b0e9a309d481 of everything below this banner
+// content  sha256 670aca3de933f5cb of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,6 +26,7 @@ constexpr int kThreads = 32;  // of a block
 constexpr int kWarps = 1;  // of a block
 constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 2;  // of an access
+constexpr int kVectors = 1;  // accesses of a thread at a time
 constexpr int kRun = 2;  // consecutive items that a thread scans serially
 constexpr int kOutItems = 2;  // of a store
 constexpr int kAccesses = 7;  // of a lane to its piece of a row
@@ -55,7 +56,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -76,18 +76,23 @@ __device__ __forceinline__ State element(Input x, Mask m) {
 __device__ __forceinline__ Output output_of(State state) { return (long long)(state); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-struct alignas(kItems * sizeof(Mask)) MaskVector {
-    Mask item[kItems];
-};
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+typedef Vector<Mask> MaskVector;
+typedef Vector<Output, kOutItems> OutputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
+    Vector<Mask> m[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -101,12 +106,14 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)], m.item[place_of(k, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at], a.m[access].item[at]);
+    }
     return s;
 }
 
@@ -201,12 +208,20 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[kRun - 1];
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
+        put(r, k, combine(prefix, s.item[k]));
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -231,14 +246,14 @@ struct Piece {  // a lane's piece of a row in shared memory, and the carries and
     State begin;  // carry-in of the row
 
     __device__ __forceinline__ Items read(int i) const {
-        return lift_items(*reinterpret_cast<const InputVector*>(at.input + along(i)),
-                          *reinterpret_cast<const MaskVector*>(at.mask + along(i)));
+        const Accesses a = {*reinterpret_cast<const InputVector*>(at.input + along(i)),
+                          *reinterpret_cast<const MaskVector*>(at.mask + along(i))};
+        return lift_items(a, 0);
     }
 
     __device__ __forceinline__ void write(int i, State prefix, const Items& s) const {
-        OutputVector y;
-        make_results(y, prefix, s);
-        *reinterpret_cast<OutputVector*>(at.output + along(i)) = y;
+        const Results r = make_results(prefix, s);
+        *reinterpret_cast<OutputVector*>(at.output + along(i)) = r.y[0];
     }
 };
 

@@ -164,25 +164,30 @@ class BuildReport:
 # ---- from a spec to a build request, and the key under which an index finds its kernel without one
 
 
-def request_of(spec: ScanSpec, target: str, measured: Choice | None = None) -> BuildRequest:
+def request_of(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> BuildRequest:
     """Return what the store is asked for: the rendered text, and what it is compiled for."""
     row = operator_named(spec.op)
     with NO_FORK:
         from scanops.codegen.source import render
 
-        source = render(plan_for(spec, target, measured))
+        source = render(plan_for(spec, target, measured, few))
     return BuildRequest(
         name=spec.slug, source=source, target=target, written="" if is_built_in(row) else expressions(row)
     )
 
 
-def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None) -> Plan:
-    """Return the plan of a kernel: the measured one, else the planner's own. The emulator runs the default target's."""
+def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:
+    """Return the plan of a kernel: the measured one, else the planner's own."""
     if measured is not None:
         return plan_of(measured, spec)
     from scanops.codegen.plan import make_plan  # a kernel in the store needs no plan and no template
 
-    return make_plan(spec, DEFAULT_TARGET if target == CPU else target)
+    return make_plan(spec, planned(target), few)
+
+
+def planned(target: str) -> str:
+    """Return the architecture whose plans ``target`` uses: the emulator runs those of the default target."""
+    return DEFAULT_TARGET if target == CPU else target
 
 
 def expressions(operator: Operator) -> str:
@@ -191,21 +196,21 @@ def expressions(operator: Operator) -> str:
     return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
 
 
-def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
+def store_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
     """Return the key of a lookup in the indexes of store and packs.
 
     None in a checkout, and for an operator that is not in the table: then the identity is found by rendering.
     """
-    return _key(spec, target, measured, DIGESTS) if DIGESTS else None
+    return _key(spec, target, measured, few, DIGESTS) if DIGESTS else None
 
 
-def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
+def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
     """Return the key under which an index records a kernel, from the sources as they are.
 
     It is the ``store_key`` of a wheel with these sources: in a wheel whose files were edited it is another one, and so
     no edited kernel is recorded under the wheel's key. None for an operator that is not in the table.
     """
-    return _key(spec, target, measured, source_digests())
+    return _key(spec, target, measured, few, source_digests())
 
 
 def source_digests() -> Mapping[str, str]:
@@ -213,10 +218,10 @@ def source_digests() -> Mapping[str, str]:
     return {tree: digest_of(tree) for tree in files.TREES}
 
 
-def _key(spec: ScanSpec, target: str, measured: Choice | None, digests: Mapping[str, str]) -> str | None:
+def _key(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digests: Mapping[str, str]) -> str | None:
     if not is_built_in(operator_named(spec.op)):
         return None
-    key = f"{spec.slug} {target} {_fingerprint(target, tuple(digests[name] for name in files.TREES))}"
+    key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in files.TREES))}"
     return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
 
 

@@ -19,8 +19,9 @@ import torch
 
 from scanops.artifact import CPU, BuildRequest, expressions, plan_for
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.lines import are_few
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.codegen.source import environment, render
+from scanops.codegen.source import environment, render, tidied
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate
 from scanops.errors import BuildFailure, UnsupportedRequest
@@ -212,7 +213,7 @@ class _Check:
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
-        text = environment().get_template("laws.j2").render(plan=plan_for(spec, CPU))
+        text = tidied(environment().get_template("laws.j2").render(plan=plan_for(spec, CPU)))
         library = load(self._built(f"laws-{spec.input.tag}", text))
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
@@ -273,12 +274,13 @@ class _Check:
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
-                plan = plan_for(spec, CPU)
+                few = are_few(spec, request.line_shape.numel(), emulation.multiprocessors)
+                plan = plan_for(spec, CPU, few=few)
                 if plan.strategy in seen:
                     continue
                 seen.add(plan.strategy)
                 self._say(f"{plan.strategy}, {tuple(x.shape)} along {dim}")
-                kernel = Kernel(spec, CPU, self._built(f"check-{plan.strategy}", render(plan)))
+                kernel = Kernel(spec, CPU, self._built(f"check-{plan.strategy}", render(plan)), few=plan.few)
                 y = kernel(x, dim, mask=mask, gate=gate)
             self.report.strategies = tuple(sorted({*self.report.strategies, plan.strategy}))
             assert isinstance(y, torch.Tensor)

@@ -18,7 +18,8 @@ import torch
 
 from scanops.artifact import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
-from scanops.codegen.figures import ITEMS, check_lines, item_bytes
+from scanops.codegen.figures import ITEMS, item_bytes
+from scanops.codegen.lines import check_lines
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -70,6 +71,7 @@ class Outcome:
             target=self.best.target.name,
             gpu=gpu,
             spec=self.best.spec.slug,
+            few=self.best.few,
             strategy=self.best.strategy,
             plan=self.best.numbers(),
             measured=self.measured,
@@ -81,6 +83,7 @@ def tune(
     target: str,
     laboratory: GpuLaboratory,
     *,
+    few: bool = False,
     rounds: int = 15,
     said: Said = lambda what, done, of: None,
 ) -> Outcome:
@@ -88,7 +91,7 @@ def tune(
 
     Raises BuildFailure when the kernel of the planner's plan cannot be built.
     """
-    plans = list(candidates(spec, target))
+    plans = list(candidates(spec, target, few))
     default = plans[0]
     problems = dict(laboratory.build(plans, lambda done, of: said("building", done, of)))
     if default in problems:
@@ -163,7 +166,7 @@ class GpuLaboratory:
             if plan is not plans[0] and spilled:
                 problems[plan] = f"{spilled} bytes of spills"
                 continue
-            kernel = Kernel(plan.spec, plan.target.name, entry)
+            kernel = Kernel(plan.spec, plan.target.name, entry, few=plan.few)
             kernel._plan = plan
             self._kernels[plan] = kernel
         return problems

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops import workload
+from scanops.artifact import planned
+from scanops.codegen.lines import situations
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
@@ -22,7 +24,8 @@ from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
 _LOG = logging.getLogger("scanops")
-_Wanted = tuple[ScanSpec, str]  # a spec and its target
+FEW = ", few lines"  # behind the name of such a kernel
+_Wanted = tuple[ScanSpec, str, bool]  # a spec, its target, and whether the kernel is for few lines
 
 
 @contextmanager
@@ -72,9 +75,10 @@ def prepare(
         targets: architectures; by default that of the current GPU, or the emulator, as ``compile`` chooses.
 
     Returns:
-        The kernels in the order asked for, each once; those of specs are built at the same time, as many as there are
-        cores and memory for. Those for this machine are loaded and serve calls from now on. On a machine with a GPU
-        the C++ call path is built too, which takes half a minute once per torch version.
+        The kernels in the order asked for, each once; of a spec the kernel for many lines and, where its plan differs,
+        that for few. Those of specs are built at the same time, as many as there are cores and memory for. Those for
+        this machine are loaded and serve calls from now on. On a machine with a GPU the C++ call path is built too,
+        which takes half a minute once per torch version.
 
     Raises:
         UnsupportedRequest: an invalid spec or target, or a function that asks for no kernel.
@@ -100,10 +104,10 @@ def prepare(
     with policies.resumed(policies.strict().name):
         for item in what:
             asked = _asked(item, here)
-            wanted.update(dict.fromkeys((spec, target) for spec, own in asked for target in chosen or [own]))
-        for spec, target in wanted:  # an invalid target shows before anything is built
-            check_wanted(spec, target)
-            workload.note(spec, target)
+            for spec, own, few in asked:  # an invalid target shows before anything is built
+                wanted.update(dict.fromkeys(_situated(spec, chosen or [own], few)))
+        for spec, target, few in wanted:
+            workload.note(spec, target, few)
         # A capture belongs to its thread: what may not be built because of one is refused in this thread.
         found = at_once(_obtained, list(wanted), 1 if capturing() else jobs_that_fit())
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
@@ -112,7 +116,7 @@ def prepare(
                 _ = kernel.library  # the first call would load it
         pairs = zip(wanted, found, strict=True)
         problems = [
-            (f"{spec.slug} for {target}", each) for (spec, target), each in pairs if isinstance(each, Exception)
+            (f"{spec.slug} for {target}", each) for (spec, target, _), each in pairs if isinstance(each, Exception)
         ]
         if len(problems) > 1:
             for problem, stopped in by_reason(problems):
@@ -125,17 +129,18 @@ def prepare(
 
 def _obtained(wanted: _Wanted) -> Kernel | Exception | None:
     try:
-        return obtain(*wanted, policies.strict())
+        spec, target, few = wanted
+        return obtain(spec, target, policies.strict(), few=few)
     except Exception as problem:  # one failure does not keep the other kernels from being built
         return problem
 
 
-def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[_Wanted]:
-    """Return the kernels that one item of ``prepare`` stands for."""
+def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[tuple[ScanSpec, str, bool | None]]:
+    """Return the kernels that one item of ``prepare`` stands for: of a spec (None) those for many and few lines."""
     if isinstance(item, ScanSpec):
-        return [(item, here)]
+        return [(item, here, None)]
     if isinstance(item, str):
-        return [(ScanSpec.parse(item), here)]
+        return [(ScanSpec.parse(item), here, None)]
     if not callable(item):
         raise _not_prepared(item, "is neither a spec nor a function")
     with _recorded() as used:
@@ -143,6 +148,14 @@ def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[_Want
     if not used.counts:
         raise _not_prepared(item, "asks for no kernel")
     return list(used.counts)
+
+
+def _situated(spec: ScanSpec, targets: Iterable[str], few: bool | None) -> Iterator[_Wanted]:
+    """Yield a spec's kernels for these targets; where ``few`` is None, for many lines and for few."""
+    for target in targets:
+        check_wanted(spec, target)
+        for each in situations(spec, planned(target)) if few is None else (few,):
+            yield spec, target, each
 
 
 def _not_prepared(item: object, why: str) -> UnsupportedRequest:
@@ -161,6 +174,7 @@ class Built:
 
     spec: ScanSpec
     target: str
+    few: bool  # whether it is for few lines
     found: bool  # the store had it already
     seconds: float
     kernel: Kernel | None  # None when it could not be built
@@ -168,8 +182,8 @@ class Built:
 
     @property
     def name(self) -> str:
-        """Spec and target, for messages."""
-        return f"{self.spec.slug} for {self.target}"
+        """Spec, target and situation, for messages."""
+        return f"{self.spec.slug} for {self.target}{FEW * self.few}"
 
     @property
     def bytes(self) -> int:
@@ -185,7 +199,7 @@ def precompile(
     said: Callable[[Built], object],
     native: bool = False,
 ) -> list[Built]:
-    """Build each (spec, target) into the store at ``folder``, and complete the folder as a pack.
+    """Build each (spec, target, few) into the store at ``folder``, and complete the folder as a pack.
 
     Kernels that the folder has are left alone, so that a run that was stopped can be repeated. A kernel that cannot be
     built stops no other. Outcomes are returned in the order asked for; ``said`` is called with each as soon as it is
@@ -204,13 +218,17 @@ def precompile(
     return outcomes
 
 
-def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path) -> list[_Wanted]:
+def expected(
+    wanted: Iterable[tuple[ScanSpec, str | None, bool | None]], targets: Sequence[str], source: Path
+) -> list[_Wanted]:
     """Return each kernel once: for ``targets``, or else for the targets that the file names.
+
+    Where the file does not say whether lines are few, both kernels are wanted if their plans differ.
 
     Raises UnsupportedRequest when neither names a target, and for a file that names no kernel.
     """
     found: dict[_Wanted, None] = {}
-    for spec, own in wanted:
+    for spec, own, few in wanted:
         if not targets and own is None:
             raise UnsupportedRequest(
                 f"precompile: {spec.slug} has no target",
@@ -218,7 +236,7 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
                 value=f"neither names one ({source})",
                 hint="add --targets sm_80,sm_90",
             )
-        found.update(dict.fromkeys((spec, target) for target in (targets or [str(own)])))
+        found.update(dict.fromkeys(_situated(spec, targets or [str(own)], few)))
     if not found:
         raise UnsupportedRequest(
             f"precompile: {source} names no kernel",
@@ -232,12 +250,12 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
 def built(wanted: _Wanted, store: Store) -> Built:
     """Find or build one kernel in ``store``, whatever the policy is, and return the outcome, errors included."""
     started = time.perf_counter()
-    (spec, target), found, kernel, error = wanted, False, None, None
+    (spec, target, few), found, kernel, error = wanted, False, None, None
     try:
-        kernel = find(spec, target, store)
+        kernel = find(spec, target, store, few)
         found = kernel is not None
-        kernel = kernel or obtain(spec, target, policies.STRICT, store)
+        kernel = kernel or obtain(spec, target, policies.STRICT, store, few)
     except ScanopsError as problem:
         error = problem
     seconds = time.perf_counter() - started
-    return Built(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
+    return Built(spec=spec, target=target, few=few, found=found, seconds=seconds, kernel=kernel, error=error)

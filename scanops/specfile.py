@@ -12,6 +12,7 @@
     [[scan]]                              # written by a recording
     spec = "last-f32-n100"
     target = "sm_90"
+    few = false                           # whether lines were few for the GPU; without it both kernels are built
     count = 12                            # calls
     operator = "last"                     # only for an operator that the program registers at run time
 
@@ -48,9 +49,10 @@ else:
 
 _LOCK_SECONDS = 10.0
 _Sizes = Mapping[str, Iterable[int]]  # target -> multiprocessors of the GPUs that a program ran on
+_Key = tuple[str, "str | None", "bool | None"]  # the short name of a spec, target, few
 _ANY = "any"  # TOML has no None
 _FIELDS = tuple(each.name for each in fields(ScanSpec))
-_RECORDED = ("spec", "target", "count", "operator")
+_RECORDED = ("spec", "target", "few", "count", "operator")
 _TOP = ("scan", "specs", "targets", "recorded_on")
 
 
@@ -63,6 +65,7 @@ _FORMS: dict[str, tuple[str, Any]] = {
     "spec": ('the short name of a spec: "sum-f32-n32768"', str),
     "target": ('the name of a target: "sm_90"', str),
     "operator": ("the name of an operator", str),
+    "few": ("true or false", bool),
     "count": ("a number of 0 or more", range(2**63)),
 }
 
@@ -72,10 +75,10 @@ class SpecFile:
     """The content of a spec file."""
 
     path: Path
-    # (spec, target) -> recorded calls, in the file's order; the target is None where the file names none
-    wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
-    # operator -> {(short name of a spec, target): calls}, for operators that this process has not registered
-    unknown: dict[str, dict[tuple[str, str | None], int]] = field(default_factory=dict)
+    # (spec, target, few) -> recorded calls, in the file's order; target and few are None where the file leaves them out
+    wanted: dict[tuple[ScanSpec, str | None, bool | None], int] = field(default_factory=dict)
+    # operator -> {(short name of a spec, target, few): calls}, for operators that this process has not registered
+    unknown: dict[str, dict[_Key, int]] = field(default_factory=dict)
     # target -> multiprocessors of the GPUs that were recorded on; under target "cpu" those of the emulated GPU
     recorded_on: dict[str, list[int]] = field(default_factory=dict)
 
@@ -97,8 +100,8 @@ class SpecFile:
         if self.recorded_on and other:
             sizes = ", ".join(f"{name} with {listed(n)} multiprocessors" for name, n in self.recorded_on.items())
             found.append(
-                f"{self.path} was recorded on {sizes}: {', '.join(other)} may ask for other specs, because they depend "
-                "on the GPU's number of multiprocessors; record on each kind of GPU that will run the program"
+                f"{self.path} was recorded on {sizes}: {', '.join(other)} may ask for other kernels, because they "
+                "depend on the GPU's number of multiprocessors; record on each kind of GPU that will run the program"
             )
         return found
 
@@ -111,27 +114,27 @@ def load(path: Path) -> SpecFile:
     document = _checked(path, "the top level", _document(path), _TOP)
     found = SpecFile(path, recorded_on=document.get("recorded_on", {}))
     targets = document.get("targets") or [None]
-    wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
+    wanted: Counter[tuple[ScanSpec, str | None, bool | None]] = Counter()
     for slug in document.get("specs", []):
-        wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
+        wanted.update({(_parsed(path, "specs", slug), target, None): 0 for target in targets})
     for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
         if "spec" not in table:
-            wanted.update({(spec, each): 0 for spec in _expanded(path, where, table) for each in targets})
+            wanted.update({(spec, each, None): 0 for spec in _expanded(path, where, table) for each in targets})
             continue
         _checked(path, where, table, _RECORDED)
-        slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
+        slug, few, count, operator = table["spec"], table.get("few"), table.get("count", 0), table.get("operator")
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_parsed(path, where, slug), each] += count
+                wanted[_parsed(path, where, slug), each, few] += count
             else:
                 slugs = found.unknown.setdefault(operator, {})
-                slugs[slug, each] = slugs.get((slug, each), 0) + count
+                slugs[slug, each, few] = slugs.get((slug, each, few), 0) + count
     found.wanted.update(wanted)
     return found
 
 
-def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int], multiprocessors: _Sizes | None = None) -> None:
+def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int], multiprocessors: _Sizes | None = None) -> None:
     """Add counts to a spec file, which is created if it is absent. Processes may add to one file at the same time.
 
     ``multiprocessors``: target -> those of the GPUs that the counts were recorded on. A file written by hand keeps its
@@ -145,12 +148,14 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int], multiprocessors:
         lock = path.with_name(f".{path.name}.lock")
         with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
             old = _written(path)
-            total = {(spec.slug, target): (count, _operator(spec)) for (spec, target), count in old.wanted.items()}
+            total: dict[_Key, tuple[int, str | None]] = {}
+            for (spec, target, few), count in old.wanted.items():
+                total[spec.slug, target, few] = (count, _operator(spec))
             for operator, slugs in old.unknown.items():
                 total.update({key: (count, operator) for key, count in slugs.items()})
-            for (spec, target), count in counts.items():
-                before, _ = total.get((spec.slug, target), (0, None))
-                total[spec.slug, target] = (before + count, _operator(spec))
+            for (spec, target, few), count in counts.items():
+                before, _ = total.get((spec.slug, target, few), (0, None))
+                total[spec.slug, target, few] = (before + count, _operator(spec))
             sizes = {name: set(each) for name, each in old.recorded_on.items()}
             for name, each in (multiprocessors or {}).items():
                 sizes.setdefault(name, set()).update(each)
@@ -191,13 +196,16 @@ def import_modules(names: Iterable[str]) -> list[Operator]:
     return found
 
 
-def _text(total: Mapping[tuple[str, str | None], tuple[int, str | None]], sizes: _Sizes) -> Iterator[str]:
+def _text(total: Mapping[_Key, tuple[int, str | None]], sizes: _Sizes) -> Iterator[str]:
     yield "# Which kernels a program asked for: scanops precompile builds them.\n"
     if sizes:
         listed = ", ".join(f"{name} = {sorted(each)}" for name, each in sorted(sizes.items()))
-        yield f"recorded_on = {{{listed}}}  # multiprocessors; the specs depend on them\n"
-    for (slug, target), (count, operator) in sorted(total.items(), key=lambda item: (item[0][0], item[0][1] or "")):
+        yield f"recorded_on = {{{listed}}}  # multiprocessors; the kernels depend on them\n"
+    for (slug, target, few), (count, operator) in sorted(
+        total.items(), key=lambda item: [str(each) for each in item[0]]
+    ):
         named = f'target = "{target}"\n' if target else ""
+        named += "" if few is None else f"few = {str(few).lower()}\n"
         of_program = f'operator = "{operator}"\n' if operator else ""
         yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
 

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
-Key = tuple[str, str, str]  # target, GPU, spec
-_FORM = {**dict.fromkeys(("target", "gpu", "spec", "strategy"), str), "plan": dict, "measured": dict}  # of an entry
+Key = tuple[str, str, str, bool]  # target, GPU, spec, whether lines are few
+_FORM = {
+    **dict.fromkeys(("target", "gpu", "spec", "strategy"), str),
+    "plan": dict,
+    "measured": dict,
+    "few": bool,
+}  # of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +67,15 @@ class Entry:
     target: str  # "sm_90"
     gpu: str  # the driver's name of it
     spec: str  # its slug
+    few: bool = False  # measured on few lines
     strategy: str
     plan: dict[str, object]  # the plan's numbers by name
     measured: Measured
 
     @property
     def key(self) -> Key:
-        """Target, GPU and spec of the entry; a file has at most one entry for each key."""
-        return self.target, self.gpu, self.spec
+        """Target, GPU, spec and situation of the entry; a file has at most one entry for each key."""
+        return self.target, self.gpu, self.spec, self.few
 
     @property
     def digest(self) -> str:
@@ -110,10 +116,10 @@ def _parsed(path: Path, data: bytes) -> dict[Key, Entry]:
             raise ValueError(f"schema {document['schema']} instead of {SCHEMA}")
         for number, row in enumerate(document["entries"]):
             where = f"entry {number}"
-            require_form(row, _FORM, where)
+            require_form(row := {"few": False, **row}, _FORM, where)
             entry = Entry(**{**row, "measured": Measured(**row["measured"])})
             if found.setdefault(entry.key, entry) is not entry:
-                raise ValueError(f"{' '.join(entry.key)} again")
+                raise ValueError(f"{' '.join(map(str, entry.key))} again")
     except (ValueError, TypeError) as problem:
         raise _bad(path, "entries as `scanops tune` writes them", f"{where}: {problem}") from problem
     return found
@@ -139,17 +145,17 @@ class Choice:
     path: Path
 
 
-def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | None:
+def entry_for(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False) -> Choice | None:
     """Return the entry for ``spec`` from the first tuning file that has one for this target and GPU.
 
     Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
     """
     for path in environment.tuning_files():
         found = read(path)
-        if not any(key[0] == target and key[2] == spec.slug for key in found):
+        if not any((key[0], *key[2:]) == (target, spec.slug, few) for key in found):
             continue
         gpu = gpu_name(target) if gpu is None else gpu
-        entry = found.get((target, gpu, spec.slug))
+        entry = found.get((target, gpu, spec.slug, few))
         if entry is not None:
             return Choice(entry=entry, path=path)
     return None
@@ -180,7 +186,7 @@ def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
 
     entry = choice.entry
     try:
-        return restored(spec, entry.target, entry.strategy, entry.plan)
+        return restored(spec, entry.target, entry.strategy, entry.plan, entry.few)
     except UnsupportedRequest as problem:
         raise BadTuning(
             f"invalid plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path}",

@@ -22,14 +22,14 @@ from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 
 _LOG = logging.getLogger("scanops")
-_Key = tuple[ScanSpec, str]  # a spec and its target
+_Key = tuple[ScanSpec, str, bool]  # a spec, its target, and whether lines are few
 
 
 class Recording:
     """The kernels that a program asked for, in the order of first use: ``specs``, ``counts`` and ``write``."""
 
     def __init__(self) -> None:
-        self.counts: Counter[_Key] = Counter()  # (spec, target) -> calls
+        self.counts: Counter[_Key] = Counter()  # (spec, target, few) -> calls
         self.multiprocessors: dict[str, set[int]] = {}  # target -> of the GPUs, or of the emulated GPU
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
 
@@ -42,7 +42,7 @@ class Recording:
     @property
     def specs(self) -> tuple[ScanSpec, ...]:
         """Each recorded spec once, whatever its targets."""
-        return tuple(dict.fromkeys(spec for spec, _ in self.counts))
+        return tuple(dict.fromkeys(spec for spec, *_ in self.counts))
 
     @property
     def remarks(self) -> list[str]:
@@ -57,13 +57,13 @@ class Recording:
             sizes = " or ".join(map(str, sorted(self.multiprocessors[CPU])))
             found.append(
                 f"recorded under scanops.emulate() with {sizes} multiprocessors: a GPU may ask for other "
-                "specs, because they depend on its number of multiprocessors; record on the GPU that will run them"
+                "kernels, because they depend on its number of multiprocessors; record on the GPU that will run them"
             )
         return found
 
-    def add(self, spec: ScanSpec, target: str, multiprocessors: int | None) -> None:
+    def add(self, spec: ScanSpec, target: str, few: bool, multiprocessors: int | None) -> None:
         """Count one call of the kernel of ``spec`` for ``target``."""
-        self.counts[spec, target] += 1
+        self.counts[spec, target, few] += 1
         if multiprocessors is not None:
             self.multiprocessors.setdefault(target, set()).add(multiprocessors)
 
@@ -90,10 +90,10 @@ class _FileRecording(Recording):
         atexit.register(self._end)
         os.register_at_fork(after_in_child=self._unsaved.clear)  # the parent saves what it counted
 
-    def add(self, spec: ScanSpec, target: str, multiprocessors: int | None) -> None:
-        new = (spec, target) not in self.counts
-        super().add(spec, target, multiprocessors)
-        self._unsaved[spec, target] += 1
+    def add(self, spec: ScanSpec, target: str, few: bool, multiprocessors: int | None) -> None:
+        new = (spec, target, few) not in self.counts
+        super().add(spec, target, few, multiprocessors)
+        self._unsaved[spec, target, few] += 1
         if new:
             self._save()
 
@@ -132,11 +132,11 @@ def recording() -> Iterator[Recording]:
         OPEN.remove(found)
 
 
-def note(spec: ScanSpec, target: str, multiprocessors: int | None = None) -> None:
+def note(spec: ScanSpec, target: str, few: bool, multiprocessors: int | None = None) -> None:
     """Count one call of a kernel, in every open recording. ``multiprocessors``: of the GPU, where it is known."""
     for each in _recordings():
         with NO_FORK:
-            each.add(spec, target, multiprocessors)
+            each.add(spec, target, few, multiprocessors)
 
 
 def note_cpu() -> None:

@@ -28,6 +28,7 @@ class Golden:
     """One committed kernel: the slug of its spec, and what it shows."""
 
     slug: str  # of its spec, and the file's name
+    few: bool = False  # planned for few lines
     shows: str  # what a reader finds there and in no kernel above it
 
     @property
@@ -38,7 +39,7 @@ class Golden:
     @property
     def plan(self) -> Plan:
         """The plan of the spec on the default target."""
-        return make_plan(self.spec, DEFAULT_TARGET)
+        return make_plan(self.spec, DEFAULT_TARGET, self.few)
 
     @property
     def file(self) -> str:
@@ -82,7 +83,11 @@ GOLDEN: tuple[Golden, ...] = (
         slug="sum-f32-n20000-offsets_i32",
         shows="packed sequences: a warp marks the segments that begin in its part of a tile",
     ),
-    Golden(slug="sum-f32-n1048576-few", shows="one tile per block, all concurrent; totals are folded in a fixed order"),
+    Golden(
+        slug="sum-f32-n1048576",
+        few=True,
+        shows="one tile per block, all concurrent; totals are folded in a fixed order",
+    ),
     # short rows through shared memory
     Golden(
         slug="sum-i32-n100-mask_b8-reverse",
@@ -103,7 +108,8 @@ GOLDEN: tuple[Golden, ...] = (
         shows="columns with carry-in and carry-out; a broadcast gate",
     ),
     Golden(
-        slug="prod-f64-n65536-inner6-exclusive-few",
+        slug="prod-f64-n65536-inner6-exclusive",
+        few=True,
         shows="few columns, split over blocks: tree look-back over totals of tiles and groups",
     ),
 )

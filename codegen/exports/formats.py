@@ -17,7 +17,7 @@ from scanops.errors import UnsupportedRequest
 __all__ = ["FORMATS", "Format", "export"]
 
 # Fields in which the kernels of one file may differ.
-ALIKE = ("length", "at_most", "multiple", "inner", "mask", "lines", "aligned")
+ALIKE = ("length", "at_most", "multiple", "inner", "mask", "aligned")
 KERNELBENCH_DTYPES = ("float32", "float16", "bfloat16")  # the evaluator casts every tensor to one of these
 KERNELBENCH_LINES = 32768  # of the example inputs
 PRIVATE = re.compile(r"(?:@.+\n)?def (_\w+)\(")  # begins a helper of an exported file
@@ -34,15 +34,22 @@ class Format:
     rules: Callable[[tuple[ScanSpec, ...]], Rules]  # of the specs that it can hold
 
 
-def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", target: str = DEFAULT_TARGET) -> str:
+def export(
+    specs: ScanSpec | Sequence[ScanSpec],
+    format: str = "modelnew",
+    target: str = DEFAULT_TARGET,
+    *,
+    lines: int | None = None,
+) -> str:
     """Return a file that computes ``specs`` without scanops: it needs torch, or CUDA alone.
 
     Args:
-        specs: one spec; for a Python file also several that differ only in length, ``inner``, ``lines``, ``aligned``
-            and the dtype of the mask: each call uses the first kernel that matches its tensors.
+        specs: one spec; for a Python file also several that differ only in length, ``inner``, ``aligned`` and the
+            dtype of the mask: each call uses the first kernel that matches its tensors.
         format: ``"modelnew"``, a ``torch.nn.Module`` around ``load_inline``; ``"cu"``, CUDA with a plain C launcher;
             ``"kernelbench"``, a file for KernelBench; ``"gpumode"``, a submission to GPU MODE's prefix sum boards.
         target: the oldest architecture that runs the file, such as ``"sm_70"``.
+        lines: the number of lines that the kernels are planned for, by default as many as fill the GPU. They serve any.
 
     Returns:
         The text, the same bytes on every machine.
@@ -73,9 +80,10 @@ def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", targe
     for broken, allowed in row.rules(listed):
         if broken:
             raise _unfit(listed[0], format, allowed, ", ".join(spec.describe() for spec in listed))
-    command = f"scanops export {' '.join(spec.slug for spec in listed)} --format {format} --target {target}"
+    planned = "" if lines is None else f" --lines {lines}"
+    command = f"scanops export {' '.join(spec.slug for spec in listed)} --format {format} --target {target}{planned}"
     held = _with_either_mask(listed) if format == "kernelbench" else listed
-    units = tuple(unit_of(spec, target, takes_stream=format != "gpumode") for spec in held)
+    units = tuple(unit_of(spec, target, lines, takes_stream=format != "gpumode") for spec in held)
     if row.suffix == ".cu":
         return _cuda(units[0], command)
     _check_alike(units)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
@@ -110,12 +111,12 @@ class Unit:
         return f"r{quotes}\n{self.text}{quotes}" if quotes else repr(f"\n{self.text}")
 
 
-def unit_of(spec: ScanSpec, target: str, *, takes_stream: bool = True) -> Unit:
+def unit_of(spec: ScanSpec, target: str, lines: int | None, *, takes_stream: bool = True) -> Unit:
     """Return the kernel of ``spec`` with its launcher, which else launches on the default stream.
 
     Raises UnsupportedRequest for an unknown target.
     """
-    plan = make_plan(spec, target)
+    plan = make_plan(spec, target, few_for(spec, target, lines))
     parameters = tuple(_parameters(plan, takes_stream))
     template = environment().get_template("exports/launcher.cuh.j2")
     kernel = render(plan, exported=True, takes_stream=takes_stream)

@@ -68,6 +68,7 @@ class Plan:
     why: str  # the reason for the strategy and the shape, in a sentence
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
+    few: bool = False  # for so few lines that one block per line would leave the GPU idle
     tiles: int = field(init=False)  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class Plan:
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why"}
+        shared = {"spec", "target", "why", "few"}
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
 
     def describe(self) -> str:
@@ -111,12 +112,7 @@ class Plan:
     @property
     def code(self) -> Fragments:
         """The C++ text of types and expressions of the spec."""
-        return fragments(self.spec, extends=self.extends)
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return self.code.intrinsics
+        return fragments(self.spec)
 
     @property
     def lifted(self) -> tuple[Source, ...]:
@@ -209,21 +205,6 @@ class Plan:
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
         return loses and exact and self.spec.out.kind == "float"
-
-    @property
-    def in_runs(self) -> bool:
-        """Whether lanes exchange accesses, so that a thread's items are consecutive."""
-        return False
-
-    @property
-    def marks_segments(self) -> bool:
-        """Whether a warp marks the segments that begin among its items, so that no access searches the offsets."""
-        return False
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether lanes exchange pieces of wide outputs, so that a warp stores contiguous memory."""
-        return False
 
     @property
     def picks(self) -> bool:

@@ -128,7 +128,7 @@ class BlockPlan(RowPlan):
         return may_run(self) and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
 
 
-def plan(spec: ScanSpec, target: Target) -> BlockPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
     """Plan a row as one tile, with threads and accesses such that little of the tile lies past the row's end."""
     items, boundary, accesses = row_of(spec)
     if spec.takes_length:

@@ -87,11 +87,11 @@ DECLARED_BYTES = 8192  # bytes of shared memory besides the ring, at least
 MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex128 states of several fields
 
 
-def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
     """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
     if is_narrow(spec, target):
         return _narrow(spec, target)
-    vector, few = column_width(spec), spec.lines == "few"
+    vector = column_width(spec)
     threads, items, columns, width, stages = PAIR_STAGED[min(8, max(2, spec.out.bytes))]
     if is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and can_stage(spec, target, width):
         stages += spec.capacity > SHORT

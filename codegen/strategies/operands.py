@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = ["ASYNC_BYTES", "Operand"]
 
@@ -17,6 +18,7 @@ class Operand:
     type: str  # C type of an item; an access is a {type}Vector
     pointer: str  # C name of a thread's accesses
     bytes: int  # of an item
+    layout: Literal["dense", "strided", "realigned"]  # as the two booleans below say
     placed: bool  # rows start anywhere; otherwise they lie as in the output
     strided: bool  # the items of a row are not contiguous, and are read one by one
     realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place

@@ -100,11 +100,11 @@ PAIR_TILES = {
 }
 
 
-def fits(spec: ScanSpec, target: Target) -> bool:
+def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
     if spec.inner == 1 or not are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
-    if spec.lines != "few":
+    if not few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
@@ -114,15 +114,14 @@ def fits(spec: ScanSpec, target: Target) -> bool:
         loops = halves or spec.capacity <= SHORT or (short and is_costly(spec))
         if column_width(spec) == spec.access_items and loops:
             return False
-    return plan(spec, target).tiles > 1
+    return plan(spec, target, few).tiles > 1
 
 
-def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
     """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back."""
     vector = column_width(spec)
     apart = vector < spec.access_items and are_neighbours(spec) and not is_narrow(spec, target)
     vector = spec.access_items if apart else vector
-    few = spec.lines == "few"
     if is_pair(spec) and not apart and vector == spec.access_items and spec.inner > ONE_PANEL_LANES * vector:
         return _of_pairs(spec, target, few)
     threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart, few=few), BLOCKS

@@ -48,20 +48,21 @@ class RowPlan(Plan):
         """The numbers that the kernel's text names, in the order in which it declares them."""
         runs, lanes = 1 if self.in_runs else self.vectors, self._lanes
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
+        lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
         return (
             Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
             Constant("kThreads", self.threads, "of a block"),
             Constant("kWarps", self.warps, "of a block"),
             Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
-            Constant("kRows", 1 if self.spans_block else self.threads // lanes, "of a block"),
             Constant("kItems", self.items, "of an access"),
             Constant("kVectors", self.vectors, "accesses of a thread"),
             Constant("kRun", self.items * self.vectors // runs, "consecutive items that a thread scans serially"),
             Constant("kRuns", runs, "of a thread"),
             Constant("kOutItems", out_items, "of a store"),
             Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
-            *([] if "lane_bits" in self.chosen else [stripe]),
+            *([] if "lane_bits" in self.chosen else [stripe, lane_bits]),
+            *([] if "stripes" in self.chosen else [Constant("stripes", self.vectors, "of a warp")]),
             Constant("kWarpItems", stripe.value * self.vectors, "of a warp in a tile"),
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
@@ -111,13 +112,15 @@ class RowPlan(Plan):
     def _operand(self, source: Source) -> Operand:
         realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
         whole = realigned or (source.layout == "dense" and self.spec.aligned)
+        strided = source.layout not in ("dense", "rows")
         return Operand(
             name=source.name,
             type=source.type,
             pointer=source.pointer,
             bytes=source.dtype.bytes,
             placed=source.layout != "dense",
-            strided=source.layout not in ("dense", "rows"),
+            layout="strided" if strided else "realigned" if realigned else "dense",
+            strided=strided,
             realigned=realigned,
             copied=whole and self.target.copies_async and self.items * source.dtype.bytes in ASYNC_BYTES,
         )
@@ -133,17 +136,14 @@ class RowPlan(Plan):
         return True
 
     @property
+    def in_runs(self) -> bool:
+        """Whether lanes exchange accesses, so that a thread's items are consecutive."""
+        return False
+
+    @property
     def crosses_lanes(self) -> bool:
         """Whether several lanes scan a row."""
         return self._lanes > 1
-
-    @property
-    def marks_segments(self) -> bool:
-        """Whether a warp marks the segments that begin among its items of a tile, once for all accesses.
-
-        256 x 1M, segments of 100: 0.24 of a copy where each thread searches for each of its accesses (H200).
-        """
-        return self.spec.by_offsets and self.spans_block
 
 
 def may_run(plan: RowPlan) -> bool:

@@ -79,6 +79,7 @@ class StagedPlan(Plan):
             Constant("kWarps", self.warps, "of a block"),
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "of an access"),
+            Constant("kVectors", 1, "accesses of a thread at a time"),
             Constant("kRun", self.items, "consecutive items that a thread scans serially"),
             Constant("kOutItems", self.items, "of a store"),
             Constant("kAccesses", self.piece // self.items, "of a lane to its piece of a row"),
@@ -95,11 +96,6 @@ class StagedPlan(Plan):
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
         return ceil_div(lines, self.warps * self.rows)
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "copies")
 
     @property
     def counts_lines(self) -> bool:
@@ -164,7 +160,7 @@ def fits(spec: ScanSpec) -> bool:
     return not (wide and (spec.length is None or _fills_lanes(spec.length // width)))
 
 
-def plan(spec: ScanSpec, target: Target) -> StagedPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
     """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little."""
     threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:

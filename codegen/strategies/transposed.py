@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import WHOLE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Constant, Plan, Result, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import is_power_of_two as _power
 from scanops.codegen.targets import Target
 
 __all__ = ["Slab", "TransposedPlan", "fits", "plan"]
 
 COPY_BYTES = (16, 8, 4)  # bytes that one cp.async can copy
+MOST_ITEMS = 64  # of a thread in a tile: all unrolled
+MOST_PIECES = 8  # 16-byte pieces of a lane's part of a line: the swizzle spreads these over the banks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slab:
-    """A warp's part of an operand's tile: its layout, and what a lane moves at once.
+class Slab(NamedTuple):
+    """A warp's part of a tile of one operand or output, and how lanes move it between global and shared memory."""
 
-    If ``along``, items of a line are contiguous; otherwise those of neighbouring lines are, position by position.
-    """
-
-    name: str
-    type: str
-    pointer: str
+    name: str  # of the kernel's parameter
+    type: str  # of an item in C
+    pointer: str  # C name of a thread's part
     bytes: int  # of an item
-    along: bool
-    access: int  # items a lane moves at once between global and shared memory
+    order: Literal["Along", "Across"]  # contiguous are items of a line, or those of neighbouring lines
+    access: int  # items that a lane moves at once
+    apart: bool  # it has shared memory of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,26 +41,39 @@ class TransposedPlan(Plan):
 
     strategy: ClassVar[str] = "transposed"
     template: ClassVar[str] = "transposed.cu.j2"
-    looks_back: ClassVar[bool] = False
 
     vector: int  # adjacent lines per lane
     stages: int  # stages of the ring in shared memory, most of them in flight
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
     streams: bool  # 16-byte copies bypass L1
 
+    def __post_init__(self) -> None:
+        """Check that lanes divide a tile into whole accesses, and that the ring fits."""
+        Plan.__post_init__(self)
+        require(self, _power(self.items) and _power(self.vector), "powers of two of items and lines")
+        require(self, self.vector * self.items <= MOST_ITEMS, f"at most {MOST_ITEMS} items a thread")
+        widest = max(slab.bytes for slab in (*self.slabs, *self.result_slabs) if slab.order == "Along")
+        pieces = ceil_div(self.items * widest, ACCESS_BYTES)
+        require(self, pieces <= MOST_PIECES, f"at most {MOST_PIECES} pieces an access")
+        require(self, 1 <= self.stages <= self.tiles, "no more stages than tiles")
+        fits = self.shared_bytes <= self.target.block_shared_bytes
+        require(self, fits, "shared memory that a block of the target has")
+
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
+        whole = self.vector == 1 or (self.spec.aligned and self.spec.inner % self.vector == 0)
         return (
             Constant("kReverse", self.spec.reverse, "scan from a line's end to its start"),
-            *(() if self.to_rows else (Constant("kInner", self.spec.inner, "lines side by side in the output"),)),
+            Constant("kToRows", self.to_rows, "results are contiguous along a line, else across lines"),
+            Constant("kInner", self.spec.inner, "lines side by side in the output"),
             Constant("kThreads", self.threads, "of a block"),
             Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
             Constant("kItems", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
             Constant("kLanes", WARP, "threads side by side across the lines"),
+            Constant("kWhole", whole, "a lane stores its adjacent lines by one access"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
-            Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
@@ -79,116 +92,60 @@ class TransposedPlan(Plan):
         return WARP * self.vector
 
     @property
-    def crosses_lanes(self) -> bool:
-        """Whether a warp holds several parts of the same line."""
-        return False
-
-    @property
-    def begins_empty(self) -> bool:
-        """Whether some fold starts from the identity of every line."""
-        return True
-
-    @property
-    def begins_lines(self) -> bool:
-        """Whether a lane applies the carry-in of its lines."""
-        return self.spec.initial
+    def to_rows(self) -> bool:
+        """Whether results are contiguous along a line; otherwise those of neighbouring lines are."""
+        return self.spec.inner == 1
 
     @property
     def takes_neighbours(self) -> bool:
         """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return True
 
-    # ---- slabs
-
     @property
-    def to_rows(self) -> bool:
-        """Whether results are contiguous along a line; otherwise those of neighbouring lines are."""
-        return self.spec.inner == 1
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block in bytes: the ring."""
+        return self.threads * self.vector * self.items * _item_bytes(self.spec, self.stages)
 
     @property
     def slabs(self) -> tuple[Slab, ...]:
         """The slabs of the operands that are read."""
         return tuple(
-            self._slab(
-                source.name,
-                source.type,
-                source.pointer,
-                source.dtype.bytes,
-                along(self.spec, source),
-                self.spec.aligned and source.layout != "rows",  # rows of a larger tensor may be misaligned
-            )
+            # Rows of a larger tensor may be misaligned.
+            self._slab(source, source.dtype.bytes, along(self.spec, source), source.layout != "rows")
             for source in self.spec.sources
         )
 
     @property
     def result_slabs(self) -> tuple[Slab, ...]:
-        """The slabs of the outputs."""
+        """The slabs of the outputs. Those that are not apart overwrite the input's."""
         pairs = zip(self.results, self.spec.result_bytes, strict=True)
+        first = self.to_rows and not _overwrites(self.spec)
         return tuple(
-            self._slab(out.name, out.type, out.pointer, size, self.to_rows, self.spec.aligned) for out, size in pairs
+            self._slab(out, size, self.to_rows, apart=self.to_rows if at else first)
+            for at, (out, size) in enumerate(pairs)
         )
 
-    def _slab(self, name: str, kind: str, pointer: str, size: int, along: bool, aligned: bool) -> Slab:
-        """An operand's slab.
-
-        ``aligned`` has established that full accesses are possible for lines adjacent in the input.
-        """
-        run = self.items if along else self.lines
-        sizes = [bytes_at_once // size for bytes_at_once in COPY_BYTES if size <= bytes_at_once <= run * size]
-        sizes = [items for items in sizes if WARP * items <= self.lines * self.items]  # lanes stay inside the slab
-        reach = self.spec.divides if along else self._divides_columns if self.spec.inner > 1 else lambda items: True
-        access = next((items for items in sizes if aligned and reach(items)), 1)
-        return Slab(name=name, type=kind, pointer=pointer, bytes=size, along=along, access=access)
-
-    def _divides_columns(self, items: int) -> bool:
-        return self.spec.inner % items == 0
-
-    @property
-    def copies_lines(self) -> bool:
-        """Whether some operand's items are contiguous along a line."""
-        return any(slab.along for slab in self.slabs)
-
-    @property
-    def copies_positions(self) -> bool:
-        """Whether some operand's items are contiguous across lines."""
-        return not all(slab.along for slab in self.slabs)
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether some slab stores line after line."""
-        return self.to_rows or self.copies_lines
-
-    @property
-    def most_pieces(self) -> int:
-        """Number of 16-byte pieces of a lane's part of a line, the maximum over operands."""
-        slabs = [slab for slab in (*self.slabs, *self.result_slabs) if slab.along]
-        return max((ceil_div(self.items * slab.bytes, ACCESS_BYTES) for slab in slabs), default=1)
-
-    @property
-    def whole(self) -> bool:
-        """Whether a lane stores its neighbouring lines by one access."""
-        return self.vector == 1 or (self.spec.aligned and self.spec.inner % self.vector == 0)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether results overwrite the input's tile in shared memory."""
-        return self.to_rows and self.spec.input.bytes == self.spec.out.bytes
-
-    @property
-    def apart(self) -> tuple[Slab, ...]:
-        """The result slabs that have shared memory of their own."""
-        return self.result_slabs[1 if self.in_place else 0 :] if self.to_rows else ()
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block in bytes: the ring."""
-        item_bytes = sum(slab.bytes for slab in self.slabs) * self.stages + sum(slab.bytes for slab in self.apart)
-        return self.warps * self.lines * self.items * item_bytes
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "dynamic", "copies", *(("streams",) if self.streams else ()))
+    def _slab(self, item: Source | Result, size: int, along: bool, aligned: bool = True, apart: bool = True) -> Slab:
+        """Return a slab of items of ``size`` bytes, accessed as widely as copies, runs and alignment allow."""
+        run, spec = self.items if along else self.lines, self.spec
+        sizes = [wide // size for wide in COPY_BYTES if size <= wide <= run * size]
+        fitting = (
+            items
+            for items in sizes
+            if aligned
+            and spec.aligned
+            and WARP * items <= self.lines * self.items  # lanes stay inside the slab
+            and (spec.divides(items) if along else spec.inner == 1 or spec.inner % items == 0)
+        )
+        return Slab(
+            name=item.name,
+            type=item.type,
+            pointer=item.pointer,
+            bytes=size,
+            order="Along" if along else "Across",
+            access=next(fitting, 1),
+            apart=apart,
+        )
 
 
 # H200, estimated from columns and rows: few threads with many items, 16 KB per tile, two tiles in flight.
@@ -200,19 +157,18 @@ STATE_BYTES = 256  # of states a thread
 DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 
-def fits(spec: ScanSpec, target: Target) -> bool:
-    """Whether some operand is transposed, and there are enough lines to fill the GPU."""
-    if spec.input_layout != "transposed" or spec.lines == "few":
+def fits(spec: ScanSpec) -> bool:
+    """Whether the input is transposed, and every other operand as well or as the output."""
+    if spec.input_layout != "transposed":
         return False
     others = {source.layout for source in spec.sources[1:]}
     if "strided" in others or ("rows" in others and spec.inner > 1):
         return False  # gathered with the input
-    along = (spec.input if spec.inner > 1 else spec.out).bytes * spec.capacity
-    across = spec.out.bytes * spec.inner
-    return along >= WHOLE_BYTES and (spec.inner == 1 or across >= WHOLE_BYTES)
+    line_bytes = (spec.input if spec.inner > 1 else spec.out).bytes * spec.capacity
+    return line_bytes >= WHOLE_BYTES and (spec.inner == 1 or spec.out.bytes * spec.inner >= WHOLE_BYTES)
 
 
-def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> TransposedPlan:
     """Plan runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
@@ -221,37 +177,43 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     room = STATE_BYTES // 2 if crowded else STATE_BYTES
     held = max(1, room // (vector * fragments(spec).held_bytes))
     run = RUN_BYTES if spec.alone and spec.aligned else RUN_BYTES // 2  # addresses take registers, too
-    items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
+    along_bytes = [source.dtype.bytes for source in spec.sources if along(spec, source)]
+    widest = max([*along_bytes, *(spec.result_bytes if to_rows else ())])
+    items = min(run // widest, 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
     most, resident = (SMALL_WARPS, SMALL_RESIDENT) if small else (WARPS, RESIDENT)
-    warps = min(most, ceil_div(spec.capacity, items))
-    tiles = ceil_div(spec.capacity, warps * items)
-    made = TransposedPlan(
+    threads = WARP * min(most, ceil_div(spec.capacity, items))
+    stages = min(ceil_div(spec.capacity, threads // WARP * items), STAGES) if target.copies_async else 1
+    available = target.block_shared_bytes - DECLARED_BYTES
+    while stages > 1 and threads * vector * items * _item_bytes(spec, stages) > available:
+        stages -= 1
+    while items > 1 and threads * vector * items * _item_bytes(spec, stages) > available:
+        items //= 2
+    fitting = target.shared_bytes // (threads * vector * items * _item_bytes(spec, stages) + DECLARED_BYTES)
+    return TransposedPlan(
         spec=spec,
         target=target,
         why=f"lines of {spec.items_text} are {'strided' if to_rows else 'contiguous'} in the input, "
         f"{'contiguous' if to_rows else 'strided'} in the output: tiles are transposed in shared memory",
-        threads=WARP * warps,
+        threads=threads,
         items=items,
         vector=vector,
-        stages=min(tiles, STAGES) if target.copies_async else 1,
-        blocks=max(1, resident // (WARP * warps)),
+        stages=stages,
+        blocks=max(1, min(resident // threads, fitting)),
         streams=True,
     )
-    while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
-        made = replace(made, stages=made.stages - 1)
-    while made.items > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
-        made = replace(made, items=made.items // 2)
-    fitting = target.shared_bytes // (made.shared_bytes + DECLARED_BYTES)
-    return replace(made, blocks=max(1, min(made.blocks, fitting)))
-
-
-def _widest_along(spec: ScanSpec) -> int:
-    """Bytes per item, the maximum over operands whose items are contiguous along a line."""
-    to_rows = spec.inner == 1
-    sizes = [source.dtype.bytes for source in spec.sources if along(spec, source)]
-    return max([*sizes, *(spec.result_bytes if to_rows else ())])
 
 
 def along(spec: ScanSpec, source: Source) -> bool:
     """Whether an operand's items are contiguous along a line: dense as the output is, or transposed."""
     return (spec.inner == 1) is not (source.layout == "transposed")
+
+
+def _overwrites(spec: ScanSpec) -> bool:
+    """Whether results overwrite the input's tile in shared memory."""
+    return spec.inner == 1 and spec.input.bytes == spec.out.bytes
+
+
+def _item_bytes(spec: ScanSpec, stages: int) -> int:
+    """Shared memory per item of a tile in bytes: the ring of the operands, and results along lines."""
+    results = spec.result_bytes[_overwrites(spec) :] if spec.inner == 1 else ()
+    return spec.read_bytes * stages + sum(results)

@@ -91,7 +91,7 @@ def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
     return items, lanes, ceil_div(length, lanes * items), 0
 
 
-def plan(spec: ScanSpec, target: Target) -> WarpPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
     """Plan the fewest lanes that hold the row with one access each; a whole warp with several accesses for longer
     rows.
     """

@@ -102,11 +102,6 @@ class WavePlan(BoardPlan):
         return True
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 that the kernel calls."""
-        return (*self.code.intrinsics, "relaxed", "copies", "dynamic")
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
@@ -136,7 +131,7 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
 
 
-def plan(spec: ScanSpec, target: Target) -> WavePlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec, _items(spec))
     shape = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from scanops import environment
-from scanops.artifact import CPU
+from scanops.artifact import CPU, planned
 from scanops.builders.toolchain import find_nvcc
 from scanops.cli.output import (
     Answer,
@@ -30,12 +30,12 @@ from scanops.cli.output import (
 )
 from scanops.cli.plan import gpu_target
 from scanops.cli.specs import import_option, spec_options, specs_of
-from scanops.codegen.lines import any_length
+from scanops.codegen.lines import any_length, few_for, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, MissingRequirement
-from scanops.precompile import Built, built, expected
+from scanops.precompile import FEW, Built, built, expected
 from scanops.precompile import precompile as into_folder
 from scanops.processes import at_once, jobs_that_fit
 from scanops.specfile import SpecFile, check_writable, load
@@ -59,28 +59,38 @@ STDERR = 2  # file descriptor
     help="Architecture to build for, or cpu for the emulator; may be repeated. By default that of the GPU here, "
     "else sm_90 if there is nvcc, else cpu.",
 )
+@click.option("--lines", type=int, help="Build only the kernel for so many lines.")
 @spec_options
-def build(slugs: tuple[str, ...], targets: tuple[str, ...], **options: str | int | bool | None) -> Answer:
+def build(
+    slugs: tuple[str, ...], targets: tuple[str, ...], lines: int | None, **options: str | int | bool | None
+) -> Answer:
     """Build kernels into the store.
 
-    Kernels that the store or a pack has are not built again. SPEC is a spec's short name; the options after --target
-    give the same field by field. To build for a GPU takes nvcc and no GPU.
+    Where a GPU is left idle by few lines, a spec has a second kernel for them, which is built too unless --lines is
+    given. Kernels that the store or a pack has are not built again.
+
+    SPEC is a spec's short name; the options after --lines give the same field by field. To build for a GPU takes nvcc
+    and no GPU.
     """
     specs = specs_of(slugs, options)
-    wanted = list(dict.fromkeys((spec, target) for target in targets or (_usual_target(),) for spec in specs))
+    chosen = targets or (_usual_target(),)
+    wanted = list(
+        dict.fromkeys((spec, target, few) for target in chosen for spec in specs for few in _asked(spec, target, lines))
+    )
     _check(wanted)
     what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     with working(f"building {what}"):
         outcomes = at_once(lambda each: built(each, Store()), wanted, jobs_that_fit())
-    lines = []
+    said = []
     for outcome in outcomes:
         kernel, how = outcome.kernel, "found" if outcome.found else "built"
-        lines.append(f"{outcome.spec.slug}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
+        name = f"{outcome.spec.slug}{FEW * outcome.few}"
+        said.append(f"{name}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
         if kernel:
-            lines += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
-            lines.append(f"  {kernel.path}")
+            said += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
+            said.append(f"  {kernel.path}")
     error = next((outcome.error for outcome in outcomes if outcome.error), None)
-    return _answer(outcomes, {"error": error_fields(error)} if error else {}, lines)
+    return _answer(outcomes, {"error": error_fields(error)} if error else {}, said)
 
 
 @click.command(
@@ -105,13 +115,14 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     before = load(path) if path.exists() else SpecFile(path)
     code = _run(program, path)
     file = load(path) if path.exists() else before
-    remarks = file.remarks(target for _, target in file.wanted if target)
+    remarks = file.remarks(target for _, target, _ in file.wanted if target)
     if file.calls == before.calls:
         remarks.insert(0, "this run asked for no kernel: scans of CPU tensors outside scanops.emulate() ask for none")
     for words in () if as_json() else (f"{len(file.wanted)} kernels in {path}", *remarks):
         say(f"scanops record: {words}", stderr=True)
-    kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in file.wanted.items()]
-    unknown = {operator: sorted(slug for slug, _ in slugs) for operator, slugs in file.unknown.items()}
+    wanted = file.wanted.items()
+    kernels = [{"spec": spec.slug, "target": target, "few": few, "count": n} for (spec, target, few), n in wanted]
+    unknown = {operator: sorted({slug for slug, *_ in slugs}) for operator, slugs in file.unknown.items()}
     facts = {"exit_code": code, "file": str(path), "kernels": kernels, "unknown": unknown, "remarks": remarks}
     return Answer(facts, code=code)
 
@@ -144,11 +155,11 @@ def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
     file = load(path)
-    for remark in file.remarks(names or {target for _, target in file.wanted if target}):
+    for remark in file.remarks(names or {target for _, target, _ in file.wanted if target}):
         say(f"scanops precompile: {remark}", stderr=True)
     wanted = expected(file.wanted, names, path)
     if generic:
-        wanted = list(dict.fromkeys([*wanted, *((any_length(spec), target) for spec, target in wanted)]))
+        wanted = list(dict.fromkeys([*wanted, *((any_length(spec, few), target, few) for spec, target, few in wanted)]))
     _check(wanted)
     began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs)
     with progress() as report:
@@ -168,6 +179,11 @@ def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic
     return _answer(outcomes, facts, [line])
 
 
+def _asked(spec: ScanSpec, target: str, lines: int | None) -> tuple[bool, ...]:
+    """Return for which situations to build: for so many lines, or for many and few."""
+    return situations(spec, planned(target)) if lines is None else (few_for(spec, planned(target), lines),)
+
+
 def _usual_target() -> str:
     """Return the target of the GPU here, else sm_90 if there is nvcc, else cpu."""
     if target := gpu_target():
@@ -179,11 +195,11 @@ def _usual_target() -> str:
     return DEFAULT_TARGET
 
 
-def _check(wanted: Iterable[tuple[ScanSpec, str]]) -> None:
+def _check(wanted: Iterable[tuple[ScanSpec, str, bool]]) -> None:
     """Raise what is wrong with a request before anything is built."""
-    for spec, target in wanted:
+    for spec, target, few in wanted:
         if target != CPU:
-            make_plan(spec, target)
+            make_plan(spec, target, few)
 
 
 def _answer(outcomes: Sequence[Built], facts: dict[str, object], lines: list[str]) -> Answer:
@@ -200,6 +216,7 @@ def _fields(outcome: Built) -> dict[str, object]:
     return {
         "slug": outcome.spec.slug,
         "target": outcome.target,
+        "few": outcome.few,
         "ok": error is None,
         "error": error_fields(error) if error else None,
         "found": outcome.found,

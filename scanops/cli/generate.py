@@ -10,9 +10,10 @@ import click
 from rich.syntax import Syntax
 
 from scanops.cli.output import Answer, Command, FilePath, as_json, console, say
-from scanops.cli.specs import spec_options, specs_of
+from scanops.cli.specs import LINES, spec_options, specs_of
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
+from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import render
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -32,19 +33,22 @@ _FORMATS = "; ".join(f"{name}: {row.says}" for name, row in FORMATS.items())
 )
 @click.argument("slug", metavar="[SPEC]", required=False)
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
+@click.option("--lines", type=int, help=LINES)
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write the source to this file.")
 @spec_options
-def generate(slug: str | None, target: str, output: Path | None, **options: str | int | bool | None) -> Answer:
+def generate(
+    slug: str | None, target: str, lines: int | None, output: Path | None, **options: str | int | bool | None
+) -> Answer:
     """Print the CUDA source of a kernel.
 
     SPEC is a spec's short name, as kernels have it in their first lines; the options give the same field by field. The
     text needs neither a GPU nor a compiler and is the same on every machine. It is coloured on a terminal only.
     """
     (spec,) = specs_of([slug] if slug is not None else [], options)
-    plan = make_plan(spec, target)
+    plan = make_plan(spec, target, few_for(spec, target, lines))
     source = render(plan)
     numbers = {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()}
-    facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "plan": numbers}
+    facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "few": plan.few, "plan": numbers}
     return _delivered(source, "source", output, facts, "cuda")
 
 
@@ -54,15 +58,21 @@ def generate(slug: str | None, target: str, output: Path | None, **options: str 
     example="scanops export prod-f32-n32768 -o model_new.py\n"
     "scanops export prod-f32-n1024 prod-f32-n1024-inner1024 -o cumprod_any_dim.py\n"
     "scanops export sum-f32-n32768-mask_b8 --format kernelbench --target sm_80 -o model_new.py\n"
-    "scanops export sum-f32-any-le1073741824-few --format gpumode -o submission.py",
+    "scanops export sum-f32-any-le1073741824 --lines 1 --format gpumode -o submission.py",
 )
 @click.argument("slugs", metavar="[SPEC]...", nargs=-1)
 @click.option("--format", "form", metavar="FORMAT", default="modelnew", show_default=True, help=f"{_FORMATS}.")
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="The oldest GPU architecture it is for.")
+@click.option("--lines", type=int, help=LINES)
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write to this file.")
 @spec_options
 def export(
-    slugs: tuple[str, ...], form: str, target: str, output: Path | None, **options: str | int | bool | None
+    slugs: tuple[str, ...],
+    form: str,
+    target: str,
+    lines: int | None,
+    output: Path | None,
+    **options: str | int | bool | None,
 ) -> Answer:
     """Write a kernel as a file that needs no scanops.
 
@@ -71,7 +81,7 @@ def export(
     tensors of a call. Needs neither a GPU nor a compiler.
     """
     specs = specs_of(slugs, options)
-    text = exported(specs, form, target)
+    text = exported(specs, form, target, lines=lines)
     facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
     return _delivered(text, "text", output, facts, "cuda" if FORMATS[form].suffix == ".cu" else "python")
 

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
     bytes_in_flight,
-    check_lines,
     expected_registers,
     floor_microseconds,
     item_bytes,
     lines_for,
     residents,
 )
+from scanops.codegen.lines import few_for, situations
+from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
@@ -70,13 +71,14 @@ def command(
     """
     (spec,) = specs_of([slug] if slug is not None else [], options)
     target = target or gpu_target() or DEFAULT_TARGET
-    choice = None if target == CPU else entry_for(spec, target)
-    plan = plan_for(spec, target, choice)
+    few = few_for(spec, planned(target), lines)
+    choice = None if target == CPU else entry_for(spec, target, few=few)
+    plan = plan_for(spec, target, choice, few)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
         with working(f"building {spec} for {target}"):
-            obtain(spec, target, STRICT, Store())
-    found = look_up(spec, target)
+            obtain(spec, target, STRICT, Store(), few)
+    found = look_up(spec, target, few)
     if found["found"]:
         facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)
     origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
@@ -100,9 +102,7 @@ def gpu_target() -> str | None:
 def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Facts:
     """Return the figures of a kernel for --json; without the compiler's, registers and shared memory are estimates."""
     spec, target = plan.spec, plan.target
-    if lines is not None:
-        check_lines(spec, lines)
-    elif not spec.takes_length:
+    if lines is None and not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
     columns = spec.inner if spec.inner > 1 else None
     blocks = None if lines is None else plan.grid(lines, target.multiprocessors, columns)
@@ -112,6 +112,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
     occupancy = residents(plan, registers, declared)
     return {
         "spec": spec.to_dict(),
+        "few": plan.few,
         "strategy": plan.strategy,
         "plan": plan.numbers(),
         "why": plan.why,
@@ -135,6 +136,7 @@ def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, s
         ("strategy", plan.strategy),
         ("plan", plan.describe()),
         ("why", plan.why),
+        ("lines", _situation(plan)),
         ("from", _origin(choice)),
         ("block", f"{plan.threads} threads"),
     ]
@@ -156,6 +158,16 @@ def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, s
             f"{held['fraction']:.2f}: {held['blocks']} blocks, {held['threads']} threads, {limit}",
         ),
     ]
+
+
+def _situation(plan: Plan) -> str:
+    """Say whether the plan is for many lines or for few, and what plan the others get."""
+    if situations(plan.spec, plan.target.name) == (plan.few,):
+        return "any number"
+    other = make_plan(plan.spec, plan.target.name, not plan.few)
+    if plan.few:
+        return f"few: one block per line would leave the GPU idle; on many lines: {other.describe()}"
+    return f"many; on few, such as --lines {plan.spec.inner}: {other.describe()}"
 
 
 def _origin(choice: Choice | None) -> str:
@@ -190,17 +202,17 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
 # ---- the lookup of the kernel
 
 
-def look_up(spec: ScanSpec, target: str) -> Facts:
+def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
     """Look for the kernel of ``spec`` as ``scanops.compile`` does and return what each place has. Builds nothing.
 
     The result is for --json: the ``identity``; its ``key`` in the index, or None; the folder ``found``, None on
     a miss; and ``searches``, one for each place in the order of lookups.
     """
-    measured = None if target == CPU else entry_for(spec, target)
+    measured = None if target == CPU else entry_for(spec, target, few=few)
     if measured is not None and not usable(measured, spec):
         measured = None
-    request = request_of(spec, target, measured)
-    key = sources_key(spec, target, measured)
+    request = request_of(spec, target, measured, few)
+    key = sources_key(spec, target, measured, few)
     searches = [_search(place, spec, request, key) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
     return {"identity": request.identity, "key": key, "found": found, "searches": searches}

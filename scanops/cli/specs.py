@@ -10,7 +10,9 @@ import click
 from scanops.codegen.spec import ScanSpec
 from scanops.specfile import import_modules
 
-__all__ = ["import_option", "spec_options", "specs_of"]
+__all__ = ["LINES", "import_option", "spec_options", "specs_of"]
+
+LINES = "Lines of the tensor to plan for; by default as many as fill the GPU."
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,7 +45,6 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     *((f"--{name}-layout", f"{name}_layout", {"metavar": "LAYOUT"}, _LAYOUT) for name in ("input", "mask", "gate")),
     ("--starts-layout", "starts_layout", {"metavar": "LAYOUT"}, _LAYOUT),
     ("--unaligned", "aligned", {"flag_value": False, "type": bool, "default": None}, "Not on 16-byte boundaries."),
-    ("--few", "lines", {"flag_value": "few", "default": None}, "Fewer lines than fill a GPU."),
 )
 _FLAGS = {field: flag for flag, field, *_ in _OPTIONS}
 

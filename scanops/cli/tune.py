@@ -14,10 +14,12 @@ from scanops.cli.output import Answer, Command, FilePath, as_json, progress
 from scanops.cli.plan import gpu_target
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
+from scanops.codegen.lines import few_for, situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
+from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
 from scanops.tuning import read, write
 
@@ -50,6 +52,7 @@ def tune(
 ) -> Answer:
     """Measure plans on this GPU and keep the fastest.
 
+    Where the plan for few lines is another, it is tuned as well, unless --lines is given.
     Results are checked before anything is timed, plans run in turns on a cold L2, and the fastest is measured against
     the planner's own once more: a plan that does not win by more than the noise is not kept. Kept plans are written to
     a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
@@ -67,7 +70,7 @@ def tune(
                 hint="tune the scan whose gradient it is, or name a length; the planner's own plan serves this kernel",
             )
     if dry_run:
-        return _candidates(specs, target or gpu_target() or DEFAULT_TARGET)
+        return _candidates(specs, target or gpu_target() or DEFAULT_TARGET, lines)
     return _tuned(specs, lines, rounds, jobs, output or environment.tuning_files()[0])
 
 
@@ -107,24 +110,25 @@ def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | No
     improved = 0
     found: list[dict[str, object]] = []
     said: list[str | tuple[str, str]] = []
-    for number, spec in enumerate(specs, 1):
-        many = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec))
-        with progress(f"{spec} ({number} of {len(specs)})") as report:
-            trials = measure.GpuLaboratory(spec, many, jobs_that_fit(jobs))
-            outcome = measure.tune(spec, target, trials, rounds=rounds, said=report)
+    wanted = _situated(specs, target, lines)
+    for number, (spec, few) in enumerate(wanted, 1):
+        count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
+        with progress(f"{spec}{FEW * few} ({number} of {len(wanted)})") as report:
+            trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
+            outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
             del trials  # its tensors make room for the next ones
-        entries.pop((target, device, spec.slug), None)
+        entries.pop((target, device, spec.slug, few), None)
         if entry := outcome.entry(device):
             entries[entry.key] = entry
         write(path, entries.values())  # after each: what was measured is not lost
         improved += outcome.improved
-        found.append({"spec": spec.slug, **_fields(outcome)})
+        found.append({"spec": spec.slug, "few": few, **_fields(outcome)})
         times = outcome.measured
-        said.append((f"{spec}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
+        said.append((f"{spec}{FEW * few}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
         best = f"{times.tuned_us:.1f} us, {times.gain:.3f} times as fast: {outcome.best.describe()}"
         said.append(f"  {best if outcome.improved else 'none is better'}")
     rest = "the planner's own plans serve the others"
-    said.append(f"{improved} of {len(specs)} improved on {device}, kept in {path}; {rest}.")
+    said.append(f"{improved} of {len(wanted)} improved on {device}, kept in {path}; {rest}.")
     return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
 
 
@@ -142,12 +146,22 @@ def _fields(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _candidates(specs: list[ScanSpec], target: str) -> Answer:
+def _situated(specs: list[ScanSpec], target: str, lines: int | None) -> list[tuple[ScanSpec, bool]]:
+    """Return each spec with the situations to measure: that of so many lines, or many and few."""
+    return [
+        (spec, few)
+        for spec in specs
+        for few in (situations(spec, target) if lines is None else (few_for(spec, target, lines),))
+    ]
+
+
+def _candidates(specs: list[ScanSpec], target: str, asked: int | None) -> Answer:
     found: list[dict[str, object]] = []
     lines: list[str | tuple[str, str]] = []
-    for spec in specs:
-        plans = list(candidates(spec, target))
-        found.append({"spec": spec.slug, "plans": [{"strategy": plan.strategy, **plan.numbers()} for plan in plans]})
-        lines.append((f"{spec} on {target}: {len(plans)} plans, the planner's own first", "bold"))
+    for spec, few in _situated(specs, target, asked):
+        plans = list(candidates(spec, target, few))
+        shapes = [{"strategy": plan.strategy, **plan.numbers()} for plan in plans]
+        found.append({"spec": spec.slug, "few": few, "plans": shapes})
+        lines.append((f"{spec}{FEW * few} on {target}: {len(plans)} plans, the planner's own first", "bold"))
         lines += [f"  {plan.describe()}" for plan in plans]
     return Answer({"target": target, "specs": found}, lines)

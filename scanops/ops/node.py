@@ -156,7 +156,7 @@ def _has_derivatives(call: Call, inputs: Inputs) -> bool:
         from scanops.ops.linearised import knows
 
     carried = call.final or inputs.initial is not None or call.start is not None
-    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype)
+    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype, kernels=True)
     return known and not (schema.form_of(call).indices and carried)
 
 
@@ -226,7 +226,7 @@ def gradients_of(
 
     request = kept.kind.request
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
-    if unknown or not knows(request.call.op, request.dtype):
+    if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):
         return kept.summed(by_fallback(kept, gy, gfinal), tape)
     request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
     return kept.fitted(pulled_back(request, kept.needs, results, gy, gfinal, operated_on), tape)

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.artifact import ABI, PLATFORM, request_of, sources_key
+from scanops.artifact import ABI, PLATFORM, planned, request_of, sources_key
+from scanops.codegen.lines import situations
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
@@ -155,12 +156,15 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
         if not sound:
             path.unlink()
     for entry in entries:
-        spec, wanted = spec_of(entry["slug"]), (entry["identity"], entry["directory"])
-        key = sources_key(spec, entry["target"]) if spec is not None else None
-        if spec is None or key is None or read_index(directory, key) == wanted:
+        spec, target, wanted = spec_of(entry["slug"]), entry["target"], (entry["identity"], entry["directory"])
+        if spec is None:
             continue
-        if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
-            write_index(directory, key, *wanted)
+        keys = {few: sources_key(spec, target, few=few) for few in situations(spec, planned(target))}
+        if wanted in [read_index(directory, key) for key in keys.values() if key]:
+            continue
+        for few, key in keys.items():
+            if key and request_of(spec, target, few=few).identity == entry["identity"]:  # what this version would build
+                write_index(directory, key, *wanted)
     paths = sorted((directory / "index").glob("*/*.json"))
     return {path.relative_to(directory).as_posix(): facts_of(path) for path in paths}
 

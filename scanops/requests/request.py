@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops import emulator
-from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
+from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
@@ -94,21 +94,18 @@ class Request:
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
-        outer, length, inner = split_shape(self.x.shape, self.call.dim)
+        _, length, inner = split_shape(self.x.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, turned = self._layouts(operands, multiprocessors)
         aligned = turned and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
-        few = are_few(outer * inner, length, inner, multiprocessors)
-        transposed = layouts["input"] == "transposed"
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
-        any_boundary = inner > 1 and inner % 2 == 1 and not transposed
+        any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
         return ScanSpec(
             length=length,
             again=self.again,
             inner=inner,
-            lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
             **self.call.spec_fields(),
             **_spec_fields(self.inputs),

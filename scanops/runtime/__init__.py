@@ -18,11 +18,12 @@ call cache (calls.py)
     table, by ``calls.forget``; nothing is kept while calls are recorded.
 
 kernel cache (kernels.py)
-    Key: spec and target; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel, which
-    keeps its library loaded. At most 4096 entries, then emptied. A fork drops the stand-ins.
+    Key: spec, target and whether lines are few; for a stand-in, or for PyTorch in place of a kernel, also the
+    policy. Value: the Kernel, which keeps its library loaded. At most 4096 entries, then emptied. A fork drops the
+    stand-ins.
 
 store index (store/root.py)
-    On disk. Key: short name, target, the digest of the installed sources, and that of a measured plan. Value: the
-    identity of a store entry, which a lookup verifies. Other sources have other keys, so no record is stale; a record
-    without its entry is a miss.
+    On disk. Key: short name, target, whether lines are few, the digest of the installed sources, and that of a
+    measured plan. Value: the identity of a store entry, which a lookup verifies. Other sources have other keys, so
+    no record is stale; a record without its entry is a miss.
 """

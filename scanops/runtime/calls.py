@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from scanops import emulator, environment, workload
+from scanops.codegen.lines import are_few
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
@@ -105,7 +106,7 @@ def _superseded(launchers: tuple[Launcher, ...]) -> bool:
         return False
     from scanops.runtime.kernels import held  # loaded by the call that was served
 
-    return any(not each.own and held(each.asked, each.kernel.target) for each in launchers)
+    return any(not each.own and held(each.asked, each.kernel.target, each.few) for each in launchers)
 
 
 def _facts(tensors: Tensors) -> list[object]:
@@ -134,13 +135,14 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     if not request.x.numel():
         return computed(None, request, outs), None
     spec = request.spec(outs[0], device.multiprocessors)
+    few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
     if is_counted():
-        workload.note(spec, device.target, device.multiprocessors)
+        workload.note(spec, device.target, few, device.multiprocessors)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
-    kernel = obtain(spec, device.target, POLICIES[environment.policy()])
+    kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     if kernel is None:
         return None
-    launcher = Launcher(kernel, request, device, spec)
+    launcher = Launcher(kernel, request, device, spec, few)
     return computed(launcher, request, outs), launcher

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import artifact, workload
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_key
-from scanops.codegen.lines import any_length
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key, store_key
+from scanops.codegen.lines import any_length, few_for
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
 
 _LOG = logging.getLogger("scanops")
+MANY = 2**20  # lines that fill any GPU
 Value = TypeVar("Value")
 
 
-def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None) -> Kernel | None:
+def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None, few: bool = False) -> Kernel | None:
     """Return the kernel that serves ``spec``: from memory, from the store, or as ``policy`` decides on a miss.
 
     Args:
@@ -46,33 +47,34 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
         policy: what to do on a miss: build, use another kernel, return None for PyTorch's operators, or raise.
         store: where to look. By default the kernels that this process holds, then the user's store; what is returned
             is then held for later calls, a stand-in only for calls under the same policy.
+        few: whether the kernel is for few lines, as ``codegen.lines.are_few`` decides.
 
     Raises what the policy raises, and BadStoreEntry for a store that cannot be used.
     """
     if store is None:
-        kernel = _KERNELS.get((None, spec, target), _KERNELS.get((policy.name, spec, target), _UNKNOWN))
+        kernel = _KERNELS.get((None, spec, target, few), _KERNELS.get((policy.name, spec, target, few), _UNKNOWN))
         if kernel is not _UNKNOWN:
             return kernel  # type: ignore[return-value]
-    kernel = _obtain(spec, target, policy, store or Store())
-    return hold(kernel, spec, target, policy) if store is None else kernel
+    kernel = _obtain(spec, target, policy, store or Store(), few)
+    return hold(kernel, spec, target, policy, few) if store is None else kernel
 
 
-def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store) -> Kernel | None:
-    choice = None if target == CPU else entry_for(spec, target)  # the emulator runs the planner's plan
-    entry = _indexed(spec, target, choice, store) if artifact.DIGESTS else None
+def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
+    choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
+    entry = _indexed(spec, target, choice, store, few) if artifact.DIGESTS else None
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = _indexed(spec, target, None, store)
+        entry = _indexed(spec, target, None, store, few)
     if entry is not None:
-        return Kernel(spec, target, entry, choice)
-    request = request_of(spec, target, choice)
-    miss, entry = Miss(spec, target, choice, request, store), store.find(request.identity)
+        return Kernel(spec, target, entry, choice, few)
+    request = request_of(spec, target, choice, few)
+    miss, entry = Miss(spec, target, choice, request, store, few), store.find(request.identity)
     return miss.served(policy) if entry is None else miss.kernel(entry)
 
 
-def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -> Entry | None:
+def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store, few: bool) -> Entry | None:
     """Return the entry that the store's index has for ``spec`` and a measured plan."""
-    key = store_key(spec, target, choice)
+    key = store_key(spec, target, choice, few)
     return store.lookup(key, spec.slug, target) if key else None
 
 
@@ -84,6 +86,7 @@ class Miss(NamedTuple):
     choice: Choice | None
     request: BuildRequest
     store: Store
+    few: bool
 
     def served(self, policy: Policy) -> Kernel | None:
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
@@ -97,7 +100,7 @@ class Miss(NamedTuple):
         if policy.generic and (kernel := self._generic()) is not None:
             if policy.later and kernel.spec != self.spec:
                 what = f"the kernel {self.spec.slug} for {self.target}"
-                WORKER.run_later((self.spec, self.target), what, self._build_now)
+                WORKER.run_later((self.spec, self.target, self.few), what, self._build_now)
             return kernel
         try:
             return self.build()
@@ -110,9 +113,9 @@ class Miss(NamedTuple):
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        if artifact.DIGESTS and (key := sources_key(self.spec, self.target, self.choice)):
+        if artifact.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few)):
             self.store.remember(key, entry)
-        return Kernel(self.spec, self.target, entry, self.choice)
+        return Kernel(self.spec, self.target, entry, self.choice, self.few)
 
     def build(self) -> Kernel:
         """Build the kernel, or wait for another process that builds it."""
@@ -125,7 +128,7 @@ class Miss(NamedTuple):
     def _generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument; None where there is none."""
         try:
-            return obtain(any_length(self.spec), self.target, policies.STRICT)
+            return obtain(any_length(self.spec, self.few), self.target, policies.STRICT, few=self.few)
         except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
             _LOG.debug("no kernel that takes the length of %s: %s", self.spec, problem)
             return None
@@ -133,10 +136,12 @@ class Miss(NamedTuple):
     def _build_now(self) -> None:
         """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
         if is_built_in(operator_named(self.spec.op)) and sys.executable:
-            WORKER.run(python_command("scanops", "build", self.spec.slug, "--target", self.target))
+            lines = self.spec.inner * (1 if self.few else MANY)
+            words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
+            WORKER.run(python_command("scanops", *words))
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
         _ = kernel.library
-        hold(kernel, self.spec, self.target, policies.STRICT)
+        hold(kernel, self.spec, self.target, policies.STRICT, self.few)
 
     @property
     def _command(self) -> str:
@@ -172,9 +177,12 @@ class Kernel:
     >>> y = kernel(x)  # doctest: +SKIP
     """
 
-    def __init__(self, spec: ScanSpec, target: str, entry: Entry, measured: Choice | None = None) -> None:
+    def __init__(
+        self, spec: ScanSpec, target: str, entry: Entry, measured: Choice | None = None, few: bool = False
+    ) -> None:
         self.spec = spec
         self.target = target  # an architecture such as "sm_90", or "cpu"
+        self.few = few  # planned for few lines; it serves any number of them
         self.measured = measured  # the tuning file's entry behind the plan; None: the planner's own plan
         self._entry = entry
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
@@ -189,7 +197,7 @@ class Kernel:
     def plan(self) -> Plan:
         """The plan that the source was rendered from."""
         if self._plan is None:
-            self._plan = plan_for(self.spec, self.target, self.measured)  # a call needs none
+            self._plan = plan_for(self.spec, self.target, self.measured, self.few)  # a call needs none
         return self._plan
 
     @property
@@ -213,7 +221,7 @@ class Kernel:
         except (FileNotFoundError, BadStoreEntry) as problem:
             if not isinstance(problem.__cause__ or problem, FileNotFoundError):
                 raise
-        again = obtain(self.spec, self.target, policies.strict(), Store())
+        again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
         self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
         return read(self._entry, *options)
@@ -267,22 +275,22 @@ class Kernel:
 
 _MAX_HELD = 4096
 _UNKNOWN = object()
-# (None, spec, target): the kernel of that spec; (policy, spec, target): its stand-in under a policy, None: PyTorch
-_KERNELS: dict[tuple[str | None, ScanSpec, str], object] = {}
+# (None, spec, target, few): the kernel itself; (policy, spec, target, few): its stand-in under a policy, None: PyTorch
+_KERNELS: dict[tuple[str | None, ScanSpec, str, bool], object] = {}
 
 
-def hold(kernel: Kernel | None, spec: ScanSpec, target: str, policy: Policy) -> Kernel | None:
+def hold(kernel: Kernel | None, spec: ScanSpec, target: str, policy: Policy, few: bool = False) -> Kernel | None:
     """Let ``kernel`` serve later calls of ``spec``: all of them if it is its own, else those under ``policy``."""
     if len(_KERNELS) >= _MAX_HELD:
         _KERNELS.clear()
-    own = kernel is not None and kernel.spec == spec
-    _KERNELS[None if own else policy.name, spec, target] = kernel
+    own = kernel is not None and (kernel.spec, kernel.few) == (spec, few)
+    _KERNELS[None if own else policy.name, spec, target, few] = kernel
     return kernel
 
 
-def held(spec: ScanSpec, target: str) -> Kernel | None:
+def held(spec: ScanSpec, target: str, few: bool = False) -> Kernel | None:
     """Return the kernel of ``spec`` itself if this process holds it."""
-    return _KERNELS.get((None, spec, target))  # type: ignore[return-value]
+    return _KERNELS.get((None, spec, target, few))  # type: ignore[return-value]
 
 
 def _after_fork() -> None:
@@ -294,16 +302,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
+def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None) -> Kernel:
     """Return the kernel for ``spec``: found in the store, or built and kept there.
 
     Args:
         spec: what to compute.
         target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU;
             inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc and no GPU.
+        lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
 
     Raises:
-        UnsupportedRequest: a target that is not known.
+        UnsupportedRequest: a target that is not known, or an impossible number of lines.
         BuildFailure: no compiler (MissingCompiler), or one that refused the source; the message holds its output.
         BadStoreEntry: the store cannot be used.
         MissingKernel: it would have to be built under the policy ``never``, or while a CUDA graph is captured. Under
@@ -316,8 +325,9 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
     """
     target = default_target() if target is None else target
     check_wanted(spec, target)
-    workload.note(spec, target)
-    kernel = obtain(spec, target, policies.strict(), Store())
+    few = few_for(spec, planned(target), lines)
+    workload.note(spec, target, few)
+    kernel = obtain(spec, target, policies.strict(), Store(), few)
     assert kernel is not None
     return kernel
 
@@ -329,9 +339,9 @@ def check_wanted(spec: ScanSpec, target: str) -> None:
         target_named(target)
 
 
-def find(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
+def find(spec: ScanSpec, target: str, store: Store | None = None, few: bool = False) -> Kernel | None:
     """Return the kernel for ``spec`` if a store has it, by default the user's; None on a miss. Builds nothing."""
-    return obtain(spec, target, _FIND, store or Store())
+    return obtain(spec, target, _FIND, store or Store(), few)
 
 
 _FIND = Policy(name="find", may_build=False)

@@ -50,6 +50,8 @@ class Launchable(Protocol):
     @property
     def spec(self) -> ScanSpec: ...
     @property
+    def few(self) -> bool: ...
+    @property
     def target(self) -> str: ...
     @property
     def library(self) -> ctypes.CDLL: ...
@@ -70,9 +72,9 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_size", "asked", "kernel", "own", "places")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_size", "asked", "few", "kernel", "own", "places")
 
-    def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec) -> None:
+    def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool) -> None:
         outer, length, inner = split_shape(request.x.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
@@ -85,7 +87,8 @@ class Launcher:
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
         self.asked = asked  # the spec of the request, for which another kernel may stand in
-        self.own = kernel.spec == asked
+        self.few = few  # whether its lines are few
+        self.own = (kernel.spec, kernel.few) == (asked, few)
         self.places = request.places
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch

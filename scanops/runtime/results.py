@@ -47,7 +47,7 @@ def run_kernel(
     enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
     target = CPU if x.device.type == "cpu" else device_of(x).target  # the emulator's kernels read any CPU tensor
     _check_match(kernel, request.spec(outs[0], enough), target)
-    return computed(Launcher(kernel, request, device, spec) if x.numel() else None, request, outs)
+    return computed(Launcher(kernel, request, device, spec, kernel.few) if x.numel() else None, request, outs)
 
 
 def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:
@@ -58,7 +58,6 @@ def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:
             length=None,
             at_most=spec.at_most,
             multiple=spec.multiple,
-            lines=spec.lines,  # a matter of speed
             aligned=asked.aligned and spec.aligned,  # a kernel for any boundary reads aligned rows too
         )
     have, want = spec.to_dict(), asked.to_dict()

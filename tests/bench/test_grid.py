@@ -46,14 +46,14 @@ def test_views_have_runs_of_64_bytes_and_offsets_are_in_elements() -> None:
         assert max(runs) * cell.what.input.bytes >= 64, cell.name
         assert allocate(cell, "meta", filled=False).x.stride() == cell.strides
     case = allocate(Cell(group="offsets", family="", variant="sum", shape=(2, 3), offset=3), "cpu")
-    assert case.x.storage_offset() == 3 and not spec_of(case, MULTIPROCESSORS).aligned
+    assert case.x.storage_offset() == 3 and not spec_of(case, MULTIPROCESSORS)[0].aligned
 
 
 def test_each_cell_of_the_table_has_a_spec_and_a_plan() -> None:
     for cell in TABLE:
-        spec = spec_of(allocate(cell, "meta", filled=False), MULTIPROCESSORS)
+        spec, few = spec_of(allocate(cell, "meta", filled=False), MULTIPROCESSORS)
         assert (spec.length, spec.inner, spec.op) == (cell.length, cell.inner, cell.what.op)
-        assert make_plan(spec, "sm_90").spec == spec
+        assert make_plan(spec, "sm_90", few).spec == spec
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -88,7 +88,7 @@ def test_a_small_soaked_case_of_each_extra(named: str) -> None:
 
 def test_soaked_cases_reach_what_splits_lines_over_blocks() -> None:
     specs = [subject_of(*case, filled=False).spec(MULTIPROCESSORS) for case in soak.CASES]
-    assert {make_plan(spec, "sm_90").strategy for spec in specs} == {"split", "wave", "panels", "columns"}
+    assert {make_plan(spec, "sm_90", few).strategy for spec, few in specs} == {"split", "wave", "panels", "columns"}
     assert {named.partition("+")[2] for named, *_ in soak.CASES} == {"", "segments", "carry", "linear"}
 
 

@@ -15,7 +15,7 @@ from scanops.errors import BadSpecFile, UnusableFile
 from scanops.files import replaced, write_text
 from scanops.specfile import add, check_writable, load
 
-SUM = (ScanSpec(op="sum", dtype="float32", length=9), "sm_90")
+SUM = (ScanSpec(op="sum", dtype="float32", length=9), "sm_90", False)
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SLUGS = (
     MASKED,
     "prod-f16-n33-inner5-out_f32-exclusive",
     "sum-i32-n1000-mask_f32-strided-strided_mask-unaligned",
-    "sum-f64-n100000-few",
+    "sum-f64-n100000",
     "sum-f32-any-le4096-by4-acc_compensated",
     "linear-bf16-n4096-gate_f32-offsets_i32-initial-final",
     "linear-f32-any-inner64-gate_f32-segments-columns-strided_gate-rows_starts",
@@ -40,7 +40,7 @@ def words_of(spec: ScanSpec) -> list[str]:
     for field in fields(spec):
         value = getattr(spec, field.name)
         if value != field.default and value is not None:
-            switch = field.name in ("reverse", "exclusive", "initial", "final", "aligned", "lines")
+            switch = field.name in ("reverse", "exclusive", "initial", "final", "aligned")
             words += [_FLAGS[field.name], *([] if switch else [str(value)])]
     return words
 

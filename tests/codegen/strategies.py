@@ -72,7 +72,6 @@ def _specs(op: str, operands: tuple[str, str | None, str | None], segments: str 
         reverse=st.booleans(),
         exclusive=st.booleans(),
         inner=st.one_of(st.just(1), _SIZES),
-        lines=st.sampled_from(["many", "few"]),
         input_layout=_LAYOUTS,
         mask_layout=_LAYOUTS if mask else _DENSE,
         gate_layout=_LAYOUTS if gate else _DENSE,

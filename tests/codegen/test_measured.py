@@ -20,7 +20,7 @@ ENTRIES = json.loads(FILE.read_text(encoding="utf-8"))["entries"]
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["spec"])
 def test_the_planner_uses_the_plan_that_was_measured(entry):
-    plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET)
+    plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
 
     assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
 
@@ -32,14 +32,14 @@ def test_plans_of_other_lengths_are_sound(entry, factor):
     length = max(1, int(measured.capacity * factor) // 32 * 32 + measured.capacity % 32)
     spec = ScanSpec.parse(entry["spec"].replace(f"-n{measured.length}", f"-n{length}"))
 
-    assert broken_rule(make_plan(spec, TARGET)) == ""
+    assert broken_rule(make_plan(spec, TARGET, entry["few"])) == ""
 
 
 def test_each_spec_has_one_entry_of_a_class_that_is_measured():
-    specs = [entry["spec"] for entry in ENTRIES]
+    specs = [(ScanSpec.parse(entry["spec"]), entry["few"]) for entry in ENTRIES]
 
     assert len(specs) == len(set(specs))
-    assert all(class_of(ScanSpec.parse(spec)) for spec in specs)
+    assert all(class_of(spec, few) for spec, few in specs)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_each_spec_has_one_entry_of_a_class_that_is_measured():
     ],
 )
 def test_views_gradients_and_kernels_of_any_length_follow_the_rules(slug):
-    assert measured_plan(ScanSpec.parse(slug), target_named(TARGET)) is None
+    assert measured_plan(ScanSpec.parse(slug), target_named(TARGET), few=False) is None
 
 
 def test_directions_and_carries_share_a_plan():
@@ -66,5 +66,5 @@ def test_directions_and_carries_share_a_plan():
 def test_a_target_that_nobody_measured_follows_the_rules():
     spec = ScanSpec.parse("cummax-f32-n32768")
 
-    assert measured_plan(spec, target_named("sm_80")) is None
+    assert measured_plan(spec, target_named("sm_80"), few=False) is None
     assert make_plan(spec, "sm_80").strategy

@@ -8,11 +8,12 @@ import re
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from scanops.codegen import ScanSpec, make_plan
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments
-from scanops.codegen.lines import SPLIT_LENGTH, are_few
+from scanops.codegen.lines import SPLIT_LENGTH, are_few, few_for, situations
 from scanops.codegen.plan_rules import check_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
@@ -22,10 +23,10 @@ from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
 
 
-@given(specs, targets)
-def test_a_plan_covers_the_line(spec: ScanSpec, target: str) -> None:
+@given(specs, targets, st.booleans())
+def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     """No tile lies wholly past the end, positions fit their type, and the rules of plans from files hold."""
-    plan = make_plan(spec, target)
+    plan = make_plan(spec, target, few)
     check_plan(plan)
     reach = spec.capacity + max(0, getattr(plan, "boundary", 0) - 1)  # rows that begin anywhere reach past a boundary
     assert plan.tile * plan.tiles >= reach > plan.tile * (plan.tiles - 1)
@@ -34,21 +35,21 @@ def test_a_plan_covers_the_line(spec: ScanSpec, target: str) -> None:
     assert 16 <= expected_registers(plan) <= plan.target.thread_registers
 
 
-@given(specs, targets)
-def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
+@given(specs, targets, st.booleans())
+def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str, few: bool) -> None:
     """Planning is a pure function, plans are immutable, and their description has every number."""
-    plan = make_plan(spec, target)
-    assert plan.target.name == target and plan == make_plan(spec, target)
+    plan = make_plan(spec, target, few)
+    assert plan.target.name == target and plan == make_plan(spec, target, few)
     assert plan.describe().startswith(f"{plan.strategy}: ") and "\n" not in plan.describe() + plan.why
     assert all(f"{name} {value}" in plan.describe() for name, value in plan.numbers().items())
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.threads = 1  # type: ignore[misc]
 
 
-@given(specs, targets)
-def test_the_grid_covers_all_lines(spec: ScanSpec, target: str) -> None:
+@given(specs, targets, st.booleans())
+def test_the_grid_covers_all_lines(spec: ScanSpec, target: str, few: bool) -> None:
     """Blocks enough for the items of all lines at once, and no block without a line."""
-    plan, multiprocessors = make_plan(spec, target), 10**12  # of which persistent blocks take one tile each
+    plan, multiprocessors = make_plan(spec, target, few), 10**12  # of which persistent blocks take one tile each
     for groups in (1, 7, 1000):
         lines = groups * spec.inner
         blocks = plan.grid(lines, multiprocessors)
@@ -61,12 +62,13 @@ def test_the_grid_covers_all_lines(spec: ScanSpec, target: str) -> None:
 @given(specs, targets)
 def test_accesses_of_transposed_tiles_are_aligned(spec: ScanSpec, target: str) -> None:
     """Accesses of at most 16 bytes that divide runs of contiguous items."""
-    plan = make_plan(dataclasses.replace(spec, input_layout="transposed", lines="many"), target)
+    plan = make_plan(dataclasses.replace(spec, input_layout="transposed"), target)
     for slab in (*plan.slabs, *plan.result_slabs) if isinstance(plan, TransposedPlan) else ():
-        run = plan.items if slab.along else plan.lines
+        along = slab.order == "Along"
+        run = plan.items if along else plan.lines
         assert slab.access * slab.bytes <= 16 and run % slab.access == 0
         assert spec.aligned or slab.access == 1
-        assert not slab.along or slab.access == 1 or spec.divides(slab.access)
+        assert not along or slab.access == 1 or spec.divides(slab.access)
 
 
 LINES_A_BLOCK = {
@@ -85,7 +87,7 @@ STRATEGIES = {
     "staged": "n1 n100 n600",
     "block": "n4096 n32768 n4096-mask_b8-transposed-strided_mask",
     "wave": f"n65536 n{MAX_LENGTH}",
-    "split": f"n1048576-few-transposed n{SPLIT_LENGTH}-few",
+    "split": f"n1048576-few-strided n{SPLIT_LENGTH}-few",
     "transposed": "n16-transposed n4096-inner16-transposed",
     "columns": "n4096-inner15-transposed n1-inner2",
     "panels": f"n{MAX_LENGTH}-inner{MAX_LENGTH}-few n4096-inner1024-unaligned n4096-inner1024-columns n4096-inner1001",
@@ -96,16 +98,40 @@ STRATEGIES = {
 def test_which_strategy(strategy: str) -> None:
     """The planner's choice for float32 sums of these shapes."""
     for words in STRATEGIES[strategy].split():
-        assert make_plan(ScanSpec.parse(f"sum-f32-{words}")).strategy == strategy, words
+        spec = ScanSpec.parse(f"sum-f32-{words.replace('-few', '')}")
+        assert make_plan(spec, few="-few" in words).strategy == strategy, words
 
 
-@pytest.mark.parametrize("slug", ["sum-f32-n65536-few", "sum-f32-n32768-inner64-few", "sum-f32-n1000-inner48"])
+@pytest.mark.parametrize("slug", ["sum-f32-n65536", "sum-f32-n32768-inner64", "sum-f32-n1000-inner48"])
 def test_lines_of_a_benchmark(slug: str) -> None:
-    """Whole groups of columns, and few lines where the spec is for few."""
+    """Whole groups of columns; few lines where few are wanted and the plan is another."""
     spec = ScanSpec.parse(slug)
-    lines = lines_for(spec, 132)
-    assert lines >= spec.inner and lines % spec.inner == 0
-    assert are_few(lines, spec.length, spec.inner, 132) is (spec.lines == "few")
+    for few in situations(spec, "sm_90"):
+        lines = lines_for(spec, 132, few=few)
+        assert lines >= spec.inner and lines % spec.inner == 0
+        assert are_few(spec, lines, 132) is few
+
+
+SITUATIONS = {
+    "sum-f32-n8191": {1: False},
+    "sum-f32-n8192": {1: True, 131: True, 132: False},
+    "sum-f32-n1048576": {4: True, 5: False},  # more items are faster by persistent blocks
+    "sum-f32-any": {1: True, 200: False},
+    "sum-f32-n65536-transposed": {1: False},
+    "sum-f32-n1024-inner64": {64: False},
+    "sum-f32-n1025-inner64": {64: True, 33 * 64: True, 34 * 64: False},
+    "sum-f32-n4096-inner64-strided": {64: False},  # one plan for any number of lines
+}
+
+
+@pytest.mark.parametrize("slug", SITUATIONS)
+def test_which_lines_are_few(slug: str) -> None:
+    """For a GPU of 132 multiprocessors, by length and columns; and where a spec has a kernel for each answer."""
+    spec = ScanSpec.parse(slug)
+    assert {lines: are_few(spec, lines, 132) for lines in SITUATIONS[slug]} == SITUATIONS[slug]
+    assert situations(spec, "sm_90") == ((False, True) if any(SITUATIONS[slug].values()) else (False,))
+    with pytest.raises(UnsupportedRequest, match="0 lines"):
+        few_for(spec, "sm_90", 0)
 
 
 @pytest.mark.parametrize("target", ["sm_1", "sm_90a", "90", "", None, 90, "cpu"])
@@ -131,11 +157,12 @@ def test_the_target_table() -> None:
 @pytest.mark.parametrize("inner", [7, 36, 1024])
 @pytest.mark.parametrize("length", [33, 1030, 9000])
 @pytest.mark.parametrize("operand", ["c128", "f64"])
-@pytest.mark.parametrize("words", ["", "-strided", "-few", "-transposed"])
-def test_declared_totals_fit(operand: str, length: int, inner: int, words: str) -> None:
+@pytest.mark.parametrize("words", ["", "-strided", "-transposed"])
+@pytest.mark.parametrize("few", [False, True])
+def test_declared_totals_fit(operand: str, length: int, inner: int, words: str, few: bool) -> None:
     """ptxas refuses more than 48 KB of declared arrays: the widest states, in the largest blocks of columns."""
     spec = ScanSpec.parse(f"linear-{operand}-n{length}-inner{inner}-gate_{operand}-segments-reverse{words}")
-    plan = make_plan(spec)
+    plan = make_plan(spec, few=few)
     constants = {"kWarps": plan.warps} | {constant.name: constant.value for constant in plan.constants()}
     declared = 0
     arrays = re.findall(r"__shared__ (States?) \w+((?:\[[^\]]+\])+)", render(plan))

@@ -53,7 +53,6 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"gate_layout": "sparse"}, ("'sparse'", LAYOUTS)),
     ({"gate_layout": "rows"}, ("gate_layout='rows'", "input_layout", "leave gate_layout out")),
     ({"segments": "flags", "starts_layout": "columns"}, ("inner=1", "starts_layout='columns'")),
-    ({"lines": "several"}, ("'several'", "'many' or 'few'")),
     *(({name: "sparse"}, ("'sparse'", LAYOUTS)) for name in ("input_layout", "mask_layout")),
     *(({name: 1}, (f"{name}=1", "True or False")) for name in ("initial", "final", "reverse", "exclusive", "aligned")),
 )
@@ -111,9 +110,8 @@ def test_the_default_output_dtype(op: str, dtype: str, mask: str | None, out: st
 VIEWS = {"input_layout": "strided", "mask_layout": "strided", "aligned": False}
 SLUGS: dict[str, dict[str, Any]] = {
     "sum-f32-n32768-mask_b8-reverse": {"mask": "bool", "length": 32768, "reverse": True},
-    "prod-f64-n1-inner7-out_f32-exclusive-few": {
+    "prod-f64-n1-inner7-out_f32-exclusive": {
         "op": "prod", "dtype": "float64", "length": 1, "inner": 7, "out_dtype": "float32", "exclusive": True,
-        "lines": "few",
     },
     "sum-f32-any": {"length": None},
     "sum-f32-any-le4096-by4-inner3-reverse": {
@@ -149,6 +147,12 @@ NO_SLUGS = (
 def test_an_invalid_slug(slug: str) -> None:
     """Typed errors, whatever is wrong."""
     refused(UnsupportedRequest, lambda: ScanSpec.parse(slug))
+
+
+def test_a_slug_of_earlier_versions_that_says_few() -> None:
+    """The error says what to write now."""
+    with pytest.raises(UnsupportedRequest, match="write sum-f32-n32768-rows, and lines=N"):
+        ScanSpec.parse("sum-f32-n32768-few-rows")
 
 
 def test_a_length_that_is_an_argument() -> None:

@@ -31,9 +31,10 @@ PROBLEMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90") -> str:
-    """The export of these specs."""
-    return export([ScanSpec.parse(slug) for slug in slugs], format, target)
+def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90", lines: int | None = None) -> str:
+    """The export of these specs; for GPU MODE planned for one line."""
+    lines = 1 if format == "gpumode" else lines
+    return export([ScanSpec.parse(slug) for slug in slugs], format, target, lines=lines)
 
 
 def texts(file: str) -> dict[str, str]:

@@ -41,7 +41,8 @@ def test_every_kind_of_spec(tmp_path: Path) -> None:
     for cell, given in zip(CELLS, drawn, strict=True):
         operands = (given.x, *given.tensors().values(), given.initial)
         call = (matrix.ROUTES[cell.route].dim, tuple(each for each in operands if each is not None))
-        files.append((parsed([matrix.spec_of(cell, given).slug]), [call]))
+        spec, few = matrix.wanted(cell, given)
+        files.append((parsed([spec.slug], lines=spec.inner if few else None), [call]))
     for cell, given, ((found,), _) in zip(CELLS, drawn, run(files, tmp_path), strict=True):
         assert not isinstance(found, str), f"{cell}: {found}"
         oracle.compare(cell.op, found if isinstance(found, tuple) else (found,), matrix.expected(cell, given))
@@ -85,7 +86,7 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
             WRONG,
         ),
         (
-            parsed(["sum-f32-any-few"], "gpumode"),
+            parsed(["sum-f32-any"], "gpumode"),
             [(0, (row,), line), (0, ((row, torch.full_like(row, 7.0)),), line)],
             (),
         ),
@@ -111,7 +112,7 @@ FILES = (
     ("sum-f32-n32768-mask_b8", "cu"),
     ("linear-bf16-n300-inner64-gate_f32-offsets_i32-initial-final-reverse-strided-strided_gate", "cu"),
     ("cummax-f32-n4096-transposed", "cu"),
-    ("sum-f32-any-le1073741824-few", "gpumode"),
+    ("sum-f32-any-le1073741824", "gpumode"),
     ("sum-f64-n32768-inner1000-mask_f32-reverse-exclusive-initial", "cu"),
 )
 

@@ -57,8 +57,8 @@ def strategies() -> int:
     equal, wanted = 0, cells()
     with matrix.small_gpu():
         operands = [matrix.operands(cell) for cell in wanted]
-        specs = [matrix.spec_of(cell, given) for cell, given in zip(wanted, operands, strict=True)]
-        failed = build_kernels(specs, default_target())  # on all cores, where calls would build one after the other
+        kernels = [matrix.wanted(cell, given) for cell, given in zip(wanted, operands, strict=True)]
+        failed = build_kernels(kernels, default_target())  # on all cores, where calls would build one after the other
         assert not failed, failed
         for cell, given in zip(wanted, operands, strict=True):
             found = matrix.run(cell, matrix.on_device(given, "cuda"))

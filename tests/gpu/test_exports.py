@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 # KernelBench's format takes masks of float32 as well, gpumode's a row of any length.
 FORMATS = {"cumprod_any_dim": "kernelbench", "masked_cumsum": "kernelbench"}
 FILES = {name: (slugs, FORMATS.get(name, "modelnew")) for name, slugs in PROBLEMS.items()}
-FILES["gpumode"] = (("sum-f32-any-le1073741824-few",), "gpumode")
+FILES["gpumode"] = (("sum-f32-any-le1073741824",), "gpumode")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
-import scanops
 from scanops.codegen.dtypes import DTYPES
-from scanops.codegen.lines import any_length
+from scanops.codegen.lines import any_length, are_few
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.requests.request import Request, make_request
-from scanops.runtime import calls, launcher
+from scanops.runtime import calls, kernels, launcher
+from scanops.runtime.kernels import obtain
+from scanops.runtime.policies import STRICT
 from tests.numbers import oracle
 from tests.numbers.covering import Cells, Target, cover
 from tests.numbers.oracle import Case
@@ -261,11 +262,18 @@ def request_of(cell: Cell, given: Operands) -> Request:
     )
 
 
-def spec_of(cell: Cell, given: Operands) -> ScanSpec:
-    """The spec of the kernel that serves a cell."""
+def wanted(cell: Cell, given: Operands) -> tuple[ScanSpec, bool]:
+    """The spec of the kernel that serves a cell, and whether it is for few lines."""
     request = request_of(cell, given)
     spec = request.spec(torch.empty(4, device=given.x.device), MULTIPROCESSORS)
-    return any_length(spec) if ROUTES[cell.route].generic else spec
+    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
+    return any_length(spec, few) if ROUTES[cell.route].generic else spec, few
+
+
+def strategy_for(cell: Cell, given: Operands) -> str:
+    """The strategy of the kernel that serves a cell."""
+    spec, few = wanted(cell, given)
+    return make_plan(spec, few=few).strategy
 
 
 @contextmanager
@@ -291,7 +299,9 @@ def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
         return call(cell, given)
     final = cell.carry in ("final", "both")
     options: dict[str, Any] = {"mask": given.mask, "segment_starts": given.starts, "offsets": given.offsets}
-    kernel = scanops.compile(spec_of(cell, given), None if given.x.is_cuda else "cpu")
+    spec, few = wanted(cell, given)
+    kernel = obtain(spec, kernels.default_target() if given.x.is_cuda else "cpu", STRICT, few=few)
+    assert kernel is not None
     indices = torch.empty(route.shape, dtype=torch.int64, device=given.x.device) if cell.row.indices else None
     initial = given.initial
     if initial is not None and not isinstance(initial, torch.Tensor):
@@ -350,7 +360,7 @@ def settled(row: dict[str, str]) -> dict[str, str] | None:
 def strategy_in(cell: Cell) -> str:
     """The strategy that the planner chooses for a cell."""
     with oracle.blank():
-        return strategy_of(ROUTES[cell.route], make_plan(spec_of(cell, operands(cell))).strategy)
+        return strategy_of(ROUTES[cell.route], strategy_for(cell, operands(cell)))
 
 
 def pairs() -> Iterator[Target]:

@@ -15,7 +15,7 @@ from scanops.codegen.operators import OPERATORS
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.store.store import Store
 from tests.numbers.test_own_operators import CONTINUANT, FINITE, LAST_VALID, changed
-from tests.requests.test_one_row import NOISY_OR
+from tests.requests.derivatives import NOISY_OR
 
 
 def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

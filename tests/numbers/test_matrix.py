@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.plan import make_plan
 from tests.numbers import matrix, oracle
 from tests.numbers.covering import met_by
 from tests.numbers.matrix import AXES, ROUTES, Cell
@@ -85,4 +84,4 @@ def test_what_is_left_out() -> None:
 def test_the_route_reaches_its_strategy(name: str) -> None:
     plain = dict.fromkeys(AXES, "none") | {"route": name, "op": "sum", "dtype": "float32", "layout": "dense"}
     cell = Cell(**plain | {"reverse": "forward", "exclusive": "inclusive"})
-    assert make_plan(matrix.spec_of(cell, matrix.operands(cell))).strategy == ROUTES[name].strategy
+    assert matrix.strategy_for(cell, matrix.operands(cell)) == ROUTES[name].strategy

@@ -13,6 +13,8 @@ from scanops.codegen.lines import BUCKETS, FEW_BUCKETS, any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
+from scanops.runtime.kernels import default_target, obtain
+from scanops.runtime.policies import STRICT
 from tests.numbers.oracle import selection, sequential, values
 
 # What follows "affine-f32-" in the kernel's name, its strategy, and the lengths it is run on: one, those around
@@ -40,7 +42,7 @@ KERNELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "any-le8192-inner64-few": ("panels", (1, 384, 385, 1300)),
 }
 FLAGS = ("", "-reverse-exclusive", "-mask_b8-reverse")
-ORDER = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "rows", "strided", "transposed", "unaligned")
+ORDER = ("le", "by", "inner", "mask", "reverse", "exclusive", "rows", "strided", "transposed", "unaligned")
 
 
 def spec_of(tail: str, *, op: str = "affine") -> ScanSpec:
@@ -50,15 +52,17 @@ def spec_of(tail: str, *, op: str = "affine") -> ScanSpec:
 
 
 @functools.lru_cache(maxsize=64)
-def kernel_of(spec: ScanSpec, device: str) -> scanops.Kernel:
-    return scanops.compile(spec, "cpu" if device == "cpu" else None)
+def kernel_of(spec: ScanSpec, device: str, few: bool = False) -> scanops.Kernel:
+    kernel = obtain(spec, "cpu" if device == "cpu" else default_target(), STRICT, few=few)
+    assert kernel is not None
+    return kernel
 
 
 @pytest.mark.parametrize(("tail", "flags"), [(tail, FLAGS[number % 3]) for number, tail in enumerate(KERNELS)])
 def test_one_kernel_many_lengths(tail: str, flags: str, device: str) -> None:
     """Directions and masks alternate; the routes of the matrix combine them with everything else."""
-    spec = spec_of(tail + flags)
-    assert make_plan(spec).strategy == KERNELS[tail][0]
+    spec, few = spec_of(tail + flags), "few" in tail
+    assert make_plan(spec, few=few).strategy == KERNELS[tail][0]
     for length in KERNELS[tail][1]:
         short = length < 200 or spec.input_layout == "transposed"
         rows = 37 if short and spec.inner == 1 else 3  # an odd number, so that the last block is partial
@@ -73,7 +77,7 @@ def test_one_kernel_many_lengths(tail: str, flags: str, device: str) -> None:
         elif not spec.aligned:
             there = torch.cat([there.new_zeros(1), there.flatten()])[1:].view(x.shape)
         mask = selection(tuple(x.shape)) if spec.mask else None
-        y = kernel_of(spec, device)(there, 1, mask=None if mask is None else mask.to(device))
+        y = kernel_of(spec, device, few)(there, 1, mask=None if mask is None else mask.to(device))
         flipped = {"reverse": spec.reverse, "exclusive": spec.exclusive}
         assert y.cpu().equal(sequential(x, "affine", 1, mask=mask, dtype=x.dtype, **flipped)), f"length {length}"
 
@@ -103,10 +107,10 @@ def test_what_a_kernel_refuses(tail: str, length: int, words: tuple[str, ...], d
 
 
 @pytest.mark.parametrize("length", [1, 4, 127, 128, 129, 1000, 8192, 8193, 32769, 2**20, 2**30 + 1])
-@pytest.mark.parametrize("lines", ["many", "few"])
-def test_every_length_has_a_kernel(length: int, lines: str) -> None:
-    asked = ScanSpec(op="sum", dtype="float32", length=length, lines=lines)  # type: ignore[arg-type]
-    spec = any_length(asked)
+@pytest.mark.parametrize("few", [False, True])
+def test_every_length_has_a_kernel(length: int, few: bool) -> None:
+    asked = ScanSpec(op="sum", dtype="float32", length=length)
+    spec = any_length(asked, few)
     assert spec.takes_length and length <= spec.capacity and asked.divides(spec.multiple)
-    assert spec.at_most in (*(FEW_BUCKETS if lines == "few" else BUCKETS), None)
-    assert any_length(dataclasses.replace(asked, length=max(1, spec.capacity - 3))).at_most == spec.at_most
+    assert spec.at_most in (*(FEW_BUCKETS if few else BUCKETS), None)
+    assert any_length(dataclasses.replace(asked, length=max(1, spec.capacity - 3)), few).at_most == spec.at_most

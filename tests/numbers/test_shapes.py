@@ -18,7 +18,7 @@ LENGTHS = sorted({1, 2, 3, 5, 7, 13, 97, 499, 1009, *(2**k + d for k in (5, 8, 1
 def above_tiles() -> list[int]:
     """One item more than a tile, for the plan of each kind of row."""
     plans = [make_plan(ScanSpec(op="sum", dtype="float32", length=n)) for n in (4, 128, 2048, 4097, 40000)]
-    few = make_plan(ScanSpec(op="sum", dtype="float32", length=2**20, lines="few"))
+    few = make_plan(ScanSpec(op="sum", dtype="float32", length=2**20), few=True)
     return sorted({plan.tile + 1 for plan in plans} | {65537 + few.tile})
 
 

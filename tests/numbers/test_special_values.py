@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.lines import any_length
+from scanops.codegen.lines import any_length, are_few
 from scanops.codegen.operators import BUILT_IN
 from scanops.fallback.scans import max_error
 from scanops.requests.request import make_request
+from scanops.runtime.kernels import obtain
+from scanops.runtime.policies import STRICT
 from tests.numbers.matrix import MULTIPROCESSORS, ROUTES
 from tests.numbers.oracle import CASES, Case, call, laid
 
@@ -65,8 +67,11 @@ def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype:
     x = torch.randn(route.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     if route.turned:
         x = x.permute(route.turned).contiguous().permute([route.turned.index(d) for d in range(x.ndim)])
-    spec = make_request(x, "sum", route.dim).spec(x, MULTIPROCESSORS)
-    kernel = scanops.compile(any_length(spec) if route.generic else spec, "cpu")
+    request = make_request(x, "sum", route.dim)
+    spec = request.spec(x, MULTIPROCESSORS)
+    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
+    kernel = obtain(any_length(spec, few) if route.generic else spec, "cpu", STRICT, few=few)
+    assert kernel is not None
     results = []
     for seed in range(3):
         with scanops.emulate(seed=seed):

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import scanops
 from scanops import ScanSpec
+from scanops.precompile import expected
 from scanops.specfile import add, load
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
@@ -32,12 +34,25 @@ def test_a_block(tmp_path: Path) -> None:
                 scanops.cumsum(X, 1)
             scanops.cumprod(X[:, :60].contiguous(), 1)
         scanops.cumsum(X, 1)
-    assert used.counts == {(SUM, "cpu"): 3, (PROD, "cpu"): 1}
+    assert used.counts == {(SUM, "cpu", False): 3, (PROD, "cpu", False): 1}
     assert (list(used), len(used)) == ([SUM, PROD], 2)
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match="recorded under"):
             used.write(tmp_path / "specs.toml")
-    assert load(tmp_path / "specs.toml").wanted == {(SUM, "cpu"): 6, (PROD, "cpu"): 2}
+    assert load(tmp_path / "specs.toml").wanted == {(SUM, "cpu", False): 6, (PROD, "cpu", False): 2}
+
+
+def test_few_lines_have_a_kernel_of_their_own(tmp_path: Path) -> None:
+    """A recording says which kernel ran; a spec without that stands for both."""
+    file, spec = tmp_path / "specs.toml", ScanSpec(op="sum", dtype="float32", length=8192)
+    with scanops.emulate(), scanops.policy("fallback"), scanops.record() as used, pytest.warns(RuntimeWarning):
+        scanops.cumsum(torch.ones(2, 8192), 1)
+        used.write(file)
+    assert "few = true" in file.read_text(encoding="utf-8")
+    assert expected(load(file).wanted, ["sm_90"], file) == [(spec, "sm_90", True)]
+    file.write_text('specs = ["sum-f32-n8192", "sum-f32-n4096"]\n', encoding="utf-8")
+    both = [(spec, "sm_90", False), (spec, "sm_90", True), (replace(spec, length=4096), "sm_90", False)]
+    assert expected(load(file).wanted, ["sm_90"], file) == both
 
 
 def test_every_miss_is_recorded_whatever_serves_it() -> None:
@@ -74,7 +89,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
         for length, times, end in programs
     ]
     assert [process.wait(timeout=120) for process in running] == [-9, 0, 0]
-    assert load(file).wanted == {(SUM, "cpu"): 1 + 2, (replace(SUM, length=104), "cpu"): 1}
+    assert load(file).wanted == {(SUM, "cpu", False): 1 + 2, (replace(SUM, length=104), "cpu", False): 1}
     assert not [path for path in file.parent.iterdir() if path.name not in (file.name, f".{file.name}.lock")]
 
 
@@ -102,24 +117,26 @@ def test_recording_under_emulation_says_so(tmp_path: Path) -> None:
     assert found.recorded_on == {"cpu": [5]}
     assert not found.remarks(["cpu"])
     (remark,) = found.remarks(["cpu", "sm_90"])
-    assert "cpu with 5 multiprocessors: sm_90 may ask for other specs" in remark
-    add(file, {(SUM, "sm_90"): 1}, {"sm_90": [132], "cpu": [3]})
+    assert "cpu with 5 multiprocessors: sm_90 may ask for other kernels" in remark
+    add(file, {(SUM, "sm_90", False): 1}, {"sm_90": [132], "cpu": [3]})
     assert load(file).recorded_on == {"cpu": [3, 5], "sm_90": [132]}
     file.write_text('targets = ["sm_80", "sm_90"]\nspecs = ["prod-f32-n60"]\n', encoding="utf-8")
-    add(file, {(SUM, "cpu"): 2})  # to a file written by hand, which keeps its meaning
-    assert load(file).wanted == {(PROD, "sm_80"): 0, (PROD, "sm_90"): 0, (SUM, "cpu"): 2}
+    add(file, {(SUM, "cpu", False): 2})  # to a file written by hand, which keeps its meaning
+    assert load(file).wanted == {(PROD, "sm_80", None): 0, (PROD, "sm_90", None): 0, (SUM, "cpu", False): 2}
 
 
 def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> None:
     file = tmp_path / "specs.toml"
     slug, name = "recorded_last-f32-n100", "recorded_last"
-    file.write_text(f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\ncount = 2\noperator = "{name}"\n', encoding="utf-8")
-    add(file, {(PROD, "cpu"): 1})  # by a process that knows no such operator
-    assert load(file).wanted == {(PROD, "cpu"): 1}
-    assert load(file).unknown == {name: {(slug, "cpu"): 2}}
+    file.write_text(
+        f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\nfew = false\ncount = 2\noperator = "{name}"\n', encoding="utf-8"
+    )
+    add(file, {(PROD, "cpu", False): 1})  # by a process that knows no such operator
+    assert load(file).wanted == {(PROD, "cpu", False): 1}
+    assert load(file).unknown == {name: {(slug, "cpu", False): 2}}
     assert "--import MODULE" in load(file).remarks(["cpu"])[0]
     scanops.register_operator(replace(AFFINE, name=name))
     own = ScanSpec.parse(slug)
-    add(file, {(own, "cpu"): 3})
-    assert load(file).wanted == {(PROD, "cpu"): 1, (own, "cpu"): 5} and not load(file).unknown
+    add(file, {(own, "cpu", False): 3})
+    assert load(file).wanted == {(PROD, "cpu", False): 1, (own, "cpu", False): 5} and not load(file).unknown
     assert f'operator = "{name}"' in file.read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ def test_a_table_stands_for_a_product(tmp_path: Path) -> None:
         'specs = ["prod-f32-n9"]\n[[scan]]\nop = ["sum", "prod"]\ndtype = ["float32", "bfloat16"]\n'
         'length = [64, 128, "any"]\nreverse = true\n',
     )
-    found = [spec for spec, _ in load(path).wanted]
+    found = [spec for spec, *_ in load(path).wanted]
     wanted = [
         ScanSpec(op=op, dtype=dtype, length=length, reverse=True)
         for op in ("sum", "prod")
@@ -37,8 +37,8 @@ def test_a_table_stands_for_a_product(tmp_path: Path) -> None:
 def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, 'targets = ["sm_80", "sm_90"]\n[[scan]]\nspec = "sum-f32-n9"\ntarget = "cpu"\n')
     one = ScanSpec(op="sum", dtype="float32", length=9)
-    assert expected(load(path).wanted, [], path) == [(one, "cpu")]
-    assert expected(load(path).wanted, ["sm_100", "sm_90"], path) == [(one, "sm_100"), (one, "sm_90")]
+    assert expected(load(path).wanted, [], path) == [(one, "cpu", False)]
+    assert expected(load(path).wanted, ["sm_100", "sm_90"], path) == [(one, "sm_100", False), (one, "sm_90", False)]
     path = written(tmp_path, 'specs = ["sum-f32-n9"]\n')
     with pytest.raises(UnsupportedRequest, match="--targets"):
         expected(load(path).wanted, [], path)

@@ -177,16 +177,16 @@ def test_kernels_that_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Are remembered for the policy under which they do, there and back, and only until the kernel is there."""
     true, looked = kernels._obtain, kernels.obtain
 
-    def missing(spec: Any, target: str, policy: Any, store: Any) -> Any:
+    def missing(spec: Any, target: str, policy: Any, store: Any, few: bool) -> Any:
         """No kernel of one length is in the store under ``generic``."""
         if spec.length and policy.name == "generic":
             return looked(any_length(spec), target, policies.STRICT)
-        return true(spec, target, policy, store)
+        return true(spec, target, policy, store, few)
 
     monkeypatch.setattr(kernels, "_KERNELS", {})
     monkeypatch.setattr(kernels, "_obtain", missing)
     asked: list[Any] = []
-    monkeypatch.setattr(kernels, "obtain", lambda spec, *others: asked.append(spec) or looked(spec, *others))
+    monkeypatch.setattr(kernels, "obtain", lambda *given, **few: asked.append(given[0]) or looked(*given, **few))
     with scanops.policy("generic"):
         first = both(CALLS["sum, masked"])
         assert len(asked) == 2

@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.instructions import listing
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
-from scanops.codegen import ScanSpec, generate
+from scanops.codegen import ScanSpec, generate, make_plan, render
 from scanops.codegen.fragments import fragments
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
-from tools.golden import GOLDEN
+from tools.golden import GOLDEN, Golden
 
 # Each golden is compiled by nvcc for the default target, and by NVRTC for one of the others in turn.
 TURNS = ("sm_70", "sm_75", "sm_80", "sm_100", "sm_120")
@@ -66,7 +66,7 @@ def together(texts: list[str]) -> str:
 def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     """Device and host code, warnings as errors."""
     source = tmp_path / "kernels.cu"
-    source.write_text(together([generate(row.spec) for row in GOLDEN]))
+    source.write_text(together([render(row.plan) for row in GOLDEN]))
     command = [str(nvcc.nvcc), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,14 +74,13 @@ def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slug", "target"),
-    [(row.slug, TURNS[number % len(TURNS)]) for number, row in enumerate(GOLDEN)],
+    ("row", "target"), [(row, TURNS[number % len(TURNS)]) for number, row in enumerate(GOLDEN)], ids=str
 )
-def test_nvrtc(slug: str, target: str, nvrtc: Nvrtc) -> None:
+def test_nvrtc(row: Golden, target: str, nvrtc: Nvrtc) -> None:
     """For targets older and newer than the default; a state is as large as the planner takes it to be."""
-    spec = ScanSpec.parse(slug)
-    size = f'static_assert(sizeof(State) == {fragments(spec).state_bytes}, "");\n'
-    in_registers(nvrtc.compile(generate(spec, target) + size, f"{slug}.cu", target), target)
+    size = f'static_assert(sizeof(State) == {fragments(row.spec).state_bytes}, "");\n'
+    text = render(make_plan(row.spec, target, row.few)) + size
+    in_registers(nvrtc.compile(text, row.file, target), target)
 
 
 def test_nvrtc_refuses_nonsense(nvrtc: Nvrtc) -> None:

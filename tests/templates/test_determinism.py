@@ -28,7 +28,7 @@ for target in sys.argv[1].split(","):
 assert "torch" not in sys.modules, "codegen imported torch"
 """
 ROOT = Path(__file__).parents[2]
-FEW = ("sum-bf16-n100", "prod-f32-n32768-mask_f32-reverse", "sum-f64-n9-inner9-strided", "sum-f32-n99999999-few")
+FEW = ("sum-bf16-n100", "prod-f32-n32768-mask_f32-reverse", "sum-f64-n9-inner9-strided", "sum-f32-n99999999")
 
 
 def body_below_banner(source: str) -> str:
@@ -60,13 +60,17 @@ def test_two_processes_render_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: row.slug)
 def test_the_banner_tells_the_truth(row: Golden) -> None:
     """The digest is that of the body, and the command names this kernel; the text is ASCII."""
-    text = generate(row.spec, "sm_75")
+    lines = row.spec.inner if row.few else None
+    text = generate(row.spec, "sm_75", lines=lines)
     banner = text.split("\n\n", 1)[0]
     assert text.isascii() and all(line.startswith("//") for line in banner.splitlines())
     digest = re.search(r"^// content  sha256 ([0-9a-f]{16,64}) ", banner, re.MULTILINE)
     assert digest and hashlib.sha256(body_below_banner(text).encode()).hexdigest().startswith(digest[1])
     again = re.search(r"^// again    (.+)$", banner, re.MULTILINE)
-    assert again and shlex.split(again[1]) == ["scanops", "generate", row.slug, "--target", "sm_75"]
+    assert again and shlex.split(again[1]) == [
+        *("scanops", "generate", row.slug, "--target", "sm_75"),
+        *(("--lines", str(lines)) if lines else ()),
+    ]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -8,14 +8,15 @@ import re
 import jinja2
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from jinja2 import nodes
 
-from scanops.codegen import ScanSpec, generate
+from scanops.codegen import ScanSpec, generate, make_plan, render
 from scanops.codegen.source import environment
 from tests.codegen.strategies import specs
-from tools.golden import GOLDEN
+from tools.golden import GOLDEN, Golden
 
-FUNCTION = re.compile(r"^__device__ .*?(\w+)\(", re.MULTILINE)
+FUNCTION = re.compile(r"^(?:__host__ )?__device__ .*?(\w+)\(", re.MULTILINE)
 CONSTANT = re.compile(r"^constexpr (?:\w+ )+(\w+) = ", re.MULTILINE)
 TYPE = re.compile(r"^(?:typedef .*?(\w+);|struct (?:alignas\(.*\) )?(\w+) \{)", re.MULTILINE)
 EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch"]
@@ -31,7 +32,7 @@ def undeclared(source: str) -> set[str]:
 @functools.cache
 def provided() -> set[str]:
     """Functions of CUDA and C++: what goldens, which compilers accept, call and do not declare."""
-    return NOT_IN_GOLDENS.union(*(undeclared(generate(golden.spec)) for golden in GOLDEN))
+    return NOT_IN_GOLDENS.union(*(undeclared(render(golden.plan)) for golden in GOLDEN))
 
 
 def faults(source: str) -> set[str]:
@@ -53,17 +54,17 @@ def listed(pattern: re.Pattern[str], source: str) -> str:
     return " ".join("".join(groups) for groups in (match.groups(default="") for match in pattern.finditer(source)))
 
 
-@pytest.mark.parametrize("spec", [golden.spec for golden in GOLDEN], ids=str)
-def test_committed_kernels_are_whole(spec: ScanSpec) -> None:
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.slug)
+def test_committed_kernels_are_whole(golden: Golden) -> None:
     """Each strategy and class of states: every function, constant and type is used."""
-    assert faults(generate(spec)) == set()
+    assert faults(render(golden.plan)) == set()
 
 
 @settings(max_examples=100)
-@given(specs)
-def test_the_kernel_of_any_spec_is_whole(spec: ScanSpec) -> None:
+@given(specs, st.booleans())
+def test_the_kernel_of_any_spec_is_whole(spec: ScanSpec, few: bool) -> None:
     """The same for specs drawn from all that ScanSpec accepts."""
-    assert faults(generate(spec)) == set()
+    assert faults(render(make_plan(spec, few=few))) == set()
 
 
 @pytest.mark.parametrize(

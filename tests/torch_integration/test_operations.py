@@ -26,7 +26,7 @@ def test_lengths_that_change_have_one_kernel(monkeypatch: pytest.MonkeyPatch) ->
     compiled = partial(torch.compile, lambda x: scanops.cumsum(x, -1), fullgraph=True, backend="aot_eager")
     function, fixed = compiled(dynamic=True), compiled(dynamic=False)
     found, obtain = [], kernels.obtain
-    monkeypatch.setattr(kernels, "obtain", lambda *given: found.append(obtain(*given)) or found[-1])
+    monkeypatch.setattr(kernels, "obtain", lambda *given, **few: found.append(obtain(*given, **few)) or found[-1])
     with scanops.emulate():
         for length in (1231, 1237, 1249):  # of which no other test has a kernel
             x = torch.rand(2, length)
@@ -48,7 +48,7 @@ def test_a_batch_is_one_scan() -> None:
     expected = [scan(*each) for each in zip(x, keep, offsets, initial, strict=True)]
     with scanops.emulate(), scanops.record() as used:
         found = torch.func.vmap(scan)(x, keep, offsets, initial)
-        assert [(spec.segments, count) for (spec, _), count in used.counts.items()] == [("flags", 1)]
+        assert [(spec.segments, count) for (spec, *_), count in used.counts.items()] == [("flags", 1)]
         close(found, [torch.stack(parts) for parts in zip(*expected, strict=True)])
         numbers = torch.func.vmap(lambda x: scanops.cumprod(x, 0, mask=x))(torch.tensor([2.0, 3.0]))
         half, weight = torch.ones(2, 3, dtype=torch.float16), torch.tensor([2.0, 3.0])

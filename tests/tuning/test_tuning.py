@@ -171,7 +171,7 @@ def test_the_best_plan_is_kept_if_its_gain_exceeds_margin_and_noise(gain: float,
     assert all(0 <= done <= of for _, done, of in said)
     if found and not noise:
         assert outcome.measured.gain == pytest.approx(gain, abs=1e-3)
-        assert (found.key, found.plan) == ((TARGET, "a GPU", SPEC.slug), GOOD.numbers())
+        assert (found.key, found.plan) == ((TARGET, "a GPU", SPEC.slug, False), GOOD.numbers())
         assert (found.measured.lines, found.measured.default_us, found.measured.rounds) == (10, 100.0, 45)
 
 

@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
-// spec     prod-f64-n65536-inner6-exclusive-few
-//          65536 float64 items of stride 6, exclusive, few, float64 out
+// spec     prod-f64-n65536-inner6-exclusive
+//          65536 float64 items of stride 6, exclusive, float64 out
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 913baefb720a2cd0 of everything below this banner
-// again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
+// content  sha256 ea4c56ab1ff25c07 of everything below this banner
+// again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -82,7 +82,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -506,22 +505,18 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
     __shared__ States ahead[kLanes];  // the tile's exclusive prefix
-    __shared__ unsigned long long ticket;
+    __shared__ unsigned launch;  // epoch of this launch
 
-    // ---- claim a tile: those of kAbreast panels are claimed together, row of tiles by row of tiles
+    // ---- one tile per block, those of kAbreast panels together, row of tiles by row of tiles: blocks start in the order
+    // of their index, so the tiles above are resident, or done
+    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const int tiles_a_line = (int)((length + kTile - 1) / kTile);
     const unsigned panels = (unsigned)(lines / kInner) * kPanels;
-    if (threadIdx.x == 0) {
-        ticket = take_ticket(board);
-        pass_on(board, ticket, panels * tiles_a_line - 1);
-    }
-    __syncthreads();
-    const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
     const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
-    const unsigned first_panel = claimed / together * kAbreast;
+    const unsigned first_panel = blockIdx.x / together * kAbreast;
     const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
-    const unsigned panel = first_panel + claimed % together % abreast;
-    const int tile = claimed % together / abreast;  // index in its panel
+    const unsigned panel = first_panel + blockIdx.x % together % abreast;
+    const int tile = blockIdx.x % together / abreast;  // index in its panel
     const Place at = place_of(panel, (Position)tile * kTile, length);
     const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const Operands from = {
@@ -539,6 +534,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     const States inclusive = scan_slots(run, lane);
     const States inside = slots_before(inclusive, lane);
     if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
+    if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
 
     // ---- the lanes of a column fold the tile's exclusive prefix in a fixed order

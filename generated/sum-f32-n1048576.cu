@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f32-n1048576-few
-//          1048576 float32 items, few, float32 out
+// spec     sum-f32-n1048576
+//          1048576 float32 items, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 e1a9958e89fd6b2f of everything below this banner
-// again    scanops generate sum-f32-n1048576-few --target sm_90
+// content  sha256 9877ac445b44aed4 of everything below this banner
+// again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -29,7 +29,6 @@ constexpr int kVectors = 8;  // accesses of a thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 8;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 1024;  // of a warp in a tile
 constexpr int kTile = 16384;  // items of a tile
 constexpr int tiles_a_line = 64;  // of a row
@@ -46,7 +45,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -67,15 +65,19 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -89,22 +91,73 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at]);
+    }
     return s;
 }
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+};
+
+// ---- loads and stores
+template <class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
-    *reinterpret_cast<Vector*>(first) = y;
+// Accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        a[j] = part.reaches(j) ? load_access(from + along(j * part.step)) : Vector<Item>{};
+    }
+}
+
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    load_dense(a.x, part, row.x);
+    return a;
+}
+
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
 // Inclusive scan of consecutive items in place; returns their total.
@@ -116,12 +169,20 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[kRun - 1];
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
+        put(r, k, combine(prefix, s.item[k]));
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -156,6 +217,17 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
+}
+
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    return before;
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
@@ -224,47 +296,34 @@ __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Board board) {
     __shared__ State warp_total[kWarps];
     __shared__ State group_total[kWarps];
-    __shared__ unsigned long long ticket;
+    __shared__ unsigned launch;  // epoch of this launch
 
-    // ---- claim tiles in ticket order, so that preceding tiles are resident and make progress
+    // ---- one tile per block: blocks start in the order of their index, so preceding tiles are resident, or done
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) ticket = take_ticket(board);
-    __syncthreads();
-    if (threadIdx.x == 0) pass_on(board, ticket, gridDim.x - 1);
-    const unsigned launch = launch_of(ticket);
-    const TileNumber tile = (unsigned)ticket;
+    const TileNumber tile = blockIdx.x;
+    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const long long line = tile / tiles_a_line;
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
-    // scan position of this thread's first item
-    const Position first = (Position)index * kTile + warp * kWarpItems + lane * kItems;
-    const Input* input_at = input + line * length + memory_index(first, kItems, length);
-    Output* const output_at = output + line * length + memory_index(first, kItems, length);
+    const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
+    const Part part = {first, length, length, lane};
+    const long long dense = line * length + memory_index(first, kItems, length);
+    const Row row = {input + dense, output + dense};
 
     // ---- load
-    InputVector x[kVectors];
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        x[j] = load_input(input_at + along(j * stripe));
-    }
+    const Accesses a = load(part, row);
 
     // ---- scan the items in their thread, then across the lanes of the warp
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(x[j]);
+        s[j] = lift_items(a, j);
     State p[kRuns];
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
-    State before = identity();
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, t[j], lane);
+    const State total = scan_across(p, s, identity(), part);
 
     // ---- combine the totals of the warps and publish the tile's total
-    if (lane == 31) warp_total[warp] = before;
+    if (lane == 31) warp_total[warp] = total;
+    if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[lane] : identity(), lane);
     const State warps = warps_before(totals, warp);
@@ -285,15 +344,14 @@ scan_kernel(const Input* input, Output* output, Board board) {
     }
     const State prefix = combine(base, warps);
 
-    // ---- store
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
+
+    // ---- store
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-        const int j = kReverse ? kVectors - 1 - n : n;
-        OutputVector y;
-        make_results(y, p[j], s[j]);
-        store_vector(output_at + along(j * stripe), y);
+        const int j = place_of(n, kVectors);
+        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
     }
 }
 
