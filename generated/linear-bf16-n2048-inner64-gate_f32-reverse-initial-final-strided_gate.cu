@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 3cc85df3e3acaff3 of everything below this banner
+// content  sha256 4c6710d6616bc231 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,6 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
-
 #endif
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
@@ -83,9 +82,7 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 }
 
 // Carry-out: the result of the whole line.
-__device__ __forceinline__ Carry end_line(State state) {
-    return state.value;
-}
+__device__ __forceinline__ Carry end_line(State state) { return state.value; }
 
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
@@ -350,7 +347,6 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
 }
 
 // ---- lanes
-
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 fafbcd9f264138d0 of everything below this banner
+// content  sha256 e241b90e21c5bfd2 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -120,7 +120,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -154,7 +153,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 // Inclusive scan of consecutive items in place; returns their total, compensated.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
@@ -239,7 +237,7 @@ scan_kernel(const Input* input, Output* output, Position length, int stripes) {
     Part part = {first, length, length, lane};
     part.end = first + warp_items - lane * kItems < length ? first + warp_items - lane * kItems : length;
     part.accesses = stripes;
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 9a30cb0af407838a of everything below this banner
+// content  sha256 5e931ec44ce8fbd9 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -153,7 +153,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-
 // Items before the row's first are ignored.
 __device__ __forceinline__ void begin_row(Items& s, Position position) {
 #pragma unroll
@@ -162,7 +161,6 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
 }
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -197,7 +195,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = append(identity(), s.item[0]);
@@ -276,12 +273,9 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 // ---- the forward scan: from the last item to the first, so that items, lanes and warps are in reverse order
 namespace before {
 constexpr bool kReverse = false;
-
-typedef float Output;  // float32
-typedef float Value;  // accumulator type
+typedef Value Output;
 typedef Value State;  // scan state of a contiguous range of items
 
-// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
 __device__ __forceinline__ State lift(Value x) {
@@ -293,9 +287,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    return older * newer;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Gate g) {
     return lift(true ? (Value)(g) : 1);
@@ -393,7 +385,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, gate + dense, output + dense};
 
     // ---- load

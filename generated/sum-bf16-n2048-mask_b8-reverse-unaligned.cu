@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 346c53ff1bc50267 of everything below this banner
+// content  sha256 dc3d8e9b43f934a9 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,7 +45,6 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -292,7 +291,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 // Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
 #pragma unroll
@@ -374,7 +372,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lead = lead_of(line, output, length);
     const Position first = warp * warp_items + lane * kItems - lead;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, mask + dense, output + dense};
 
     // ---- load
@@ -385,7 +383,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
         s[j] = lift_items(a, j);
-    begin_row(s[0], first);
+    begin_row(s[0], part.first);
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 

@@ -21,7 +21,7 @@ from scanops.artifact import CPU, BuildRequest, expressions, plan_for
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.lines import are_few
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.codegen.source import environment, render
+from scanops.codegen.source import environment, render, tidied
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate
 from scanops.errors import BuildFailure, UnsupportedRequest
@@ -213,7 +213,7 @@ class _Check:
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
-        text = environment().get_template("laws.j2").render(plan=plan_for(spec, CPU))
+        text = tidied(environment().get_template("laws.j2").render(plan=plan_for(spec, CPU)))
         library = load(self._built(f"laws-{spec.input.tag}", text))
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))

@@ -112,12 +112,7 @@ class Plan:
     @property
     def code(self) -> Fragments:
         """The C++ text of types and expressions of the spec."""
-        return fragments(self.spec, extends=self.extends)
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return self.code.intrinsics
+        return fragments(self.spec)
 
     @property
     def lifted(self) -> tuple[Source, ...]:

@@ -146,11 +146,6 @@ class PanelPlan(Plan):
         padding = WARP if self.items % 2 == 0 else 0
         return self.warps * (self._warp_rows * self.lanes + padding + self.realigns * ACCESS_BYTES // size)
 
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel may call."""
-        return (*self.code.intrinsics, "relaxed", "dynamic", "copies", "streams")
-
 
 # H200, fp32 sum, fraction of a copy.
 ROWS, ROW_BYTES = 16, 256  # bytes per thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
