@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 b3c8cd2e3a6e141e of everything below this banner
+// content  sha256 38f7e6a1be06b77a of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,7 +30,6 @@ constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
-constexpr int kRingBytes = 98304;  // of dynamic shared memory
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -197,7 +196,6 @@ struct Operands {
 struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
     alignas(16) Input x[kStages][kWarps][kLines * kItems];
 };
-static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 // `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
 template <bool order, typename Item>
@@ -228,8 +226,8 @@ __device__ __forceinline__ int place_of(int run, int item) {
     return (piece ^ piece / spread % 8) * kPiece<Item> + item % kPiece<Item>;
 }
 
-// Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous items,
-// which are `pitch` items apart. Of the warp's lines `lines` exist, of its positions `live`.
+// Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous
+// items, which are `pitch` items apart. Of the warp's lines `lines` exist, of its positions `live`.
 template <bool order, int access, typename Item, typename Pointer, typename Move>
 __device__ __forceinline__ void each_access(Pointer first, long long pitch, int lines, Position live,
                                             const Move& move) {
@@ -441,7 +439,7 @@ scan_kernel(const Input* input, Output* output,
         // ---- store
         const Results results = results_of(prefix, s);
         store_along<4>(output + written, results.y,
-                    reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, live - begin);
+            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, live - begin);
         written += kTile * kStep;
         __syncwarp();
     }

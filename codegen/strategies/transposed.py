@@ -74,7 +74,6 @@ class TransposedPlan(Plan):
             Constant("kWhole", whole, "a lane stores its adjacent lines by one access"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
-            Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
