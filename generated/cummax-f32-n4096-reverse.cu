@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 8f9fcf13bc6d4a74 of everything below this banner
+// content  sha256 3eac27d114ed81e7 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -250,7 +250,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense, indices + dense};
 
     // ---- load
@@ -260,7 +260,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length));
+        s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length));
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 

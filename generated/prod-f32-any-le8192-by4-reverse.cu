@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 39545a00242c0aed of everything below this banner
+// content  sha256 09a7fe97688bc2e6 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -243,7 +243,7 @@ scan_kernel(const Input* input, Output* output, Position length, int stripes) {
     Part part = {first, length, length, lane};
     part.end = first + warp_items - lane * kItems < length ? first + warp_items - lane * kItems : length;
     part.accesses = stripes;
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

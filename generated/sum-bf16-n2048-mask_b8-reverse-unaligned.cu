@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f6577473a85df418 of everything below this banner
+// content  sha256 5a0cf5ad326f1599 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -378,7 +378,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lead = lead_of(line, output, length);
     const Position first = warp * warp_items + lane * kItems - lead;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, mask + dense, output + dense};
 
     // ---- load
@@ -389,7 +389,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
         s[j] = lift_items(a, j);
-    begin_row(s[0], first);
+    begin_row(s[0], part.first);
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 

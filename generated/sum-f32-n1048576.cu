@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 29a59dc29188666f of everything below this banner
+// content  sha256 82549b9388fe18c6 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -313,7 +313,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
     const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
     const Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 752a2aa87e91f580 of everything below this banner
+// content  sha256 b0c062d2bed74ba8 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -196,7 +196,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Position first = lane * kItems;
     Part part = {first, length, length, lane};
     part.live = line < lines;
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c069fbef0f367698 of everything below this banner
+// content  sha256 95716106c5725c1d of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -289,7 +289,7 @@ scan_kernel(const Input* input, Output* output) {
     const int lead = lead_of(line, length);
     const Position first = warp * warp_items + lane * kItems - lead;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load
@@ -300,7 +300,7 @@ scan_kernel(const Input* input, Output* output) {
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
         s[j] = lift_items(a, j);
-    begin_row(s[0], first);
+    begin_row(s[0], part.first);
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 
