@@ -11,7 +11,6 @@ from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_t
 from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, may_run, row_of
-from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]
@@ -59,7 +58,7 @@ DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WavePlan(BoardPlan):
+class WavePlan(RowPlan):
     """Persistent blocks with a multistage ring of tiles in shared memory."""
 
     strategy: ClassVar[str] = "wave"
@@ -71,7 +70,7 @@ class WavePlan(BoardPlan):
 
     def __post_init__(self) -> None:
         """Check that the ring holds the tiles between a tile's load and its store."""
-        BoardPlan.__post_init__(self)
+        RowPlan.__post_init__(self)
         require(self, self.ahead < self.stages, "fewer steps ahead than stages")
         # Items that pass through registers reach the ring one step after their load was issued.
         loads = self.stages - self.ahead >= 2 or not self.lands
