@@ -18,6 +18,7 @@ import torch
 
 from scanops.artifact import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
+from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.figures import ITEMS, item_bytes
 from scanops.codegen.lines import check_lines
 from scanops.codegen.plan import Plan
@@ -259,7 +260,7 @@ def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, devic
 def fill_exactly(spec: ScanSpec, x: torch.Tensor, mask: torch.Tensor | None) -> None:
     """Fill x and mask with values whose scan is exact: signs for products, small integers otherwise."""
     random = torch.Generator(x.device).manual_seed(2026)
-    for tensor, kind in ((x, spec.input.kind), (mask, spec.mask_dtype.kind if spec.mask_dtype else "bool")):
+    for tensor, kind in ((x, spec.input.kind), (mask, dtype_named(spec.mask).kind if spec.mask else "bool")):
         if tensor is not None:
             low, high = _STEPS[kind]
             steps = torch.randint(low, high + 1, tensor.shape, dtype=torch.int8, device=x.device, generator=random)
