@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 808aaa62239381be of everything below this banner
+// content  sha256 fc2b7b7738ec01f7 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -282,16 +282,19 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     return a;
 }
 
-// Inclusive scan of consecutive items in place; returns their total, compensated.
+// The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
     Value lost = 0;
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        lost = lose(lost, s.item[k - 1], s.item[k]);
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        lost = lose(lost, total, s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
+    return s.item[kRun - 1] = regain(total, lost);
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -302,9 +305,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, combine(prefix, s.item[k]));
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
