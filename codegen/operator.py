@@ -80,7 +80,7 @@ class Operator:
     associativity, identity and commutativity.
 
     ``step`` and ``output`` also compute results on the CPU, under ``torch.compile`` and ``torch.func``, and gradients:
-    there h and x are tensors with one element per line, so branches must be written with ``torch.where``.
+    there h and x are tensors of one element per line, or of all, so branches are written with ``torch.where``.
 
     Every state field has the accumulator's type unless ``types`` says otherwise. Declare fields that hold ``i`` as
     ``"index"``: float32 does not tell integers beyond 2^24 apart. An operator whose output is an index, such as argmax,

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b7bc77a1c4053130 of everything below this banner
+// content  sha256 3458ae30e093427c of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,8 +52,8 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-// exp(x) with a relative error of about (3 + |x|) 2^-23: for few terms close to their reference.
-__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }
+// exp(x) with a relative error of about (2 + |x| / 2) 2^-23: log2(e) as a sum of two floats.
+__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f)); }
 
 // log(1 + x). With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial's relative error is at
 // most 2.8e-8, that of the sum 1.1 ulp. The result for x = -1 is arbitrary and finite: it is added to an infinity.
@@ -241,9 +241,13 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     if (right) return settle(sum);
     State total = append(identity(), s.item[0]);
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -259,13 +263,16 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     for (int k = 1; k < kRun; ++k) sum[k] = extend(sum[k - 1], s.item[k]);
     if (is_right(behind(prefix, sum[kRun - 1]))) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) put(r, k, behind(prefix, sum[k]));
+        for (int k = 0; k < kRun; ++k)
+            put(r, k, !kExclusive ? behind(prefix, sum[k]) : k > 0 ? behind(prefix, sum[k - 1]) : prefix);
         return r;
     }
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -319,7 +326,7 @@ scan_kernel(const Input* input, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load
