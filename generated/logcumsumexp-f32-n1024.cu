@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a91d14eaa64a0e97 of everything below this banner
+// content  sha256 3458ae30e093427c of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -241,9 +241,13 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     if (right) return settle(sum);
     State total = append(identity(), s.item[0]);
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -259,13 +263,16 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     for (int k = 1; k < kRun; ++k) sum[k] = extend(sum[k - 1], s.item[k]);
     if (is_right(behind(prefix, sum[kRun - 1]))) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) put(r, k, behind(prefix, sum[k]));
+        for (int k = 0; k < kRun; ++k)
+            put(r, k, !kExclusive ? behind(prefix, sum[k]) : k > 0 ? behind(prefix, sum[k - 1]) : prefix);
         return r;
     }
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }

@@ -189,11 +189,6 @@ class Plan:
         return self.spec.segments is not None or not self.spec.operator.of_elements
 
     @property
-    def looks_within(self) -> bool:
-        """Whether the prefix of an item depends on the item: on its segment, or on its own fields (exclusive scans)."""
-        return self.spec.exclusive and (self.spec.segments is not None or bool(self.spec.operator.own))
-
-    @property
     def extends(self) -> bool:
         """Whether a thread's total is first computed with fewer instructions, and checked."""
         dear = self.spec.segments is not None or fragments(self.spec).calls

@@ -28,7 +28,6 @@ class Before:
     picks: bool = False
     extends: bool = False
     regains: bool = False  # the products with the prefix are rounded once in any case
-    looks_within: bool = False
 
 
 def before_of(gradient: ScanSpec) -> Before:
