@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8ebafb648e089d01 of everything below this banner
+// content  sha256 1d336b728bf66501 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -232,7 +232,7 @@ struct Ring {  // accesses of the tiles in flight
 
 // Copy an item or an access to the ring, asynchronously if it has as many bytes as cp.async can copy.
 template <class T>
-__device__ __forceinline__ void copy(T* to, const T* from) {
+__device__ __forceinline__ void copy(T* to, const void* from) {
     if constexpr (sizeof(T) == 16)
         copy_async_16(to, from);
     else if constexpr (sizeof(T) == 8)
@@ -240,12 +240,7 @@ __device__ __forceinline__ void copy(T* to, const T* from) {
     else if constexpr (sizeof(T) == 4)
         copy_async_4(to, from);
     else
-        *to = *from;
-}
-
-template <class Item>
-__device__ __forceinline__ void copy_access(Vector<Item>* slot, const Item* from) {
-    copy(slot, reinterpret_cast<const Vector<Item>*>(from));
+        *to = *static_cast<const T*>(from);
 }
 
 // Copy accesses that lie as those of the output, by rising address.
@@ -255,13 +250,13 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step);
-        if (part.reaches(j)) copy_access(slots + j * kThreads, access);
+        if (part.reaches(j)) copy(slots + j * kThreads, access);
     }
 }
 
 // Copy the accesses of a tile to a stage of the ring, or load them to registers.
-__device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp, const Part& part,
-                                     const Row& row) {
+__device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
+                                     const Part& part, const Row& row) {
     copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
 }
 
@@ -533,7 +528,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         const int next_peer = next_group * 32 + own_peer;
         if (looks_back && next_peer < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + next_peer);
-        __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
+        __syncwarp();  // otherwise ptxas reads them after the copies below, and the look-back waits for their data, too
 
         // ---- fold the preceding totals in a fixed order
         int w = 0;

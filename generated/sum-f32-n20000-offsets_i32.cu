@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
+// plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8c371643ad4a9d7d of everything below this banner
+// content  sha256 0b485a311cf85003 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,20 +34,20 @@ struct Segments {
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 20000;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 256;  // of a block
-constexpr int kWarps = 8;  // of a block
+constexpr int kThreads = 352;  // of a block
+constexpr int kWarps = 11;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 6;  // accesses of a thread
+constexpr int kVectors = 5;  // accesses of a thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 6;  // of a thread
+constexpr int kRuns = 5;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 768;  // of a warp in a tile
-constexpr int kTile = 6144;  // items of a tile
-constexpr int tiles_a_line = 4;  // of a row
-constexpr int kStages = 4;  // tiles in the ring
-constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
+constexpr int kWarpItems = 640;  // of a warp in a tile
+constexpr int kTile = 7040;  // items of a tile
+constexpr int tiles_a_line = 3;  // of a row
+constexpr int kStages = 3;  // tiles in the ring
+constexpr int kAhead = 1;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 2;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
 constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
@@ -291,7 +291,7 @@ struct Ring {  // accesses of the tiles in flight
 
 // Copy an item or an access to the ring, asynchronously if it has as many bytes as cp.async can copy.
 template <class T>
-__device__ __forceinline__ void copy(T* to, const T* from) {
+__device__ __forceinline__ void copy(T* to, const void* from) {
     if constexpr (sizeof(T) == 16)
         copy_async_16(to, from);
     else if constexpr (sizeof(T) == 8)
@@ -299,12 +299,7 @@ __device__ __forceinline__ void copy(T* to, const T* from) {
     else if constexpr (sizeof(T) == 4)
         copy_async_4(to, from);
     else
-        *to = *from;
-}
-
-template <class Item>
-__device__ __forceinline__ void copy_access(Vector<Item>* slot, const Item* from) {
-    copy(slot, reinterpret_cast<const Vector<Item>*>(from));
+        *to = *static_cast<const T*>(from);
 }
 
 // Copy accesses that lie as those of the output, by rising address.
@@ -314,13 +309,13 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step);
-        if (part.reaches(j)) copy_access(slots + j * kThreads, access);
+        if (part.reaches(j)) copy(slots + j * kThreads, access);
     }
 }
 
 // Copy the accesses of a tile to a stage of the ring, or load them to registers.
-__device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp, const Part& part,
-                                     const Row& row) {
+__device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
+                                     const Part& part, const Row& row) {
     copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
 }
 
@@ -592,7 +587,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const int next_peer = next_group * 32 + own_peer;
         if (looks_back && next_peer < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + next_peer);
-        __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
+        __syncwarp();  // otherwise ptxas reads them after the copies below, and the look-back waits for their data, too
 
         // ---- fold the preceding totals in a fixed order
         int w = 0;
@@ -699,7 +694,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (98304 + 15) / 16, "shared memory as planned");
+    static_assert((sizeof(Ring) + 15) / 16 == (84480 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

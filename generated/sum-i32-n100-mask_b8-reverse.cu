@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 e950c1010e14b809 of everything below this banner
+// content  sha256 faa9caf2df6c82d1 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -171,22 +171,10 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin
     if (last < end) to[last] = from[last];
 }
 
-template <class Item>
-__device__ __forceinline__ void read_items(Item* staged, const Item* rows, int count, int lane) {
-    const int begin = phase(rows);
-    copy_items<true>(staged, rows - begin, begin, begin + count, lane);
-}
-
-template <class Item>
-__device__ __forceinline__ void write_items(Item* rows, const Item* staged, int count, int lane) {
-    const int begin = phase(rows);
-    copy_items<false>(rows - begin, staged, begin, begin + count, lane);
-}
-
 // Copy a warp's rows to shared memory, and return where they begin there.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
-    read_items(staged.input, rows.input, count, lane);
-    read_items(staged.mask, rows.mask, count, lane);
+    copy_items<true>(staged.input, rows.input - phase(rows.input), phase(rows.input), phase(rows.input) + count, lane);
+    copy_items<true>(staged.mask, rows.mask - phase(rows.mask), phase(rows.mask), phase(rows.mask) + count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
@@ -196,7 +184,7 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    write_items(rows.output, staged.output, count, lane);
+    copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
 }
 
 // The total of consecutive items; leaves their inclusive scan in place.
@@ -309,14 +297,15 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     const Rows global = advance({input, mask, output}, line * length);
     const Rows copied = read_rows(of_warp[warp], global, count, lane);
 
-    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
+    // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
     const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
     const int own_row = lane >> lane_bits, part = lane & ((1 << lane_bits) - 1), start = part * piece;
 #pragma unroll kTurns
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
         const Piece own = {
-            advance(copied, row * length + memory_index(start, kItems, length)), start, identity()};
+            advance(copied, row * length + memory_index(start, kItems, length)), start,
+            identity()};
         if (lane_bits == 0)
             scan_row<true>(own, length, 0, length);
         else
