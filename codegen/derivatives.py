@@ -50,7 +50,8 @@ class Derivative:
 
     ``line.term``, ``line.gate``, ``line.before`` and ``line.after`` are tensors of x[i], g[i], h[i-1] and h[i], and
     ``line.factor`` is the derivative by h[i-1]. Each is computed when it is first asked for. The functions use methods
-    of tensors that have derivatives themselves, and divide by nothing that may be 0.
+    of tensors that have derivatives themselves, and divide by nothing that may be 0. A row states them where PyTorch's
+    derivatives of ``step`` do not serve: for complex items, beside infinities, and where results have been saved.
     """
 
     before: Callable[[Any], Any] | None = None  # by h[i-1], the result before the item

@@ -3,7 +3,7 @@
 Integer arithmetic uses the unsigned type of the same width, because signed overflow is undefined in C++ and torch's
 integers wrap around; comparisons use a type of the dtype's own signedness. Half types and 8-bit floats are stored as
 bits and computed in float; 8-bit floats are inputs only, because a running sum soon exceeds their range. Complex types
-are a struct of two reals, which fragments.py declares where it is needed.
+are a struct of two reals (stages/complex.cuh.j2).
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class DType:
     write: str = "{x}"  # accumulator -> storage
     rounded: str = "({value})({x})"  # any value rounded to this dtype, as a value
     stored: bool = True  # whether results may have this dtype
-    intrinsic: str | None = None  # macro of intrinsics.cuh.j2 that the expressions above call
 
 
 _ROWS = (
@@ -70,14 +69,14 @@ _ROWS = (
     DType(name="float16", tag="f16", kind="float", bytes=2, storage="unsigned short", value="float",
           accumulator="float", ordered="float", lowest=-inf, highest=inf,
           read="half_to_float({x})", write="float_to_half({x})",
-          rounded="half_to_float(float_to_half((float)({x})))", intrinsic="half"),
+          rounded="half_to_float(float_to_half((float)({x})))"),
     DType(name="bfloat16", tag="bf16", kind="float", bytes=2, storage="unsigned short", value="float",
           accumulator="float", ordered="float", lowest=-inf, highest=inf,
           read="bfloat_to_float({x})", write="float_to_bfloat({x})",
-          rounded="bfloat_to_float(float_to_bfloat((float)({x})))", intrinsic="bfloat"),
+          rounded="bfloat_to_float(float_to_bfloat((float)({x})))"),
     *(DType(name=f"float8_{tag}", tag=tag, kind="float", bytes=1, storage="unsigned char", value="float",
             accumulator="float", ordered="float", lowest=-inf, highest=inf, promotes_with=(),
-            read=f"{tag}_to_float({{x}})", stored=False, intrinsic=tag)
+            read=f"{tag}_to_float({{x}})", stored=False)
       for tag in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     DType(name="float32", tag="f32", kind="float", bytes=4, storage="float", value="float", accumulator="float",
           ordered="float", lowest=-inf, highest=inf),

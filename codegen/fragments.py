@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scanops.codegen.complex_numbers import complex_type
 from scanops.codegen.dtypes import DTYPES, DType, dtype_named, literal
-from scanops.codegen.functions import functions_called
 from scanops.codegen.operator import FIELD_TYPES, Operator
 from scanops.codegen.spec import ScanSpec
 
@@ -22,7 +20,6 @@ DOUBLE_BYTES = 8
 class Fragments:
     """C++ text for one spec. Expressions use the names given in the comments."""
 
-    declarations: tuple[str, ...]  # C types that the expressions below use
     value: str  # C type of the accumulator
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
@@ -40,37 +37,19 @@ class Fragments:
     offset: str  # C type of the offsets; empty without offsets
     result: str  # state -> Output
     calls: bool  # combine and result are called instead of inlined
-    helpers: tuple[str, ...]  # functions that the expressions call
-    intrinsics: tuple[str, ...]  # macros of intrinsics.cuh.j2 the expressions call
     state_bytes: int  # size of one State
     held_bytes: int  # register bytes of one state; own fields are recomputed from loaded operands
 
 
-def fragments(spec: ScanSpec, *, extends: bool = False) -> Fragments:
-    """Return the fragments of ``spec``; if ``extends``, also the functions of the shorter append."""
-    return _of_row(spec, spec.operator, extends)
+def fragments(spec: ScanSpec) -> Fragments:
+    """Return the C++ text for ``spec``."""
+    return _of_row(spec, spec.operator)
 
 
 @lru_cache(maxsize=128)  # a planner asks for those of one spec a hundred times; by row, as a name may get another one
-def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
+def _of_row(spec: ScanSpec, operator: Operator) -> Fragments:
     out = spec.accumulator
-    dtypes = [*(source.dtype for source in spec.sources), out, spec.out]
-    of_parts = any(row.kind == "complex" for row in dtypes)
-    identity = _constants(spec, operator.identity)
-    asked = (
-        *operator.lift,
-        *operator.combine,
-        *operator.append,
-        *(operator.extend + operator.holds + operator.settle + operator.behind if extends else ()),
-        operator.project,
-        operator.indices,
-        operator.carried,
-        operator.second,
-        *operator.resumes,
-    )
-    helpers = functions_called(spec, " ".join((*asked, *identity)))
     return Fragments(
-        declarations=(complex_type(asked),) if of_parts else (),
         value=_value(spec),
         scalar_state=_is_scalar(operator),
         fields=tuple(
@@ -79,7 +58,7 @@ def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
         parts=_parts(spec),
         lift=_as_fields(spec, operator.lift),
         resume=_constants(spec, operator.resumes),
-        identity=identity,
+        identity=_constants(spec, operator.identity),
         element=_element(spec),
         gate=_converted("g", spec.gate, spec),
         saved="" if spec.again else "(int)v" if operator.saved == "place" else _converted("v", spec.saved, spec),
@@ -89,13 +68,6 @@ def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
         offset=DTYPES[str(spec.segments)].storage if spec.by_offsets else "",
         result=_narrowed(spec, spec.out, operator.project),
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
-        helpers=helpers,
-        intrinsics=tuple(
-            sorted(
-                {row.intrinsic for row in dtypes if row.intrinsic}
-                | {name for name in ("exp2_of", "log2_of") if any(f"{name}(" in text for text in helpers)}
-            )
-        ),
         state_bytes=_state_bytes(spec, operator.field_types),
         held_bytes=_held_bytes(spec),
     )
@@ -220,7 +192,7 @@ def _element(spec: ScanSpec) -> str:
 def _convert(text: str, source: DType, to: DType) -> str:
     if source.kind == "complex" and to.kind not in ("complex", "bool"):
         text = f"({text}).re"  # as torch does it; and as true as any number is one with any part
-    exact = source == to or (source.value == to.value and to.intrinsic is None)
+    exact = source == to or (source.value == to.value and to.storage == to.value)
     return text if exact else to.rounded.format(x=text, value=to.value)
 
 

@@ -80,7 +80,7 @@ class Operator:
     associativity, identity and commutativity.
 
     ``step`` and ``output`` also compute results on the CPU, under ``torch.compile`` and ``torch.func``, and gradients:
-    there h and x are tensors with one element per line, so branches must be written with ``torch.where``.
+    there h and x are tensors of one element per line, or of all, so branches are written with ``torch.where``.
 
     Every state field has the accumulator's type unless ``types`` says otherwise. Declare fields that hold ``i`` as
     ``"index"``: float32 does not tell integers beyond 2^24 apart. An operator whose output is an index, such as argmax,
@@ -173,8 +173,8 @@ class Operator:
     # Variants with another state: the fields that differ, by a kind of accumulator or "compensated".
     forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gradient: Gradient | None = None  # the kernel of the backward pass
-    # By it one linear scan computes every other derivative, and first ones without a ``gradient``. None: PyTorch
-    # differentiates the recurrence item by item.
+    # Of one step: a linear scan computes every other derivative, and first ones without a ``gradient``. None: PyTorch's
+    # of ``step`` for floats if h is one number and the result; else it differentiates the recurrence item by item.
     derivative: Derivative | None = None
     # None: ``step`` combines two states where a state is an element; otherwise items are scanned one by one.
     join: Join | None = None

@@ -24,7 +24,8 @@ __all__ = ["environment", "generate", "render", "tidied"]
 # one group that matched is the name.
 DEFINITION = re.compile(
     r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
-        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{[ ](?!//).*?\}|\{.*?\n\}) (?=\n)
+        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]*
+            (?:\{(?:[ ](?:(?!//).)*?)?\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
       | (?:struct|union|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
       | typedef[ ][^{;]*?(\w+);[^\n]*
@@ -36,6 +37,8 @@ COMMENT = re.compile(r"//[^\n]*")
 WORD = re.compile(r"[A-Za-z_]\w*")
 # What dropped definitions leave behind: a conditional group or a section with nothing in it.
 EMPTY = re.compile(r"\n#ifdef[^\n]*\s*\n#endif(?=\n)|\n// ----[^\n]*(?=\n\s*\n// ----)")
+# Blank lines at the ends of a section, a conditional group or a namespace.
+ENDS = re.compile(r"(\n(?:// ----|#ifdef|namespace)[^\n]*\n)\n+|\n+(\n(?:#endif|\}))")
 INDENTED = re.compile(r"(?m)^ +(?=#pragma|$)")
 BLANK_LINES = re.compile(r"\n{3,}")
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
@@ -115,7 +118,7 @@ def tidied(text: str) -> str:
     declared = "".join(each[0] for each in found if each[each.lastindex or 0] in moved)
     launcher = launcher.replace("\n", declared + "\n", 1)
     text = INDENTED.sub("", EMPTY.sub("", device) + host_side + launcher)
-    return BLANK_LINES.sub("\n\n", text)
+    return ENDS.sub(r"\1\2", BLANK_LINES.sub("\n\n", text))
 
 
 def _named(text: str, texts: dict[str, str]) -> set[str]:

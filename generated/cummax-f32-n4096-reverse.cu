@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1312f51fdb329961 of everything below this banner
+// content  sha256 3eac27d114ed81e7 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -53,9 +53,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    return newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Input x, int i) {
     return lift(x, i);
@@ -131,7 +129,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -166,14 +163,17 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -185,10 +185,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -248,7 +250,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense, indices + dense};
 
     // ---- load
@@ -258,7 +260,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length));
+        s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length));
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 

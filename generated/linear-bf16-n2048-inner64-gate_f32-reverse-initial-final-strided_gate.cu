@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 64cc1b1657d2f90b of everything below this banner
+// content  sha256 4c6710d6616bc231 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,6 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
-
 #endif
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
@@ -83,9 +82,7 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 }
 
 // Carry-out: the result of the whole line.
-__device__ __forceinline__ Carry end_line(State state) {
-    return state.value;
-}
+__device__ __forceinline__ Carry end_line(State state) { return state.value; }
 
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
@@ -125,7 +122,6 @@ static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = true;  // results follow from each other, row by row
-constexpr bool kExclusive = false;
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
@@ -143,8 +139,8 @@ struct TileRows {  // a thread's rows of a tile, of every operand
     Rows<Input> x;
     Rows<Gate> g;
 };
-struct Results {  // of a thread's rows
-    Rows<Output> y;
+struct Results {  // of a thread's columns in one row
+    Access<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
     State column[kVector];
@@ -262,7 +258,7 @@ __device__ __forceinline__ TileRows load(const Operands& from, Position live, in
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int there) {
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
@@ -272,12 +268,10 @@ __device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int t
     }
 }
 
-__device__ __forceinline__ void store(const Outputs& to, const Results& results, Position live, int there) {
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-        if (!is_live(live, k * kStride)) continue;
-        store_row(to.y + k * kStride * kStep, results.y.row[k], there);
-    }
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
 // The states of a tile's rows.
@@ -304,26 +298,38 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-// Project a state to the results of row k, column c.
-__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = output_of(state);
-}
-
-// Results of the rows, given the states before them.
-__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
-    Results results;
-    States last = prefix;  // the prefix that ends with the row before
+// Visit the columns of each row, in order, with the state before the row and the one that includes it.
+template <typename Next, typename Visit>
+__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+    States last = prefix;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = last.column[c];
-            const State own = s.row[k].column[c];
-            if (kExclusive) project(results, k, c, before);
-            before = append(before, own);
-            if (!kExclusive) project(results, k, c, before);
+            const State before = last.column[c];
+            last.column[c] = next(k, c, before);
+            visit(k, c, before, last.column[c]);
         }
-    return results;
+}
+
+template <typename Visit>
+__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
+    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
+        return append(before, s.row[k].column[c]);
+    };
+    walk_rows(prefix, next, visit);
+}
+
+// Pass on the results of each row, given the states before the rows: use(k, results).
+template <typename Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    Results results;
+    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
+        const State state = after;
+        results.y.column[c] = output_of(state);
+        if (c == kVector - 1) use(k, results);
+    };
+    walk_items(prefix, s, project);
 }
 
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
@@ -331,23 +337,16 @@ __device__ __forceinline__ Results results_of(const States& prefix, const Items&
 __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,
                                           const States& prefix, const Items& s) {
     if (rest < 1 || rest > kItems) return;
-    States sum = prefix, last = prefix;
-#pragma unroll
-    for (int k = 0; k < kItems; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            State& before = sum.column[c];
-            const State own = s.row[k].column[c];
-            before = append(before, own);
-            if (rest == k + 1) last.column[c] = before;
-        }
+    States last = prefix;
+    walk_items(prefix, s, [&](int k, int c, const State&, const State& after) {
+        if (rest == k + 1) last.column[c] = after;
+    });
 #pragma unroll
     for (int c = 0; c < kVector; ++c)
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
 // ---- lanes
-
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -416,8 +415,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        const Results results = results_of(prefix, s);
-        store(to, results, at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const Results& results) { store_row(to, k, results, at.live - begin, at.there); });
         end_items(carry_out + at.line, kSpacing, length - at.scanned - begin, at.there, prefix, s);
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite

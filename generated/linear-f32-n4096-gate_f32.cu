@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 bcc25fce27ea13a9 of everything below this banner
+// content  sha256 4ffd7e97305fb132 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -137,7 +137,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -185,9 +184,13 @@ __device__ __forceinline__ int access_place(int number) { return number ^ (numbe
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = append(identity(), s.item[0]);
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -198,10 +201,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -255,7 +260,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, gate + dense, output + dense};
 
     // ---- load

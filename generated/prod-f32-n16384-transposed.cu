@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 694712a144e443fc of everything below this banner
+// content  sha256 42974493e33ee912 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,7 +30,6 @@ constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
-constexpr int kRingBytes = 98304;  // of dynamic shared memory
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -64,7 +63,6 @@ __device__ __forceinline__ void copy_stream_16(void* shared, const void* global)
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -133,7 +131,6 @@ static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a til
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
-constexpr bool kExclusive = false;
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
@@ -150,7 +147,10 @@ struct Rows {
 struct TileRows {  // a thread's rows of a tile, of every operand
     Rows<Input> x;
 };
-struct Results {  // of a thread's rows
+struct Results {  // of a thread's columns in one row
+    Access<Output> y;
+};
+struct TileResults {  // of all its rows
     Rows<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
@@ -198,7 +198,6 @@ struct Operands {
 struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
     alignas(16) Input x[kStages][kWarps][kLines * kItems];
 };
-static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 // `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
 template <bool order, typename Item>
@@ -229,8 +228,8 @@ __device__ __forceinline__ int place_of(int run, int item) {
     return (piece ^ piece / spread % 8) * kPiece<Item> + item % kPiece<Item>;
 }
 
-// Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous items,
-// which are `pitch` items apart. Of the warp's lines `lines` exist, of its positions `live`.
+// Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous
+// items, which are `pitch` items apart. Of the warp's lines `lines` exist, of its positions `live`.
 template <bool order, int access, typename Item, typename Pointer, typename Move>
 __device__ __forceinline__ void each_access(Pointer first, long long pitch, int lines, Position live,
                                             const Move& move) {
@@ -347,26 +346,47 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-// Project a state to the results of row k, column c.
-__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = output_of(state);
-}
-
-// Results of the rows, given the states before them.
-__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
-    Results results;
-    States last = prefix;  // the prefix that ends with the row before
+// Visit the columns of each row, in order, with the state before the row and the one that includes it.
+template <typename Next, typename Visit>
+__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+    States last = prefix;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = last.column[c];
-            const State own = s.row[k].column[c];
-            if (kExclusive) project(results, k, c, before);
-            before = combine(prefix.column[c], own);
-            if (!kExclusive) project(results, k, c, before);
+            const State before = last.column[c];
+            last.column[c] = next(k, c, before);
+            visit(k, c, before, last.column[c]);
         }
-    return results;
+}
+
+template <typename Visit>
+__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
+    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
+        return combine(prefix.column[c], s.row[k].column[c]);
+    };
+    walk_rows(prefix, next, visit);
+}
+
+// Pass on the results of each row, given the states before the rows: use(k, results).
+template <typename Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    Results results;
+    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
+        const State state = after;
+        results.y.column[c] = output_of(state);
+        if (c == kVector - 1) use(k, results);
+    };
+    walk_items(prefix, s, project);
+}
+
+// The results of all rows at once.
+__device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
+    TileResults rows;
+    each_result(prefix, s, [&](int k, const Results& results) {
+        rows.y.row[k] = results.y;
+    });
+    return rows;
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -440,9 +460,9 @@ scan_kernel(const Input* input, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        const Results results = results_of(prefix, s);
+        const TileResults results = results_of(prefix, s);
         store_along<4>(output + written, results.y,
-                    reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, live - begin);
+            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, live - begin);
         written += kTile * kStep;
         __syncwarp();
     }

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b7b24c7e2c7ee01c of everything below this banner
+// content  sha256 fe3a74bc3bb8e7db of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -122,7 +122,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -156,17 +155,19 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
-// Inclusive scan of consecutive items in place; returns their total, compensated.
+// The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
     Value lost = 0;
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        lost = lose(lost, s.item[k - 1], s.item[k]);
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        lost = lose(lost, total, s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
+    return s.item[kRun - 1] = regain(total, lost);
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -177,9 +178,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, combine(prefix, s.item[k]));
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -239,7 +243,7 @@ scan_kernel(const Input* input, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 b7d3931018e90cc9 of everything below this banner
+// content  sha256 834d4eccfe8d2fce of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -82,7 +82,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -124,7 +123,6 @@ static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
-constexpr bool kExclusive = true;
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
@@ -141,7 +139,10 @@ struct Rows {
 struct TileRows {  // a thread's rows of a tile, of every operand
     Rows<Input> x;
 };
-struct Results {  // of a thread's rows
+struct Results {  // of a thread's columns in one row
+    Access<Output> y;
+};
+struct TileResults {  // of all its rows
     Rows<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
@@ -218,21 +219,17 @@ struct Outputs {  // a thread's first row of the next tile to store
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
-// Where lanes exchange rows, an access of a warp is contiguous however narrow the panel is, and stages lie by warp in
-// scan order: a warp reads what its lanes copied. Otherwise a thread reads what it copied, so no barrier is needed.
 constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
 constexpr int kWarpAccesses = 32 / kLanes * kRun;
 
-// Accesses of a warp's part of a stage, with slack for misaligned rows.
-template <typename Item>
+template <typename Item>  // accesses of a warp's part of a stage, with slack for misaligned rows; and of a stage
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
 
-// Accesses of a stage of the ring.
 template <typename Item>
 constexpr int kStage = kWarps * kPart<Item>;
 
-// Index in a stage of the access that a thread copies or stores as its k-th.
+// Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
@@ -296,7 +293,7 @@ __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Op
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int there) {
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
@@ -306,12 +303,10 @@ __device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int t
     }
 }
 
-__device__ __forceinline__ void store(const Outputs& to, const Results& results, Position live, int there) {
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-        if (!is_live(live, k * kStride)) continue;
-        store_row(to.y + k * kStride * kStep, results.y.row[k], there);
-    }
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
 // The states of a tile's rows.
@@ -341,26 +336,47 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-// Project a state to the results of row k, column c.
-__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = output_of(state);
-}
-
-// Results of the rows, given the states before them.
-__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
-    Results results;
-    States last = prefix;  // the prefix that ends with the row before
+// Visit the columns of each row, in order, with the state before the row and the one that includes it.
+template <typename Next, typename Visit>
+__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+    States last = prefix;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = last.column[c];
-            const State own = s.row[k].column[c];
-            if (kExclusive) project(results, k, c, before);
-            before = combine(prefix.column[c], own);
-            if (!kExclusive) project(results, k, c, before);
+            const State before = last.column[c];
+            last.column[c] = next(k, c, before);
+            visit(k, c, before, last.column[c]);
         }
-    return results;
+}
+
+template <typename Visit>
+__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
+    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
+        return combine(prefix.column[c], s.row[k].column[c]);
+    };
+    walk_rows(prefix, next, visit);
+}
+
+// Pass on the results of each row, given the states before the rows: use(k, results).
+template <typename Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    Results results;
+    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
+        const State state = before;
+        results.y.column[c] = output_of(state);
+        if (c == kVector - 1) use(k, results);
+    };
+    walk_items(prefix, s, project);
+}
+
+// The results of all rows at once.
+__device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
+    TileResults rows;
+    each_result(prefix, s, [&](int k, const Results& results) {
+        rows.y.row[k] = results.y;
+    });
+    return rows;
 }
 
 // ---- lanes
@@ -626,9 +642,9 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     prefix = combine_each(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
-    Results results = results_of(prefix, s);
-    results.y = exchange(reinterpret_cast<Access<Output>*>(ring.x[0]), results.y);
-    store(to, results, at.live, at.there);
+    const Rows<Output> rows = exchange(reinterpret_cast<Access<Output>*>(ring.x[0]), results_of(prefix, s).y);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

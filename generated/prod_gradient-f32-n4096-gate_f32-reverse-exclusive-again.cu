@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 e39a212192aeb4db of everything below this banner
+// content  sha256 907b75c92ce587a7 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -152,8 +152,15 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// ---- loads and stores
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Items before the row's first are ignored.
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
+}
 
+// ---- loads and stores
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -188,14 +195,17 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = append(identity(), s.item[0]);
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = true;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -206,10 +216,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, within(prefix, s.item[k]));
-        prefix = append(prefix, s.item[k]);
+        if (kExclusive) put(r, k, within(before, s.item[k]));
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -264,13 +276,12 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     return before;
 }
 
-// ---- the forward scan's prefix before each item: it runs from the last item of this scan to the first
+// ---- the forward scan: from the last item to the first, so that items, lanes and warps are in reverse order
 namespace before {
-typedef float Output;  // float32
-typedef float Value;  // accumulator type
+constexpr bool kReverse = false;
+typedef Value Output;
 typedef Value State;  // scan state of a contiguous range of items
 
-// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
 __device__ __forceinline__ State lift(Value x) {
@@ -282,9 +293,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    return older * newer;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Gate g) {
     return lift(true ? (Value)(g) : 1);
@@ -296,48 +305,62 @@ struct Items {
     State item[kItems];
 };
 
-// `ahead`: items from the first of these to the end of the row.
-__device__ __forceinline__ Items lift_items(const Accesses& a, int j, Position ahead) {
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-        const int at = place_of(k, kItems);
-        s.item[k] = ahead <= k ? identity() : element(a.g[j].item[at]);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.g[access].item[at]);
     }
     return s;
 }
 
-// The total of the items.
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
-    State total = s.item[kItems - 1];
+    State total = s.item[0];
 #pragma unroll
-    for (int k = kItems - 2; k >= 0; --k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
 
-__device__ __forceinline__ State shuffle_down(State s, int distance) {
-    return __shfl_down_sync(0xffffffffu, s, distance);
+// Items before the row's first are ignored.
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source);
+// ---- lanes of a row
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_down_sync(0xffffffffu, s, distance, kLanes);
 }
 
-// Inclusive scan across lanes.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
-    for (int step = 1; step < kLanes; step *= 2) {
-        const State older = shuffle_down(s, step);
-        if (lane < kLanes - step) s = combine(older, s);
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
     }
     return s;
 }
 
-// The exclusive prefix of this lane's access, given that of the warp's accesses; advances `ahead` past them.
-__device__ __forceinline__ State chain_lanes(State& ahead, State inclusive, int lane) {
-    const State older = shuffle_down(inclusive, 1);
-    const State prefix = lane < kLanes - 1 ? combine(ahead, older) : ahead;
-    ahead = combine(ahead, shuffle(inclusive, 0));
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -351,7 +374,7 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 __device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
     FormerVector f;
 #pragma unroll
-    for (int k = kItems - 1; k >= 0; --k) {
+    for (int k = 0; k < kItems; ++k) {
         f.item[place_of(k, kItems)] = output_of(prefix);
         prefix = append(prefix, s.item[k]);
     }
@@ -370,7 +393,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, gate + dense, output + dense};
 
     // ---- load
@@ -378,18 +401,19 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
 
     // ---- the forward scan's prefix before each item
     before::Items b[kVectors];
-    before::State u[kVectors];
+    before::State u[kVectors], ahead = before::identity();
+    const int later = kLanes - 1 - lane;  // lanes that precede this one in the forward scan
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-        b[j] = before::lift_items(a, j, part.end - part.at(j));
+    for (int j = 0; j < kVectors; ++j) {
+        b[j] = before::lift_items(a, j);
+        before::begin_row(b[j], part.end - part.at(j) - kItems);
+        u[j] = before::scan_lanes(before::scan_items(b[j]), later);
+    }
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) u[j] = before::scan_lanes(before::scan_items(b[j]), lane);
-    before::State ahead = before::identity();
-#pragma unroll
-    for (int j = kVectors - 1; j >= 0; --j) u[j] = before::chain_lanes(ahead, u[j], lane);
+    for (int j = kVectors - 1; j >= 0; --j) u[j] = before::chain_lanes(ahead, u[j], later, 0);
     if (lane == 0) before_total[warp] = ahead;
     __syncthreads();
-    const before::State all = before::scan_lanes(lane < warps ? before_total[lane] : before::identity(), lane);
+    const before::State all = before::scan_lanes(lane < warps ? before_total[lane] : before::identity(), later);
     const before::State behind = before::warps_before(all, warp);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) a.f[j] = before::results(before::combine(behind, u[j]), b[j]);

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 346c53ff1bc50267 of everything below this banner
+// content  sha256 5a0cf5ad326f1599 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,7 +45,6 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -292,15 +291,17 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
-// Inclusive scan of consecutive items in place; returns their total.
+// The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1];
+    return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -311,9 +312,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, combine(prefix, s.item[k]));
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -374,7 +378,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lead = lead_of(line, output, length);
     const Position first = warp * warp_items + lane * kItems - lead;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, mask + dense, output + dense};
 
     // ---- load
@@ -385,7 +389,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
         s[j] = lift_items(a, j);
-    begin_row(s[0], first);
+    begin_row(s[0], part.first);
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 15fbcefabcade3ae of everything below this banner
+// content  sha256 1de9d7ba87a14af8 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,6 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -127,7 +126,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -161,15 +159,17 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
-// Inclusive scan of consecutive items in place; returns their total.
+// The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1];
+    return total;
 }
+
+constexpr bool kExclusive = true;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -180,9 +180,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, k > 0 ? combine(prefix, s.item[k - 1]) : prefix);
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -235,7 +238,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Position first = lane * kItems;
     Part part = {first, length, length, lane};
     part.live = line < lines;
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 eed3b745c2f63107 of everything below this banner
+// content  sha256 544546eff645dd5f of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,7 +37,6 @@ constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
-
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
@@ -68,7 +67,6 @@ __device__ __forceinline__ void copy_stream_16(void* shared, const void* global)
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -102,7 +100,6 @@ static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
-constexpr bool kExclusive = false;
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
@@ -119,8 +116,8 @@ struct Rows {
 struct TileRows {  // a thread's rows of a tile, of every operand
     Rows<Input> x;
 };
-struct Results {  // of a thread's rows
-    Rows<Output> y;
+struct Results {  // of a thread's columns in one row
+    Access<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
     State column[kVector];
@@ -205,18 +202,15 @@ __device__ __forceinline__ void advance(Outputs& to) {
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
-
-// Accesses of a stage of the ring.
+// A thread reads what it copied, so no barrier is needed.
 template <typename Item>
-constexpr int kStage = kItems * kThreads;
+constexpr int kStage = kItems * kThreads;  // accesses of a stage
 
-// Index in a stage of the access that a thread copies or stores as its k-th.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
     return k * kThreads + (int)threadIdx.x;
 }
 
-// Index in a stage of the k-th row that a thread scans.
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
     return copied_place<Item>(k);
@@ -260,7 +254,7 @@ __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Op
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int there) {
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
@@ -270,12 +264,10 @@ __device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int t
     }
 }
 
-__device__ __forceinline__ void store(const Outputs& to, const Results& results, Position live, int there) {
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-        if (!is_live(live, k * kStride)) continue;
-        store_row(to.y + k * kStride * kStep, results.y.row[k], there);
-    }
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
 // The states of a tile's rows.
@@ -302,26 +294,38 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-// Project a state to the results of row k, column c.
-__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = output_of(state);
-}
-
-// Results of the rows, given the states before them.
-__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
-    Results results;
-    States last = prefix;  // the prefix that ends with the row before
+// Visit the columns of each row, in order, with the state before the row and the one that includes it.
+template <typename Next, typename Visit>
+__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+    States last = prefix;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = last.column[c];
-            const State own = s.row[k].column[c];
-            if (kExclusive) project(results, k, c, before);
-            before = combine(prefix.column[c], own);
-            if (!kExclusive) project(results, k, c, before);
+            const State before = last.column[c];
+            last.column[c] = next(k, c, before);
+            visit(k, c, before, last.column[c]);
         }
-    return results;
+}
+
+template <typename Visit>
+__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
+    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
+        return combine(prefix.column[c], s.row[k].column[c]);
+    };
+    walk_rows(prefix, next, visit);
+}
+
+// Pass on the results of each row, given the states before the rows: use(k, results).
+template <typename Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    Results results;
+    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
+        const State state = after;
+        results.y.column[c] = output_of(state);
+        if (c == kVector - 1) use(k, results);
+    };
+    walk_items(prefix, s, project);
 }
 
 // ---- lanes
@@ -412,8 +416,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        const Results results = results_of(prefix, s);
-        store(to, results, at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const Results& results) { store_row(to, k, results, at.live - begin, at.there); });
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 991d339317f06d75 of everything below this banner
+// content  sha256 82549b9388fe18c6 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -45,7 +45,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -129,7 +128,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -162,14 +160,17 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// Inclusive scan of consecutive items in place; returns their total.
+// The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1];
+    return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -180,9 +181,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, combine(prefix, s.item[k]));
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -309,7 +313,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
     const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
     const Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

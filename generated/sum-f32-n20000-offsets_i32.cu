@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
+// plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 00a57457e6f1ed70 of everything below this banner
+// content  sha256 91009dce8eff28e7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,9 +15,12 @@
 typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
-typedef Value Plain;  // scan state of a contiguous range of items
+namespace unsegmented {
+typedef Value State;  // scan state of a contiguous range of items
+}  // namespace unsegmented
+
 struct State {  // operator state and segment bounds of a range
-    Plain plain;
+    unsegmented::State plain;
     int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
 };
 
@@ -31,20 +34,20 @@ struct Segments {
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 20000;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 256;  // of a block
-constexpr int kWarps = 8;  // of a block
+constexpr int kThreads = 352;  // of a block
+constexpr int kWarps = 11;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 6;  // accesses of a thread
+constexpr int kVectors = 5;  // accesses of a thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 6;  // of a thread
+constexpr int kRuns = 5;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int kWarpItems = 768;  // of a warp in a tile
-constexpr int kTile = 6144;  // items of a tile
-constexpr int tiles_a_line = 4;  // of a row
-constexpr int kStages = 4;  // tiles in the ring
-constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
+constexpr int kWarpItems = 640;  // of a warp in a tile
+constexpr int kTile = 7040;  // items of a tile
+constexpr int tiles_a_line = 3;  // of a row
+constexpr int kStages = 3;  // tiles in the ring
+constexpr int kAhead = 1;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 2;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
 constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
@@ -63,10 +66,27 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+}
+
+// Asynchronous global-to-shared copy of 8 bytes (cp.async).
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
+}
+
+// Asynchronous global-to-shared copy of 4 bytes (cp.async).
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -76,41 +96,50 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Plain plain_identity() { return 0; }
+namespace unsegmented {
+__device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) {
+__device__ __forceinline__ State lift(Value x) {
     return x;
 }
 
-__device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
+__device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ Plain plain_append(Plain older, Plain newer) {
-    return older + newer;
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
 }
 
-__device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
+}  // namespace unsegmented
+
+__device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_combine(older.plain, newer.plain), older.bounds & 1};
+    if constexpr (kReverse) {
+        const bool cut = newer.bounds & 1 || older.bounds & 2;
+        return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds & 2 | older.bounds & 1 | cut};
+    } else {
+        if (newer.bounds) return newer;
+        return {unsegmented::combine(older.plain, newer.plain), older.bounds & 1};
+    }
 }
 
-__device__ __forceinline__ State append(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_append(older.plain, newer.plain), older.bounds & 1};
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x, bool b) {
+    return {unsegmented::element(x), b ? 3 : 0};
 }
+
+__device__ __forceinline__ Output output_of(State state) { return unsegmented::output_of(state.plain); }
 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
@@ -139,21 +168,12 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     return marks[at / 32] >> at % 32;
 }
 
-__device__ __forceinline__ State element(Input x, bool b) {
-    return {lift(x), b ? 3 : 0};
-}
-
-__device__ __forceinline__ Output plain_output_of(Plain state) { return state; }
-
-__device__ __forceinline__ Output output_of(State state) { return plain_output_of(state.plain); }
-
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-typedef Vector<Input> InputVector;
 struct Accesses {  // of a thread to a tile
     Vector<Input> x[kVectors];
 };
@@ -186,22 +206,152 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, uns
     return s;
 }
 
-template <class Item, class Vector>
-__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
-    *reinterpret_cast<Vector*>(first) = y;
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+
+    // Items from the first of run j to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const {
+        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+};
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// The 32-bit words of an access in scan order.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
+    unsigned memory[count] = {};
+    memcpy(memory, &access, sizeof(Vector));
+#pragma unroll
+    for (int k = 0; k < count; ++k) words[k] = memory[place_of(k, count)];
 }
 
-__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first) {
-    copy_async_16(slot, first);
+// The items of one output access: those of `access` from the skew on, then the first of `next`.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ Vector realign(const Vector& access, const Vector& next, int skew) {
+    constexpr int bytes = sizeof(Vector), item_bytes = bytes / kItems;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned words[2 * count];
+    to_words(words, access);
+    to_words(words + count, next);
+#pragma unroll
+    for (int distance = count / 2; distance > 0 && 4 * distance >= item_bytes; distance /= 2)  // words
+        if (shift & 32 * distance) {
+#pragma unroll
+            for (int k = 0; k < count + distance; ++k) words[k] = words[k + distance];
+        }
+    unsigned memory[count];
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+        unsigned& word = memory[place_of(k, count)];
+        if constexpr (bytes < 4)  // both accesses in one word
+            word = kReverse ? (words[0] << 8 * bytes | words[1]) >> (8 * bytes - shift)
+                            : (words[0] | words[1] << 8 * bytes) >> shift;
+        else if constexpr (item_bytes < 4)
+            word = kReverse ? __funnelshift_l(words[k + 1], words[k], shift)
+                            : __funnelshift_r(words[k], words[k + 1], shift);
+        else
+            word = words[k];
+    }
+    Vector result;
+    memcpy(&result, memory, bytes);
+    return result;
+}
+
+// ---- loads and stores
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
+    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+struct Ring {  // accesses of the tiles in flight
+    Vector<Input> x[kStages][kVectors * kThreads];
+};
+
+// Copy an item or an access to the ring, asynchronously if it has as many bytes as cp.async can copy.
+template <class T>
+__device__ __forceinline__ void copy(T* to, const void* from) {
+    if constexpr (sizeof(T) == 16)
+        copy_async_16(to, from);
+    else if constexpr (sizeof(T) == 8)
+        copy_async_8(to, from);
+    else if constexpr (sizeof(T) == 4)
+        copy_async_4(to, from);
+    else
+        *to = *static_cast<const T*>(from);
+}
+
+// Copy accesses that lie as those of the output, by rising address.
+template <class Item>
+__device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part, const Item* from) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        const Item* const access = from + along(j * part.step);
+        if (part.reaches(j)) copy(slots + j * kThreads, access);
+    }
+}
+
+// Copy the accesses of a tile to a stage of the ring, or load them to registers.
+__device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
+                                     const Part& part, const Row& row) {
+    copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
+}
+
+// Take accesses from the ring: a thread's own, or those of its consecutive items.
+template <class Item>
+__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        a[j] = slots[j * kThreads];
+}
+
+// Take accesses from the ring and shift their items into place.
+template <class Item>
+__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane, int skew) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) a[j] = realign(slots[lane + 32 * j], slots[lane + 32 * j + 1], skew);
+}
+
+// The accesses of a tile, from a stage of the ring.
+__device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
+    Accesses a;
+    take(a.x, ring.x[stage] + threadIdx.x, lane);
+    return a;
 }
 
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -212,10 +362,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -254,9 +406,16 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-struct Ring {
-    InputVector x[kStages][kVectors][kThreads];
-};
+// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
+__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    return before;
+}
 
 struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
@@ -333,22 +492,23 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
     __shared__ unsigned marks[kWarps][kWarpItems / 32];  // bits of the items at which segments begin
-
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
     const long long tiles = lines * tiles_a_line;
 
+    // This thread's part of a tile.
+    const auto part_of = [&](long long line, int index) {
+        const Position first = (Position)index * kTile + place;
+        return Part{first, length, length, lane};
+    };
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
-            const Position first = (Position)((TileNumber)number % tiles_a_line) * kTile + place;
-            const Input* input_at = input + line * length + memory_index(first, kItems, length);
-#pragma unroll
-            for (int n = 0; n < kVectors; ++n) {
-                const int j = kReverse ? kVectors - 1 - n : n;
-                if (first + j * stripe < length) copy_input(&ring.x[stage][j][threadIdx.x], input_at + along(j * stripe));
-            }
+            const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
+            const long long dense = line * length + memory_index(part.first, kItems, length);
+            const Row row = {input + dense, output + dense};
+            read(ring, stage, warp, part, row);
         }
         copy_async_commit();
     };
@@ -389,29 +549,18 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         copy_async_wait<kStages - 1 - kAhead>();
         if (kShares) __syncwarp();  // lanes read items that other lanes copied
         tile[kAhead].number = loaded[0];
-        const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
-            const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place;
-            Accesses a;
-#pragma unroll
-            for (int j = 0; j < kVectors; ++j)
-                a.x[j] = ring.x[arrived][j][threadIdx.x];
-            mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
+            const unsigned arrived = (unsigned)(step + kAhead) % kStages;
+            const TileNumber number = (TileNumber)loaded[0];
+            const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
+            const Accesses a = take(ring, arrived, warp, lane);
+            mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
-            State p[kRuns];
-            State t[kRuns];
-#pragma unroll
-            for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
-            State before = identity();
-#pragma unroll
-            for (int j = 0; j < kRuns; ++j)
-                p[j] = chain_lanes(before, t[j], lane);
-#pragma unroll
-            for (int j = 0; j < kRuns; ++j) tile[kAhead].prefix[j] = p[j];
-            if (lane == 31) warp_total[parity][warp] = before;
+                s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+            const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
+            if (lane == 31) warp_total[parity][warp] = total;
         }
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
@@ -437,7 +586,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const int next_peer = next_group * 32 + own_peer;
         if (looks_back && next_peer < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + next_peer);
-        __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
+        __syncwarp();  // otherwise ptxas reads them after the copies below, and the look-back waits for their data, too
 
         // ---- fold the preceding totals in a fixed order
         int w = 0;
@@ -459,16 +608,13 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
-        const Position first = (Position)index * kTile + place;
-        Accesses a;
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j)
-            a.x[j] = ring.x[stage][j][threadIdx.x];
-        mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
+        const Part part = part_of(line, index);
+        const Accesses a = take(ring, stage, warp, lane);
+        mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+            s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
@@ -479,13 +625,12 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 
         // ---- store
         if (tile[0].number >= 0) {
-            Output* const output_at = output + line * length + memory_index(first, kItems, length);
+            const long long dense = line * length + memory_index(part.first, kItems, length);
+            const Row row = {input + dense, output + dense};
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
-                const int j = kReverse ? kVectors - 1 - n : n;
-                if (!(first + j * stripe < length)) continue;
-                const Results r = make_results(combine(prefix, tile[0].prefix[j]), s[j]);
-                store_vector(output_at + along(j * stripe), r.y[0]);
+                const int j = place_of(n, kVectors);
+                if (part.reaches(j)) store(part, row, j, make_results(combine(prefix, tile[0].prefix[j]), s[j]));
             }
         }
 
@@ -548,7 +693,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (98304 + 15) / 16, "shared memory as planned");
+    static_assert((sizeof(Ring) + 15) / 16 == (84480 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

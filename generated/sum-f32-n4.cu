@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 a46d3a4c20088895 of everything below this banner
+// content  sha256 b0c062d2bed74ba8 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -112,7 +112,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -146,15 +145,17 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
-// Inclusive scan of consecutive items in place; returns their total.
+// The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1];
+    return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -165,15 +166,17 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, combine(prefix, s.item[k]));
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
 
 // ---- lanes of a row
-
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
 #pragma unroll
@@ -193,7 +196,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Position first = lane * kItems;
     Part part = {first, length, length, lane};
     part.live = line < lines;
-    const long long dense = line * length + memory_index(first, kItems, length);
+    const long long dense = line * length + memory_index(part.first, kItems, length);
     const Row row = {input + dense, output + dense};
 
     // ---- load

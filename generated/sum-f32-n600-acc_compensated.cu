@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 78166ee28f7c1eea of everything below this banner
+// content  sha256 4c8b1568878b1942 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -58,11 +58,11 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Value lost_by_sum(Value a, Value b) {  // the rounding error of a + b
+// The rounding error of a + b, exact if the sum is finite (Knuth's TwoSum).
+__device__ __forceinline__ Value lost_by_sum(Value a, Value b) {
     const Value sum = a + b, of_b = sum - a;
     return (a - (sum - of_b)) + (b - of_b);
 }
@@ -83,12 +83,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    State s;
-    s.value = older.value + newer.value;
-    s.lost = older.lost + newer.lost + lost_by_sum(older.value, newer.value);
-    return s;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Input x) {
     return lift(x);
@@ -190,21 +185,9 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin
     if (last < end) to[last] = from[last];
 }
 
-template <class Item>
-__device__ __forceinline__ void read_items(Item* staged, const Item* rows, int count, int lane) {
-    const int begin = phase(rows);
-    copy_items<true>(staged, rows - begin, begin, begin + count, lane);
-}
-
-template <class Item>
-__device__ __forceinline__ void write_items(Item* rows, const Item* staged, int count, int lane) {
-    const int begin = phase(rows);
-    copy_items<false>(rows - begin, staged, begin, begin + count, lane);
-}
-
 // Copy a warp's rows to shared memory, and return where they begin there.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
-    read_items(staged.input, rows.input, count, lane);
+    copy_items<true>(staged.input, rows.input - phase(rows.input), phase(rows.input), phase(rows.input) + count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
@@ -214,16 +197,20 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    write_items(rows.output, staged.output, count, lane);
+    copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
 }
 
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -234,10 +221,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -320,14 +309,15 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Rows global = advance({input, output}, line * length);
     const Rows copied = read_rows(of_warp[warp], global, count, lane);
 
-    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
+    // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
     const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
     const int own_row = lane >> lane_bits, part = lane & ((1 << lane_bits) - 1), start = part * piece;
 #pragma unroll kTurns
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
         const Piece own = {
-            advance(copied, row * length + memory_index(start, kItems, length)), start, identity()};
+            advance(copied, row * length + memory_index(start, kItems, length)), start,
+            identity()};
         if (lane_bits == 0)
             scan_row<true>(own, length, 0, length);
         else

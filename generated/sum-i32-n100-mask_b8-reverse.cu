@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 e73cb061249a3258 of everything below this banner
+// content  sha256 1bd934a38b61541e of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -56,7 +56,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -172,22 +171,10 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin
     if (last < end) to[last] = from[last];
 }
 
-template <class Item>
-__device__ __forceinline__ void read_items(Item* staged, const Item* rows, int count, int lane) {
-    const int begin = phase(rows);
-    copy_items<true>(staged, rows - begin, begin, begin + count, lane);
-}
-
-template <class Item>
-__device__ __forceinline__ void write_items(Item* rows, const Item* staged, int count, int lane) {
-    const int begin = phase(rows);
-    copy_items<false>(rows - begin, staged, begin, begin + count, lane);
-}
-
 // Copy a warp's rows to shared memory, and return where they begin there.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
-    read_items(staged.input, rows.input, count, lane);
-    read_items(staged.mask, rows.mask, count, lane);
+    copy_items<true>(staged.input, rows.input - phase(rows.input), phase(rows.input), phase(rows.input) + count, lane);
+    copy_items<true>(staged.mask, rows.mask - phase(rows.mask), phase(rows.mask), phase(rows.mask) + count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
@@ -197,17 +184,20 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    write_items(rows.output, staged.output, count, lane);
+    copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
 }
 
-// Inclusive scan of consecutive items in place; returns their total.
+// The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        s.item[k] = combine(s.item[k - 1], s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1];
+    return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -218,9 +208,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        put(r, k, combine(prefix, s.item[k]));
+        if (kExclusive) put(r, k, before);
+        before = combine(prefix, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
@@ -304,14 +297,15 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     const Rows global = advance({input, mask, output}, line * length);
     const Rows copied = read_rows(of_warp[warp], global, count, lane);
 
-    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
+    // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
     const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
     const int own_row = lane >> lane_bits, part = lane & ((1 << lane_bits) - 1), start = part * piece;
 #pragma unroll kTurns
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
         const Piece own = {
-            advance(copied, row * length + memory_index(start, kItems, length)), start, identity()};
+            advance(copied, row * length + memory_index(start, kItems, length)), start,
+            identity()};
         if (lane_bits == 0)
             scan_row<true>(own, length, 0, length);
         else

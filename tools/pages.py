@@ -273,9 +273,10 @@ CPU, under `torch.func` and for gradients, and `check_operator` compares the C++
 
 ## Derivatives
 
-PyTorch differentiates `step`, item by item. Where h is one number and the result, `derivative` states the local
-derivatives of a step instead, by the result before the item and by the item: one [linear scan](derivatives.md) then
-computes each derivative, to any order and in forward mode.
+Where h is one number and the result, kernels compute all derivatives of floating-point items, to any order and in
+forward mode: PyTorch differentiates one `step` of all items at once, and a [linear scan](derivatives.md#the-formula)
+does the rest. `derivative` states those of a step instead, by the result before the item and by the item: for complex
+items, and where PyTorch's are not finite. Other operators are differentiated item by item.
 
 ```python
 import torch, scanops

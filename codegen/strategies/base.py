@@ -112,12 +112,7 @@ class Plan:
     @property
     def code(self) -> Fragments:
         """The C++ text of types and expressions of the spec."""
-        return fragments(self.spec, extends=self.extends)
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return self.code.intrinsics
+        return fragments(self.spec)
 
     @property
     def lifted(self) -> tuple[Source, ...]:
@@ -192,11 +187,6 @@ class Plan:
         item.
         """
         return self.spec.segments is not None or not self.spec.operator.of_elements
-
-    @property
-    def looks_within(self) -> bool:
-        """Whether the prefix of an item depends on the item: on its segment, or on its own fields (exclusive scans)."""
-        return self.spec.exclusive and (self.spec.segments is not None or bool(self.spec.operator.own))
 
     @property
     def extends(self) -> bool:

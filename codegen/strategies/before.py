@@ -24,9 +24,10 @@ class Before:
     lifted: tuple[Source, ...]  # the gradient's operands that its items are lifted from
     element: str  # the expression that lifts an item from them
     serial: bool = True
+    takes_place: bool = False
+    picks: bool = False
     extends: bool = False
     regains: bool = False  # the products with the prefix are rounded once in any case
-    looks_within: bool = False
 
 
 def before_of(gradient: ScanSpec) -> Before:

@@ -54,6 +54,7 @@ class PanelPlan(Plan):
         Plan.__post_init__(self)
         lanes, fitting = self.lanes, 2 * max(self.spec.inner, self.vector)
         require(self, self.columns % self.vector == 0, "columns that are a whole number of accesses")
+        require(self, self.apart or self.spec.inner % self.vector == 0, "rows that are a whole number of accesses")
         require(self, is_power_of_two(lanes) and lanes <= WARP, f"lanes that are a power of two up to {WARP}")
         require(self, self.columns < fitting, "columns that the tensor has")
         require(self, is_power_of_two(self.threads), "a power of two of threads")
@@ -145,11 +146,6 @@ class PanelPlan(Plan):
             return self.items * self.threads
         padding = WARP if self.items % 2 == 0 else 0
         return self.warps * (self._warp_rows * self.lanes + padding + self.realigns * ACCESS_BYTES // size)
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel may call."""
-        return (*self.code.intrinsics, "relaxed", "dynamic", "copies", "streams")
 
 
 # H200, fp32 sum, fraction of a copy.

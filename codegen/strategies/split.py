@@ -29,11 +29,6 @@ class BoardPlan(RowPlan):
     """Blocks that publish the totals of their tiles (tile status) and fold the preceding ones in a fixed order."""
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls, those for tile status among them."""
-        return (*self.code.intrinsics, "relaxed")
-
-    @property
     def many_tiles(self) -> bool:
         """Whether a row may have more tiles than the lanes of a warp look back at."""
         return self.spec.takes_length or self.tiles > WARP

@@ -98,11 +98,6 @@ class StagedPlan(Plan):
         return ceil_div(lines, self.warps * self.rows)
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "copies")
-
-    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True

@@ -74,7 +74,6 @@ class TransposedPlan(Plan):
             Constant("kWhole", whole, "a lane stores its adjacent lines by one access"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
-            Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
@@ -101,11 +100,6 @@ class TransposedPlan(Plan):
     def takes_neighbours(self) -> bool:
         """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return True
-
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "dynamic", "copies", "streams")
 
     @property
     def shared_bytes(self) -> int:

@@ -102,11 +102,6 @@ class WavePlan(BoardPlan):
         return True
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 that the kernel calls."""
-        return (*self.code.intrinsics, "relaxed", "copies", "dynamic")
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0

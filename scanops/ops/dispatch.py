@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
@@ -16,11 +16,11 @@ from torch.compiler import is_compiling
 from scanops import workload
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.node import First, ScanFunction, adjoints, by_torch, operated_on
+from scanops.ops.node import ScanFunction, adjoints, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, at_tracing, autocast, is_traced, is_transformed
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
-from scanops.requests.request import Inputs, Kind, Tensors, checked, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered
@@ -178,6 +178,25 @@ def _changes(x: torch.Tensor, dim: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
 
     return not has_static_value(length)
+
+
+class First(NamedTuple):
+    """The forward pass of a call that the cache does not hold: by a kernel, or the fallback where there is none."""
+
+    kind: Kind
+    request: Request
+    key: calls.Key | None
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results, and let the call cache hold the launch that computed them."""
+        request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
+        found = calls.run(request)
+        if found is None:
+            return by_torch(request)
+        results, launcher = found
+        if self.key is not None and launcher is not None:
+            self.kind.lasts = calls.remember(calls.CALLS, self.key, calls.Known(launcher, self.kind))
+        return results
 
 
 def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Outputs:

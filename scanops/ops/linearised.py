@@ -23,8 +23,8 @@ import torch
 from scanops import environment
 from scanops.codegen.derivatives import Derivative
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import operator_named
-from scanops.requests.call import Call
+from scanops.codegen.operators import Operator, operator_named
+from scanops.requests.call import Call, is_transformed
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors, has_kernels
 from scanops.requests.segments import flags_along, places_along, shifted
@@ -54,15 +54,15 @@ class _Line:
     def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
         self.request, self.call, self.inputs = request, request.call, request.inputs
         row = request.operator
-        self.local = row.derivative or Derivative()
+        self.local = _derivative_of(row) or Derivative()
         self._nothing = 0 if row.indices else row.start_of(dtype_named(request.carry_dtype))
         self._scan = scan
         mask = self.inputs.mask
         selects = mask is not None and mask.dtype == torch.bool
         self.keep = mask if selects else None
         self.weights: torch.Tensor | None = None if selects else self.wide(mask)  # in the carry dtype
-        # A narrowed result is not the exact previous state, but all that a recurrence saves.
-        serves = y is None or y.dtype == request.carry_dtype or row.gated
+        # A narrowed result is not the exact previous state, but all that a linear recurrence saves.
+        serves = y is None or y.dtype == request.carry_dtype or (row.gated and row.derivative is not None)
         self._y = self.wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
@@ -102,6 +102,22 @@ class _Line:
         """The result that includes each item (inclusive scan)."""
         return self._y if self._y is not None and not self.call.exclusive else self._again(exclusive=False)
 
+    @_Once
+    def partials(self) -> Outputs:
+        """The derivatives of the operator's step by each of its arguments, as PyTorch finds them."""
+        given = (self.before, self.term, *(() if self.inputs.gate is None else (self.gate,)))
+        step, again = self.request.operator.step, torch.is_grad_enabled()
+        if is_transformed():
+            transformed: Any = torch.func.vjp(step, *given)
+            found: Outputs = transformed[1](torch.ones_like(transformed[0]))
+            return found
+        with torch.enable_grad():  # which hooks of saved tensors may follow, unlike a transform
+            read = tuple(t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in given)
+            after = step(*read)
+            if not after.requires_grad:
+                return tuple(torch.zeros_like(each) for each in given)
+            return torch.autograd.grad(after, read, torch.ones_like(after), create_graph=again, materialize_grads=True)
+
     def _delayed(self, y: torch.Tensor) -> torch.Tensor:
         """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
         dim, ahead, nothing = self.call.dim, self.call.reverse, self._nothing
@@ -130,19 +146,33 @@ class _Line:
         return None if self.local.before is None else self.kept(self.local.before(self), 1)
 
 
-def knows(op: str, dtype: torch.dtype) -> bool:
+def knows(op: str, dtype: torch.dtype, *, kernels: bool) -> bool:
     """Whether derivatives of an operator with results of ``dtype`` are scans, or follow from its indices.
 
     False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
-    of another recurrence.
+    of another recurrence. The derivative of a step that no row states is for ``kernels`` alone, for the same reason.
     """
     row, kind = operator_named(op), dtype_named(dtype).kind
     if row.indices:
         return kind in Derivative().kinds
-    known = row.derivative
+    known = _derivative_of(row) if kernels else row.derivative
     if known is None or (known.before and not row.gated and environment.policy() == "fallback"):
         return False
     return kind in known.kinds
+
+
+_OF_STEP = Derivative(
+    before=lambda line: line.partials[0],
+    term=lambda line: line.partials[1],
+    gate=lambda line: line.partials[2],
+    kinds=("float",),  # a step of complex numbers may have no complex derivative
+)
+
+
+def _derivative_of(row: Operator) -> Derivative | None:
+    """The derivative that a row states, or that of its step where h is the result and a step reads no index."""
+    plain = row.output is None and row.resumed is None and not isinstance(row.start, tuple)
+    return row.derivative or (_OF_STEP if plain and not row.places_items and row.gives != "index" else None)
 
 
 def pulled_back(

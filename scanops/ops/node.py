@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -32,6 +32,14 @@ _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name 
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
 
 
+class Work(Protocol):
+    """The forward pass of a node: of a call that the cache holds, of another call, or of an operator."""
+
+    @property
+    def kind(self) -> Kind: ...
+    def compute(self, tensors: Tensors) -> Outputs: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Below:
     """The forward pass of an operator's node: the operator, below autograd."""
@@ -44,25 +52,6 @@ class Below:
         """Return the results of the operator, below autograd."""
         with torch._C._AutoDispatchBelowAutograd():
             return schema.run_operator(self.call, tensors, self.keys)
-
-
-class First(NamedTuple):
-    """The forward pass of a call that the cache does not hold: by a kernel, or the fallback where there is none."""
-
-    kind: Kind
-    request: Request
-    key: calls.Key | None
-
-    def compute(self, tensors: Tensors) -> Outputs:
-        """Return the results, and let the call cache hold the launch that computed them."""
-        request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
-        found = calls.run(request)
-        if found is None:
-            return by_torch(request)
-        results, launcher = found
-        if self.key is not None and launcher is not None:
-            self.kind.lasts = calls.remember(calls.CALLS, self.key, calls.Known(launcher, self.kind))
-        return results
 
 
 def by_torch(request: Request) -> Outputs:
@@ -85,13 +74,13 @@ class ScanFunction(torch.autograd.Function):
     """
 
     @classmethod
-    def record(cls, work: First | Below | calls.Known, tensors: Tensors) -> Outputs:
+    def record(cls, work: Work, tensors: Tensors) -> Outputs:
         """Return ``apply(work, *tensors)`` where no transform is active: torch binds no arguments by inspection."""
         found: Outputs = super(torch.autograd.Function, cls).apply(work, *tensors)  # type: ignore[misc]
         return found
 
     @staticmethod
-    def forward(work: First | Below | calls.Known, *tensors: torch.Tensor | None) -> Outputs:
+    def forward(work: Work, *tensors: torch.Tensor | None) -> Outputs:
         return work.compute(tensors)
 
     @staticmethod
@@ -167,7 +156,7 @@ def _has_derivatives(call: Call, inputs: Inputs) -> bool:
         from scanops.ops.linearised import knows
 
     carried = call.final or inputs.initial is not None or call.start is not None
-    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype)
+    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype, kernels=True)
     return known and not (schema.form_of(call).indices and carried)
 
 
@@ -237,7 +226,7 @@ def gradients_of(
 
     request = kept.kind.request
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
-    if unknown or not knows(request.call.op, request.dtype):
+    if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):
         return kept.summed(by_fallback(kept, gy, gfinal), tape)
     request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
     return kept.fitted(pulled_back(request, kept.needs, results, gy, gfinal, operated_on), tape)

@@ -15,7 +15,7 @@ from scanops.codegen.operators import OPERATORS
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.store.store import Store
 from tests.numbers.test_own_operators import CONTINUANT, FINITE, LAST_VALID, changed
-from tests.requests.derivatives import NOISY_OR
+from tests.torch_integration.rows import COMPOUND
 
 
 def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +91,7 @@ MEAN = scanops.Operator(
     step=lambda h, x: (h[0] + 1, h[1] + (x - h[1]) / (h[0] + 1)),
     output=lambda h: h[1],
 )
-EITHER = dataclasses.replace(NOISY_OR, name="either", kinds=("complex",), derivative=None)
+EITHER = dataclasses.replace(COMPOUND, name="either", kinds=("complex",), combine=("(1 + older) * (1 + newer) - 1",))
 
 
 @pytest.mark.parametrize("operator", [MEAN, EITHER], ids=lambda operator: operator.name)

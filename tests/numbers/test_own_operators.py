@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import scanops
+from scanops.codegen.operators import BUILT_IN
 from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import CASES
 from tests.requests.checks import refused
@@ -51,33 +52,21 @@ def test_continued_fractions(device: str) -> None:
 
 def test_a_start_that_float32_does_not_hold(device: str) -> None:
     """``start=0.1`` is exact in a float64 scan, in kernels and in the fallback."""
-    floored = scanops.Operator(
-        name="floored_max",
-        formula="y[i] = max(0.1, x[0], x[1], ..., x[i])",
-        lift=("x > 0.1 ? x : 0.1",),
-        combine=("older > newer ? older : newer",),
-        identity=("0.1",),
-        kinds=("float",),
-        gives="kept",
-        commutative=True,
-        start=0.1,
-        step=lambda h, x: torch.where(x > h, x, h),
+    floored = dataclasses.replace(
+        BUILT_IN["max"], name="floored_max", lift=("x > 0.1 ? x : 0.1",), identity=("0.1",), kinds=("float",), start=0.1
     )
     x = torch.tensor([0.0, 0.3, 0.2], dtype=torch.float64, device=device)
     assert scanops.scan(x, floored, 0).tolist() == [0.1, 0.3, 0.3]
     assert torch.func.vmap(lambda x: scanops.scan(x, floored, 0, exclusive=True))(x[None]).tolist() == [[0.1, 0.1, 0.3]]
 
 
-LAST_NONZERO = scanops.Operator(
+LAST_NONZERO = changed(
+    LAST_VALID,
     name="last_nonzero",
-    formula="y[i] = x[i], or the newest before it that is not 0",
-    fields=("value", "any"),
     lift=("x", "x != 0 ? 1 : 0"),
-    combine=("newer.any != 0 ? newer.value : older.value", "newer.any != 0 ? newer.any : older.any"),
+    combine=("newer.valid != 0 ? newer.value : older.value", "newer.valid != 0 ? newer.valid : older.valid"),
     identity=("0", "0"),
-    project="state.value",
-    gives="kept",
-    commutative=False,
+    kinds=("complex",),
     start=0,
     step=lambda h, x: torch.where(x != 0, x, h),
 )

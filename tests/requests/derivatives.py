@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 import scanops
-from scanops.codegen.derivatives import Derivative
 from tests.numbers.covering import Target, cover
+from tests.torch_integration.rows import COMPOUND
 
-__all__ = ["CELLS", "NOISY_OR", "Case", "Tensors", "leaf", "walked"]
+__all__ = ["CELLS", "Case", "Tensors", "leaf", "walked"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -28,22 +28,6 @@ LAYOUTS: dict[str, tuple[Callable[[int], tuple[int, ...]], Callable[[torch.Tenso
     "expanded": (lambda length: (1, length), lambda x: x.expand(2, -1)),
     "off a boundary": (lambda length: (2 * length + 1,), lambda x: x[1:].view(2, len(x) // 2)),
 }
-# An operator that scanops does not have: all that is known of it is this row.
-NOISY_OR = scanops.Operator(
-    name="noisy_or",
-    formula="y[i] = 1 - (1 - x[0]) * (1 - x[1]) * ... * (1 - x[i])",
-    lift=("x",),
-    combine=("1 - (1 - older) * (1 - newer)",),
-    identity=("0",),
-    kinds=("float", "complex"),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: h + x - h * x,
-    autocast=True,
-    derivative=Derivative(before=lambda line: 1 - line.term, term=lambda line: 1 - line.before),
-)
-scanops.register_operator(NOISY_OR)
 # The state before any item, and how an item changes it; the gate of a recurrence is the last argument.
 STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
     "sum": (0.0, lambda h, x: h + x),
@@ -54,8 +38,9 @@ STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
     "cummax": (-math.inf, torch.maximum),
     "cummin": (math.inf, torch.minimum),
     "linear": (0.0, lambda h, x, a: a * h + x),
-    "noisy_or": (0.0, lambda h, x: h + x - h * x),
+    "compound": (0.0, lambda h, x: h + x + h * x),
 }
+scanops.register_operator(COMPOUND)  # of which scanops knows a row
 # Head flags, or offsets: those of empty segments at both ends leave the carries alone, or take them.
 SEGMENTS = {
     "flags": torch.tensor([[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]) > 0,
@@ -72,7 +57,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "carry": ("none", "initial", "one initial", "final", "initial and final"),
     "segments": ("none", *SEGMENTS),
 }
-COMPLEX = ("sum", "prod", "logcumsumexp", "linear", "noisy_or")
+COMPLEX = ("sum", "prod", "logcumsumexp", "linear")
 
 
 def legal(row: dict[str, str]) -> dict[str, str] | None:

@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import scanops
 from scanops.codegen.operators import BUILT_IN
 from scanops.laws import check_operator
-from tests.requests.derivatives import NOISY_OR, leaf
+from tests.requests.derivatives import leaf
 from tests.torch_integration.columns import autocasting
+from tests.torch_integration.rows import COMPOUND
 from tools.pages import EXAMPLES, docs_files
 
 
@@ -24,12 +25,13 @@ def test_a_row_is_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Public functions are those that rows name.
     """
-    assert check_operator(NOISY_OR, lengths=(), samples=(0.0, 1.0, 0.5)).ok
+    row = dataclasses.replace(COMPOUND, name="compound_again", autocast=True)
+    assert check_operator(row, lengths=(), samples=(0.0, 1.0, 0.5)).ok
     with FakeTensorMode(), autocasting():
-        assert scanops.scan(torch.empty(5, dtype=torch.float16, device="cuda"), NOISY_OR, 0).dtype == torch.float32
-    monkeypatch.setitem(BUILT_IN, NOISY_OR.name, NOISY_OR)
+        assert scanops.scan(torch.empty(5, dtype=torch.float16, device="cuda"), row, 0).dtype == torch.float32
+    monkeypatch.setitem(BUILT_IN, row.name, row)
     pages = docs_files(dict.fromkeys(EXAMPLES, ""))
-    assert "`noisy_or`" in pages["operators/README.md"] and NOISY_OR.formula in pages["operators/noisy_or.md"]
+    assert "`compound_again`" in pages["operators/README.md"] and row.formula in pages["operators/compound_again.md"]
     greatest = dataclasses.replace(BUILT_IN["max"], name="greatest")
     with scanops.emulate(), scanops.record() as used:
         scanops.scan(leaf(5, device="cpu"), greatest, 0).sum().backward()
