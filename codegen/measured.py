@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
 from scanops.codegen.plan_rules import broken_rule
 from scanops.codegen.spec import ScanSpec
@@ -76,7 +77,7 @@ def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
     operator = spec.operator
     combine = (operator.costly, operator.ordered, bool(operator.append), bool(operator.loss))
     state = (*combine, fragments(spec).state_bytes, len(operator.fields), spec.indexed)
-    mask = spec.mask_dtype.bytes if spec.mask_dtype else 0
+    mask = dtype_named(spec.mask).bytes if spec.mask else 0
     operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
     columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
     whole = spec.inner > 1 or spec.divides(spec.access_items)

@@ -52,7 +52,8 @@ def slug_of(spec: ScanSpec) -> str:
     parts += [f"by{spec.multiple}"] if spec.multiple != 1 else []
     parts += [f"inner{spec.inner}"] if spec.inner != 1 else []
     parts += [f"out_{spec.out.tag}"] if spec.out != spec.operator.result(spec.term) else []
-    parts += [f"acc_{COMPENSATED if spec.compensated else spec.accumulator.tag}"] if spec.accumulate else []
+    compensated = spec.accumulate == COMPENSATED
+    parts += [f"acc_{COMPENSATED if compensated else spec.accumulator.tag}"] if spec.accumulate else []
     parts += [f"mask_{dtype_named(spec.mask).tag}"] if spec.mask else []
     parts += [f"gate_{dtype_named(spec.gate).tag}"] if spec.gate else []
     parts += [f"saved_{dtype_named(spec.saved).tag}"] if spec.saved else []

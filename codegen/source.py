@@ -24,7 +24,8 @@ __all__ = ["environment", "generate", "render", "tidied"]
 # one group that matched is the name.
 DEFINITION = re.compile(
     r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
-        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{(?:[^\n/]|/(?!/))*\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
+        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]*
+            (?:\{(?:[ ](?:(?!//).)*?)?\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
       | (?:struct|union|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
       | typedef[ ][^{;]*?(\w+);[^\n]*

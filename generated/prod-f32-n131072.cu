@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 b5af004b8ba97503 of everything below this banner
+// content  sha256 f2ba482c67028862 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -282,6 +282,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     return a;
 }
 
+// ---- the items of a thread
 // The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import prepare as prepare
     from scanops.precompile import record as record
+    from scanops.runtime.compiling import compile as compile
     from scanops.runtime.kernels import Kernel as Kernel
-    from scanops.runtime.kernels import compile as compile
     from scanops.runtime.policies import policy as policy
 
 _NAMES = {  # of each module
@@ -53,7 +53,8 @@ _NAMES = {  # of each module
     "laws": ("check_operator",),
     "patching": ("patch_torch",),
     "precompile": ("prepare", "record"),
-    "runtime.kernels": ("Kernel", "compile"),
+    "runtime.compiling": ("compile",),
+    "runtime.kernels": ("Kernel",),
     "runtime.policies": ("policy",),
 }
 _HOMES = {name: f"scanops.{module}" for module, names in _NAMES.items() for name in names}

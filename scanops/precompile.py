@@ -18,7 +18,8 @@ from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.kernels import Kernel, capturing, check_wanted, default_target, find, obtain
+from scanops.runtime.compiling import check_wanted
+from scanops.runtime.kernels import Kernel, capturing, default_target, find, obtain
 from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store

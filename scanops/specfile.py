@@ -31,12 +31,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
 from scanops.store.root import locked
@@ -51,7 +51,7 @@ _LOCK_SECONDS = 10.0
 _Sizes = Mapping[str, Iterable[int]]  # target -> multiprocessors of the GPUs that a program ran on
 _Key = tuple[str, "str | None", "bool | None"]  # the short name of a spec, target, few
 _ANY = "any"  # TOML has no None
-_FIELDS = tuple(each.name for each in fields(ScanSpec))
+_FIELDS = tuple(each.name for each in FIELDS)
 _RECORDED = ("spec", "target", "few", "count", "operator")
 _TOP = ("scan", "specs", "targets", "recorded_on")
 

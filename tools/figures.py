@@ -207,8 +207,7 @@ print(1e3 * (time.perf_counter() - began))
 """
 BUILD = """
 import scanops
-from scanops.runtime import kernels
-kernels.compile(scanops.ScanSpec.parse("sum-f32-n1024"), "cpu").library
+scanops.compile(scanops.ScanSpec.parse("sum-f32-n1024"), "cpu").library
 """
 # Counts the Python functions of a repeated call; the C++ function that serves it is one more hop.
 REPEATED = """

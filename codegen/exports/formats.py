@@ -85,17 +85,13 @@ def export(
     held = _with_either_mask(listed) if format == "kernelbench" else listed
     units = tuple(unit_of(spec, target, lines, takes_stream=format != "gpumode") for spec in held)
     if row.suffix == ".cu":
-        return _cuda(units[0], command)
+        return environment().get_template("exports/kernel.cu.j2").render(unit=units[0], command=command)
     _check_alike(units)
     text = _python(module_of(units, format, command, KERNELBENCH_LINES))
     if format == "gpumode" and "stream" in text.lower():
         allowed = "a text without the word stream, which the server refuses anywhere"
         raise _unfit(listed[0], format, allowed, "an operator with the word in its name or expressions")
     return text
-
-
-def _cuda(unit: Unit, command: str) -> str:
-    return environment().get_template("exports/kernel.cu.j2").render(unit=unit, command=command)
 
 
 def _python(file: Module) -> str:

@@ -43,7 +43,7 @@ class Parameter(NamedTuple):
 
     @property
     def declared(self) -> str:
-        """The parameter in C."""
+        """The declaration of the parameter in C."""
         return f"{self.type} {self.name}"
 
     @property

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scanops.codegen.dtypes import DType
 from scanops.codegen.exports.launcher import Unit, python_name
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Module", "Tensor", "module_of"]
 
-# The oldest torch that has every name of a file, 1.13, and the first that has a younger dtype.
+# The oldest torch that has every name of a file, 1.13, and the first that has a younger dtype. Ordered as text.
 TORCH = "1.13"
 LATER_TORCH = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), "2.1"),
@@ -106,14 +105,6 @@ def module_of(units: Sequence[Unit], format: str, command: str, lines: int) -> M
         units=tuple(units),
         operands=tuple(operands),
         others=tuple(others),
-        torch=max((_first_torch(row) for row in (*(source.dtype for source in spec.sources), spec.out)), key=_parts),
+        torch=max(LATER_TORCH.get(row.name, TORCH) for row in (spec.out, *(source.dtype for source in spec.sources))),
         shape=(spec.capacity, spec.inner) if spec.inner > 1 else (lines, spec.capacity),
     )
-
-
-def _first_torch(dtype: DType) -> str:
-    return LATER_TORCH.get(dtype.name, TORCH)
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))

@@ -54,6 +54,7 @@ class PanelPlan(Plan):
         Plan.__post_init__(self)
         lanes, fitting = self.lanes, 2 * max(self.spec.inner, self.vector)
         require(self, self.columns % self.vector == 0, "columns that are a whole number of accesses")
+        require(self, self.apart or self.spec.inner % self.vector == 0, "rows that are a whole number of accesses")
         require(self, is_power_of_two(lanes) and lanes <= WARP, f"lanes that are a power of two up to {WARP}")
         require(self, self.columns < fitting, "columns that the tensor has")
         require(self, is_power_of_two(self.threads), "a power of two of threads")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from scanops.codegen.figures import (
 )
 from scanops.codegen.lines import few_for, situations
 from scanops.codegen.plan import make_plan
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
@@ -244,7 +244,7 @@ def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Facts:
     """Return the fields in which a kernel of a place differs from the requested one."""
     pairs: list[tuple[str, object, object]] = [("target", request.target, entry.target)]
     if other := entry.spec:
-        pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in fields(spec)]
+        pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in FIELDS]
     else:
         pairs.append(("spec", spec.slug, entry.slug))
     if all(asked == there for _, asked, there in pairs):  # built by another version, or edited

@@ -61,8 +61,8 @@ class _Line:
         selects = mask is not None and mask.dtype == torch.bool
         self.keep = mask if selects else None
         self.weights: torch.Tensor | None = None if selects else self.wide(mask)  # in the carry dtype
-        # A narrowed result is not the exact previous state, but all that a recurrence saves.
-        serves = y is None or y.dtype == request.carry_dtype or row.gated
+        # A narrowed result is not the exact previous state, but all that a linear recurrence saves.
+        serves = y is None or y.dtype == request.carry_dtype or (row.gated and row.derivative is not None)
         self._y = self.wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
@@ -171,8 +171,8 @@ _OF_STEP = Derivative(
 
 def _derivative_of(row: Operator) -> Derivative | None:
     """The derivative that a row states, or that of its step where h is the result and a step reads no index."""
-    plain = row.output is None and not (isinstance(row.start, tuple) or row.places_items or row.gives == "index")
-    return row.derivative or (_OF_STEP if plain else None)
+    plain = row.output is None and row.resumed is None and not isinstance(row.start, tuple)
+    return row.derivative or (_OF_STEP if plain and not row.places_items and row.gives != "index" else None)
 
 
 def pulled_back(

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
 from scanops.artifact import ABI, PLATFORM, planned, request_of, sources_key
 from scanops.codegen.lines import situations
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
 from scanops.store.entry import (
@@ -87,7 +87,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
 
 def spec_fields(spec: ScanSpec) -> dict[str, object]:
     """Return the fields of a spec that differ from their defaults."""
-    values = ((field, getattr(spec, field.name)) for field in fields(spec))
+    values = ((field, getattr(spec, field.name)) for field in FIELDS)
     return {field.name: value for field, value in values if field.default is MISSING or value != field.default}
 
 

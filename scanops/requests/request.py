@@ -96,8 +96,10 @@ class Request:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
         _, length, inner = split_shape(self.x.shape, self.call.dim)
         operands = self.inputs.operands()
-        layouts, turned = self._layouts(operands, multiprocessors)
-        aligned = turned and out.data_ptr() % ALIGNMENT == 0
+        layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
+        if layouts["input"] == "strided" and self.inputs.saved is None:  # what was saved lies as the output does
+            layouts, whole = self._transposed(layouts, operands, multiprocessors)
+        aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
@@ -112,14 +114,13 @@ class Request:
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
-    def _layouts(self, operands: Operands, multiprocessors: int) -> tuple[dict[str, Layout], bool]:
-        """Return each operand's layout, and whether all runs of transposed operands are 16-byte aligned."""
+    def _transposed(
+        self, layouts: dict[str, Layout], operands: Operands, multiprocessors: int
+    ) -> tuple[dict[str, Layout], bool]:
+        """Return the layouts with "transposed" where it serves, and whether all runs of those are 16-byte aligned."""
         x, dim = self.x, self.call.dim
         outer, length, inner = split_shape(x.shape, dim)
-        layouts = {name: layout_of(each, x.shape, dim) for name, each in operands.items()}
-        found = None
-        if layouts["input"] == "strided" and self.inputs.saved is None:  # what was saved lies as the output does
-            found = neighbours_of(operands, dim)
+        found = neighbours_of(operands, dim)
         if found is None or not fill_panels(outer * inner, multiprocessors):
             return layouts, True
         # (bytes that lie side by side) of what is read and written along a line and across lines

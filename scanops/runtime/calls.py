@@ -135,7 +135,7 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     if not request.x.numel():
         return computed(None, request, outs), None
     spec = request.spec(outs[0], device.multiprocessors)
-    few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
+    few = are_few(spec, request.x.numel() // (spec.length or 1), device.multiprocessors)
     if is_counted():
         workload.note(spec, device.target, few, device.multiprocessors)
     with NO_FORK:

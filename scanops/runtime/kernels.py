@@ -7,17 +7,16 @@ import ctypes
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from scanops import artifact, workload
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key, store_key
-from scanops.codegen.lines import any_length, few_for
+from scanops import artifact
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_key
+from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
-from scanops.codegen.spec import ScanSpec, check_spec
-from scanops.codegen.targets import target_named, target_of_capability
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import policies
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
 
 _LOG = logging.getLogger("scanops")
-MANY = 2**20  # lines that fill any GPU
 Value = TypeVar("Value")
 
 
@@ -90,25 +88,27 @@ class Miss(NamedTuple):
 
     def served(self, policy: Policy) -> Kernel | None:
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
-        if policy is _FIND:
+        if policy is policies.FIND:
             return None
+        spec, target = self.spec, self.target
         if not (policy.may_build or policy.falls_back):
-            raise self._missing("under the policy never", "kernels that are in the store", f"build it: {self._command}")
+            hint = f"build it: {policies.command_for(spec, target)}"
+            raise policies.missing(spec, target, "under the policy never", "", hint)
         if not policy.may_build:
-            self._warn("", f"Build it: {self._command}")
+            policies.warn(spec, target, "", f"Build it: {policies.command_for(spec, target)}")
             return None
         if policy.generic and (kernel := self._generic()) is not None:
-            if policy.later and kernel.spec != self.spec:
-                what = f"the kernel {self.spec.slug} for {self.target}"
-                WORKER.run_later((self.spec, self.target, self.few), what, self._build_now)
+            if policy.later and kernel.spec != spec:
+                WORKER.run_later((spec, target, self.few), f"the kernel {spec.slug} for {target}", self._build_now)
             return kernel
         try:
             return self.build()
         except MissingCompiler as problem:
-            if not policy.falls_back or self.target == CPU:  # PyTorch is no substitute for the emulator
+            if not policy.falls_back or target == CPU:  # PyTorch is no substitute for the emulator
                 raise
-            without = f"Precompile it on a machine with nvcc: {self._command}. ({problem.asked}: {problem.value})"
-            self._warn(" and no compiler to build it", without)
+            hint = f"Precompile it on a machine with nvcc: {policies.command_for(spec, target)}."
+            hint += f" ({problem.asked}: {problem.value})"
+            policies.warn(spec, target, " and no compiler to build it", hint)
             return None
 
     def kernel(self, entry: Entry) -> Kernel:
@@ -121,8 +121,8 @@ class Miss(NamedTuple):
         """Build the kernel, or wait for another process that builds it."""
         if capturing():
             ahead = f'call scanops.prepare(["{self.spec.slug}"]) before the capture, or run the same call once'
-            allowed = "kernels that are in the store: nothing is built during a capture"
-            raise self._missing("while a CUDA graph is captured", allowed, ahead)
+            why, rule = "while a CUDA graph is captured", ": nothing is built during a capture"
+            raise policies.missing(self.spec, self.target, why, rule, ahead)
         return self.kernel(self.store.build(self.request))
 
     def _generic(self) -> Kernel | None:
@@ -136,38 +136,12 @@ class Miss(NamedTuple):
     def _build_now(self) -> None:
         """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
         if is_built_in(operator_named(self.spec.op)) and sys.executable:
-            lines = self.spec.inner * (1 if self.few else MANY)
+            lines = self.spec.inner * (1 if self.few else 2**20)  # which fill any GPU
             words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
             WORKER.run(python_command("scanops", *words))
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
         _ = kernel.library
         hold(kernel, self.spec, self.target, policies.STRICT, self.few)
-
-    @property
-    def _command(self) -> str:
-        """What builds the kernel: a shell command, or Python where only the program knows the operator."""
-        spec, target = self.spec, self.target
-        if is_built_in(operator_named(spec.op)):
-            return f"scanops build {spec.slug} --target {target}"
-        return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'
-
-    def _missing(self, why: str, allowed: str, hint: str) -> MissingKernel:
-        name = f"no kernel {self.spec.slug} for {self.target}"
-        return MissingKernel(f"{name} {why}", allowed=allowed, value=name, hint=hint)
-
-    def _warn(self, without: str, hint: str) -> None:
-        """Warn that PyTorch computes, at the innermost line outside scanops: the program's own."""
-        level, frame = 1, sys._getframe()
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
-            level, frame = level + 1, frame.f_back
-        text = (
-            f"scanops has no kernel {self.spec.slug} for {self.target}{without}: PyTorch's own operators compute it, "
-            f"several times slower. {hint}"
-        )
-        warnings.warn(text, RuntimeWarning, stacklevel=level)
-
-
-_NEEDED = {CPU: ("scanops_emulator_configure",)}  # functions of a kernel's library besides those that all have
 
 
 class Kernel:
@@ -211,20 +185,21 @@ class Kernel:
     def library(self) -> ctypes.CDLL:
         """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
         if self._library is None:
-            self._library = self._read(load, *_NEEDED.get(self.target, ()))
+            needed = ("scanops_emulator_configure",) if self.target == CPU else ()
+            self._library = self._read(load, *needed)
         return self._library
 
-    def _read(self, read: Callable[..., Value], *options: str) -> Value:
+    def _read(self, read: Callable[..., Value], *needed: str) -> Value:
         """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
         try:
-            return read(self._entry, *options)
+            return read(self._entry, *needed)
         except (FileNotFoundError, BadStoreEntry) as problem:
             if not isinstance(problem.__cause__ or problem, FileNotFoundError):
                 raise
         again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
         self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
-        return read(self._entry, *options)
+        return read(self._entry, *needed)
 
     @property
     def path(self) -> Path:
@@ -302,49 +277,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None) -> Kernel:
-    """Return the kernel for ``spec``: found in the store, or built and kept there.
-
-    Args:
-        spec: what to compute.
-        target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU;
-            inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc and no GPU.
-        lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
-
-    Raises:
-        UnsupportedRequest: a target that is not known, or an impossible number of lines.
-        BuildFailure: no compiler (MissingCompiler), or one that refused the source; the message holds its output.
-        BadStoreEntry: the store cannot be used.
-        MissingKernel: it would have to be built under the policy ``never``, or while a CUDA graph is captured. Under
-            every other policy it is built: nothing else is the kernel for ``spec``.
-
-    Example:
-        >>> kernel = compile(ScanSpec(op="sum", dtype="float32", length=32768), "sm_90")  # doctest: +SKIP
-        >>> kernel.resources.registers  # doctest: +SKIP
-        100
-    """
-    target = default_target() if target is None else target
-    check_wanted(spec, target)
-    few = few_for(spec, planned(target), lines)
-    workload.note(spec, target, few)
-    kernel = obtain(spec, target, policies.strict(), Store(), few)
-    assert kernel is not None
-    return kernel
-
-
-def check_wanted(spec: ScanSpec, target: str) -> None:
-    """Raise UnsupportedRequest unless ``spec`` is a ScanSpec and ``target`` is known."""
-    check_spec(spec)
-    if target != CPU:
-        target_named(target)
-
-
 def find(spec: ScanSpec, target: str, store: Store | None = None, few: bool = False) -> Kernel | None:
     """Return the kernel for ``spec`` if a store has it, by default the user's; None on a miss. Builds nothing."""
-    return obtain(spec, target, _FIND, store or Store(), few)
-
-
-_FIND = Policy(name="find", may_build=False)
+    return obtain(spec, target, policies.FIND, store or Store(), few)
 
 
 def capturing() -> bool:

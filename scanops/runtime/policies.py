@@ -15,11 +15,16 @@ the policy does not change what a call computes.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from scanops import environment
+from scanops.codegen.operators import is_built_in, operator_named
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import MissingKernel
 
 
 class Policy(NamedTuple):
@@ -33,6 +38,7 @@ class Policy(NamedTuple):
 
 
 STRICT = Policy(name="build")  # the policy of ``compile`` and ``prepare``: the kernel for the spec and no other
+FIND = Policy(name="find", may_build=False)  # the policy of ``kernels.find``: None on a miss
 _NEVER = Policy(name="never", may_build=False)
 POLICIES = {
     "build": Policy(name="build", falls_back=True),
@@ -84,3 +90,29 @@ def resumed(name: str | None) -> Iterator[None]:
 def strict() -> Policy:
     """Return the policy of ``compile`` and ``prepare`` here: under ``never`` that one, else build or raise."""
     return _NEVER if environment.policy() == "never" else STRICT
+
+
+# ---- what is said of a kernel that is not there
+
+
+def command_for(spec: ScanSpec, target: str) -> str:
+    """Return what builds a kernel: a shell command, or Python where only the program knows the operator."""
+    if is_built_in(operator_named(spec.op)):
+        return f"scanops build {spec.slug} --target {target}"
+    return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'
+
+
+def missing(spec: ScanSpec, target: str, why: str, rule: str, hint: str) -> MissingKernel:
+    """Return the error for a kernel that may not be built."""
+    name = f"no kernel {spec.slug} for {target}"
+    allowed = f"kernels that are in the store{rule}"
+    return MissingKernel(f"{name} {why}", allowed=allowed, value=name, hint=hint)
+
+
+def warn(spec: ScanSpec, target: str, without: str, hint: str) -> None:
+    """Warn that PyTorch computes, at the innermost line outside scanops: the program's own."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
+        level, frame = level + 1, frame.f_back
+    text = f"scanops has no kernel {spec.slug} for {target}{without}: PyTorch's own operators compute it, "
+    warnings.warn(f"{text}several times slower. {hint}", RuntimeWarning, stacklevel=level)

@@ -71,7 +71,7 @@ def load(entry: Entry, *needed: str) -> ctypes.CDLL:
         raise _bad(entry, allowed, f"kernel.so: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
-    declared = {} if entry.manifest.get("target") == HOST else _SIGNATURES
+    declared = {} if entry.target == HOST else _SIGNATURES
     try:
         for name, (result, arguments) in {**_ALWAYS, **declared}.items():
             function = getattr(library, name)

@@ -11,7 +11,7 @@ from scanops.codegen import ScanSpec, make_plan
 from scanops.codegen.candidates import candidates
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import listed
-from scanops.codegen.saved import AGAIN_LENGTHS
+from scanops.codegen.spec_checks import AGAIN_LENGTHS
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
 from tests.requests.checks import refused

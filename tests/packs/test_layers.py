@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import scanops
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.packs.manifest import finish, verify
@@ -27,14 +28,14 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
     deployed.setenv("SCANOPS_PACKS", str(pack))
     with deployed.context() as patch:
         patch.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the kernel
-        found = kernels.compile(SPEC, "cpu")
+        found = scanops.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack)
     assert found.library.scanops_abi() == 3
     assert not (tmp_path / "absent").exists()
     assert Store(tmp_path / "own").find(OTHER.identity) is None  # packs are below the user's store and no other
     shutil.rmtree(pack / "index")  # as in a pack of another version: found by the text, and not recorded in the store
     (tmp_path / "absent").mkdir(mode=0o700)
-    assert kernels.compile(SPEC, "cpu").path.parent == kernel(pack)
+    assert scanops.compile(SPEC, "cpu").path.parent == kernel(pack)
     assert Store().find(OTHER.identity) is not None
     assert kernels.find(ScanSpec(op="sum", dtype="float32", length=25), "cpu") is None
     assert list((tmp_path / "absent").iterdir()) == []
@@ -42,9 +43,9 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
     assert kernels.find(SPEC, "cpu") is None
     # Packs are searched in their order, after the store.
     deployed.setenv("SCANOPS_PACKS", f"{shutil.copytree(pack, tmp_path / 'first')}{os.pathsep}{pack}")
-    assert kernels.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "first")
+    assert scanops.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "first")
     shutil.copytree(pack, tmp_path / "absent", dirs_exist_ok=True)
-    assert kernels.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "absent")
+    assert scanops.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "absent")
 
 
 @each_case(ENTRIES)
@@ -55,7 +56,7 @@ def test_damaged_kernels_are_misses_that_verify_names_and_nobody_packs(
     entry, part = kernel(pack), what.split()[0]
     ENTRIES[what](entry)
     with pytest.raises(BuildFailure):
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
     assert entry.is_dir()  # stays where it is
     assert caplog.text.count("is not used") == 1 and "scanops store verify" in caplog.text
     with pytest.raises(BadStoreEntry) as caught:
@@ -81,7 +82,7 @@ def test_unsafe_packs_are_errors(pack: Path, deployed: pytest.MonkeyPatch, what:
     harm(pack)
     deployed.setenv("SCANOPS_PACKS", str(pack))
     with pytest.raises(BadStoreEntry, match=words):
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_entry_points_that_lead_to_no_pack_are_skipped_with_one_warning(
     (tmp_path / "site" / "good_kernels" / "__init__.py").touch()
     shutil.copytree(pack, tmp_path / "site" / "good_kernels" / "pack")
     deployed.syspath_prepend(tmp_path / "site")
-    found = kernels.compile(SPEC, "cpu")
+    found = scanops.compile(SPEC, "cpu")
     assert found.path.is_relative_to(tmp_path / "site" / "good_kernels")
     assert caplog.text.count("ignoring") == 1
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+import scanops
 from scanops.cli.doctor import settings
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
@@ -97,7 +98,7 @@ def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pyte
     deployed.setattr(signing, "check", lambda root, keys: checked.append(root) or original(root, keys))
     deployed.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # the signed index has it
     for _ in range(3):
-        found = kernels.compile(SPEC, "cpu")
+        found = scanops.compile(SPEC, "cpu")
     assert (found.path.parent, found.library.scanops_abi(), checked) == (kernel(signed), 3, [signed])
     assert Store().find(OTHER.identity) is not None
 
@@ -153,7 +154,7 @@ def test_packs_that_differ_from_what_was_signed_are_misses(
     for _ in range(2):
         assert kernels.find(SPEC, "cpu") is None
     with pytest.raises(MissingKernel, match="SCANOPS_REQUIRE_SIGNED") as caught:
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
     assert words in caplog.text + str(caught.value.value)
     assert caplog.text.count("is not used") <= 2  # the pack, and the entry
     assert "scanops build sum-f32-n24 --target cpu" in caught.value.hint
@@ -165,17 +166,17 @@ def test_no_local_kernel_is_loaded_or_built(signed: Path, deployed: pytest.Monke
     with pytest.raises(BadSignature, match="nobody signed"):
         load(entry)  # whoever hands it over
     with pytest.raises(MissingKernel) as caught:
-        kernels.compile(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
+        scanops.compile(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
     assert f"{signed}: signed by " in str(caught.value.value)
     deployed.setenv("SCANOPS_PACKS", "")
     assert Store(tmp_path / "absent").find(entry.identity) is None
     with pytest.raises(MissingKernel, match="none installed"):
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
     with pytest.raises(MissingKernel):
         Store(tmp_path / "own").get_or_build(OTHER)
     assert not (tmp_path / "own").exists()
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")
-    assert kernels.compile(SPEC, "cpu").path.parent == kernel(tmp_path / "absent")
+    assert scanops.compile(SPEC, "cpu").path.parent == kernel(tmp_path / "absent")
 
 
 def pem(label: str, body: str) -> bytes:
@@ -210,7 +211,7 @@ def test_files_without_a_usable_key_are_refused(
     if data is not None:
         keep(file, data).chmod(0o666 if "others" in name else 0o600)
     deployed.setenv("SCANOPS_REQUIRE_SIGNED", str(file))
-    uses = (lambda: kernels.compile(SPEC, "cpu"), lambda: signing.sign(signed, file, unasked))
+    uses = (lambda: scanops.compile(SPEC, "cpu"), lambda: signing.sign(signed, file, unasked))
     for words, use in zip(sayings, uses, strict=True):
         if words:
             with pytest.raises(BadSignature, match="read the key") as caught:
@@ -245,7 +246,7 @@ def test_keys_that_are_commented_out_or_revoked_are_not_trusted(
 def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: pytest.MonkeyPatch, value: str) -> None:
     deployed.setenv("SCANOPS_REQUIRE_SIGNED", value)
     with pytest.raises(BadSignature, match="SCANOPS_REQUIRE_SIGNED"):
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
     with pytest.raises(BadSignature, match="SCANOPS_REQUIRE_SIGNED"):
         load(read_entry(kernel(signed)))
     assert [finding.status for finding in settings()] == ["broken"]
@@ -259,6 +260,6 @@ def test_signatures_need_the_package_cryptography(signed: Path, deployed: pytest
     deployed.delattr("scanops.store.signatures")
     deployed.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(MissingRequirement, match=r"pip install 'scanops\[signing\]'"):
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")
-    assert kernels.compile(SPEC, "cpu").path.parent == kernel(signed)
+    assert scanops.compile(SPEC, "cpu").path.parent == kernel(signed)

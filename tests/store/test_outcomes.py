@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import scanops
 from scanops import artifact
 from scanops.artifact import sources_key
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
-from scanops.runtime import kernels
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
 from scanops.store.entry import Entry, checked, read_entry
@@ -142,13 +142,13 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
 ) -> None:
     CORRUPT[what](root)
     with policy("never"), pytest.raises(MissingKernel, match=f"scanops build {SPEC.slug}"):
-        kernels.compile(SPEC, "cpu")
+        scanops.compile(SPEC, "cpu")
     assert "is corrupt" in caplog.text
     assert len(list((root / ".quarantine").iterdir())) == 1
     assert not list(root.glob(f"{SPEC.slug}-*"))
     if what not in REBUILT:
         return
-    kernel = kernels.compile(SPEC, "cpu")
+    kernel = scanops.compile(SPEC, "cpu")
     assert kernel.library.scanops_abi() == 3
     assert kernel.path.parent == folder(root)
     assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
@@ -160,7 +160,7 @@ def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatc
     MISLED[what](root)
     assert read_index(root, str(sources_key(SPEC, "cpu"))) is None
     with policy("never"):
-        assert kernels.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
+        assert scanops.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
     assert read_index(root, str(sources_key(SPEC, "cpu"))) == known  # and written down again
     assert not (root / ".quarantine").exists()
 
@@ -171,7 +171,7 @@ def test_what_is_refused(root: Path, what: str) -> None:
     harm(root)
     for name in ("never", "build"):
         with policy(name), pytest.raises(BadStoreEntry, match=words) as caught:
-            _ = kernels.compile(SPEC, "cpu").library
+            _ = scanops.compile(SPEC, "cpu").library
         assert caught.value.hint
 
 
