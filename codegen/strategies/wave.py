@@ -73,8 +73,8 @@ class WavePlan(RowPlan):
         RowPlan.__post_init__(self)
         require(self, self.ahead < self.stages, "fewer steps ahead than stages")
         # Items that pass through registers reach the ring one step after their load was issued.
-        loads = self.stages - self.ahead >= 2 or not self.lands
-        require(self, loads, "two stages more than steps ahead")
+        in_time = self.stages - self.ahead >= 2 or all(operand.copied for operand in self.operands)
+        require(self, in_time, "two stages more than steps ahead")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
@@ -117,11 +117,6 @@ class WavePlan(RowPlan):
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
         return may_run(self) and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
-
-    @property
-    def lands(self) -> bool:
-        """Whether some operand passes through registers on its way to the ring."""
-        return not all(operand.copied for operand in self.operands)
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
