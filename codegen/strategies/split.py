@@ -25,11 +25,7 @@ BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bflo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan(RowPlan):
-<<<<<<< HEAD
-    """One tile per block. A tile's total is published before the block looks back at preceding ones."""
-=======
     """One tile per block. A tile's total is published (tile status) before the block looks back at preceding ones."""
->>>>>>> walls
 
     strategy: ClassVar[str] = "split"
     template: ClassVar[str] = "split_rows.cu.j2"
