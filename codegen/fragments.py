@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scanops.codegen.dtypes import DTYPES, DType, dtype_named, literal
+from scanops.codegen.dtypes import DType, dtype_named, literal
 from scanops.codegen.operator import FIELD_TYPES, Operator
 from scanops.codegen.spec import ScanSpec
 
@@ -32,9 +32,7 @@ class Fragments:
     gate: str  # g (Gate) -> Value; empty without one
     saved: str  # v (Saved) -> Value, or int where it is a place; empty without one
     second: str  # state -> the second output, if it is no index
-    carry: DType  # dtype of carry-in and carry-out
     final: str  # state -> Carry
-    offset: str  # C type of the offsets; empty without offsets
     result: str  # state -> Output
     calls: bool  # combine and result are called instead of inlined
     state_bytes: int  # size of one State
@@ -63,9 +61,7 @@ def _of_row(spec: ScanSpec, operator: Operator) -> Fragments:
         gate=_converted("g", spec.gate, spec),
         saved="" if spec.again else "(int)v" if operator.saved == "place" else _converted("v", spec.saved, spec),
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
-        carry=spec.carry,
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
-        offset=DTYPES[str(spec.segments)].storage if spec.by_offsets else "",
         result=_narrowed(spec, spec.out, operator.project),
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
         state_bytes=_state_bytes(spec, operator.field_types),

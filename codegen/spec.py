@@ -142,7 +142,7 @@ class ScanSpec:
         accumulator = dtype_named(self.accumulate) if wide else kept
         carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
         operator = row.variants.get(COMPENSATED if self.accumulate == COMPENSATED else self.out.kind, row)
-        rows = (
+        rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
             ("input", "Input", "x", self.dtype, self.input_layout),
             ("mask", "Mask", "m", self.mask, self.mask_layout),
             ("gate", "Gate", "g", self.gate, self.gate_layout),

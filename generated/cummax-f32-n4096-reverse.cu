@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3eac27d114ed81e7 of everything below this banner
+// content  sha256 57d96763b4981f56 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -162,7 +162,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.z + along(j * part.step), r.z[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];

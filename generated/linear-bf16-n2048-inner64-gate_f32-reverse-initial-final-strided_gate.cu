@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 4c6710d6616bc231 of everything below this banner
+// content  sha256 4a314891ed7a4993 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -142,9 +142,7 @@ struct TileRows {  // a thread's rows of a tile, of every operand
 struct Results {  // of a thread's columns in one row
     Access<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };
@@ -274,6 +272,7 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
+// ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4ffd7e97305fb132 of everything below this banner
+// content  sha256 0d94e94157cc264e of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -180,6 +180,7 @@ union Exchanged {
 // Place of an access in shared memory: free of bank conflicts in either order.
 __device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
+// ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = append(identity(), s.item[0]);

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3458ae30e093427c of everything below this banner
+// content  sha256 c632ceff2e6ecebd of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -229,6 +229,7 @@ union Exchanged {
 // Place of an access in shared memory: free of bank conflicts in either order.
 __device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
+// ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State sum = s.item[0];

@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d0d539e7b9f4a2a7 of everything below this banner
+// content  sha256 171d16d56d0e6701 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,7 +159,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

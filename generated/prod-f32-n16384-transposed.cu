@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 42974493e33ee912 of everything below this banner
+// content  sha256 5aa9d23cace0c6cc of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -113,6 +113,7 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     }
     return offset;
 }
+
 struct Neighbours {  // the dimension along which lines are adjacent in some operand
     long long size;          // size of the dimension
     long long lines;         // difference of the numbers of adjacent lines
@@ -153,9 +154,7 @@ struct Results {  // of a thread's columns in one row
 struct TileResults {  // of all its rows
     Rows<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };
@@ -319,6 +318,7 @@ __device__ __forceinline__ TileRows load_tile(const Ring& ring, int stage) {
     return {load<kAcross>(ring.x[stage][warp])};
 }
 
+// ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 fe3a74bc3bb8e7db of everything below this banner
+// content  sha256 5b414f81221a9371 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -154,7 +154,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 b04aa4e77effb383 of everything below this banner
+// content  sha256 053b7ad1365547dc of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -145,9 +145,7 @@ struct Results {  // of a thread's columns in one row
 struct TileResults {  // of all its rows
     Rows<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };
@@ -311,6 +309,7 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
+// ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 907b75c92ce587a7 of everything below this banner
+// content  sha256 b0ab29fcf3be898b of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -194,7 +194,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = append(identity(), s.item[0]);

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 1de9d7ba87a14af8 of everything below this banner
+// content  sha256 467ff282209b5fe9 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -158,7 +158,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 1b363042159c181b of everything below this banner
+// content  sha256 d68207a4eec1ecc5 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -119,9 +119,7 @@ struct TileRows {  // a thread's rows of a tile, of every operand
 struct Results {  // of a thread's columns in one row
     Access<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };
@@ -270,6 +268,7 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
+// ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;

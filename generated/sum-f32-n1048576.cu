@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 82549b9388fe18c6 of everything below this banner
+// content  sha256 28acfa54d374b020 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -160,6 +160,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
+// ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 91009dce8eff28e7 of everything below this banner
+// content  sha256 0d2e60db7de2bff0 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -341,6 +341,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     return a;
 }
 
+// ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
@@ -535,7 +536,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     int index = 0;  // of the current tile in its row
     int group = 0;  // number of groups in base
     const bool looks_back = kGroups > 1 || warp == 0;
-    const int own_peer = kGroups > 1 ? (int)threadIdx.x : lane;  // of kGroups * 32 preceding tiles
+    const int own_group = kGroups > 1 ? warp : 0;  // of the kGroups that a block waits for in a step
     Words words = {};  // the status this thread waits for, as read one step ahead
 
     for (int step = -kAhead; tile[0].number < tiles; ++step) {
@@ -566,7 +567,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
         const long long peers = tile[0].number - index;  // the first tile of the row
         if (looks_back) {
-            const int peer = group * 32 + own_peer;
+            const int peer = (group + own_group) * 32 + lane;
             State total = peer < index ? await(board, launch, peers + peer, words) : identity();
             total = scan_lanes(total, lane);
             if (lane == 31) group_total[parity][warp] = total;
@@ -583,7 +584,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
         const int next_group = kGroups > 1 && next_line == base_line ? index / 32 : 0;
-        const int next_peer = next_group * 32 + own_peer;
+        const int next_peer = (next_group + own_group) * 32 + lane;
         if (looks_back && next_peer < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + next_peer);
         __syncwarp();  // otherwise ptxas reads them after the copies below, and the look-back waits for their data, too
@@ -593,7 +594,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         if constexpr (kGroups > 1) {
             for (; w < kWarps && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
             while (w == kWarps) {  // more groups than warps
-                const int peer = group * 32 + own_peer;
+                const int peer = (group + own_group) * 32 + lane;
                 State total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
                 total = scan_lanes(total, lane);
                 __syncthreads();

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 b0c062d2bed74ba8 of everything below this banner
+// content  sha256 ff7916f68a44ee4d of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -144,7 +144,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

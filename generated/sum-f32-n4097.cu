@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 95716106c5725c1d of everything below this banner
+// content  sha256 ea0bc979e8b0321d of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -201,7 +201,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_within(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];

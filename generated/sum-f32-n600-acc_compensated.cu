@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 4c8b1568878b1942 of everything below this banner
+// content  sha256 ff420dec61705538 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -200,6 +200,7 @@ __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& stage
     copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
 }
 
+// ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];

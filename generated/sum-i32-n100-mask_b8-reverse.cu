@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 1bd934a38b61541e of everything below this banner
+// content  sha256 1ef66248fa4db8de of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -187,6 +187,7 @@ __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& stage
     copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
 }
 
+// ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];
