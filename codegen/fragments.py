@@ -114,14 +114,14 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
         bounded = re.sub(r"\b(?:lowest|highest)\b", lambda found: bounds[found[0]], text)
         if kind != "value":
             name = FIELD_TYPES[kind][0]
-            fits = name == "int" and re.fullmatch(r"i|-?\d+", text)
+            fits = name == "int" and re.fullmatch(r"i|-?\d+", text) is not None
             texts.append(text if fits else f"({name})({bounded})")
         elif out.kind == "complex":
             real = re.fullmatch(r"-?[\d.]+|-?infinity\(\)", bounded)
             whole = out.rounded.format(x=bounded) if text not in ("x", "g") else text
             texts.append(f"{{{bounded}, 0}}" if real else whole)
         else:
-            fits = types == ("value",) or re.fullmatch(rf"x|g|{number}|lowest|highest", text)
+            fits = types == ("value",) or re.fullmatch(rf"x|g|{number}|lowest|highest", text) is not None
             texts.append(bounded if fits else f"(Value)({bounded})")
     return tuple(texts)
 
