@@ -11,7 +11,6 @@ from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_t
 from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, may_run, row_of
-from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]
@@ -59,7 +58,7 @@ DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WavePlan(BoardPlan):
+class WavePlan(RowPlan):
     """Persistent blocks with a multistage ring of tiles in shared memory."""
 
     strategy: ClassVar[str] = "wave"
@@ -71,11 +70,11 @@ class WavePlan(BoardPlan):
 
     def __post_init__(self) -> None:
         """Check that the ring holds the tiles between a tile's load and its store."""
-        BoardPlan.__post_init__(self)
+        RowPlan.__post_init__(self)
         require(self, self.ahead < self.stages, "fewer steps ahead than stages")
         # Items that pass through registers reach the ring one step after their load was issued.
-        loads = self.stages - self.ahead >= 2 or not self.lands
-        require(self, loads, "two stages more than steps ahead")
+        in_time = self.stages - self.ahead >= 2 or all(operand.copied for operand in self.operands)
+        require(self, in_time, "two stages more than steps ahead")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
@@ -118,11 +117,6 @@ class WavePlan(BoardPlan):
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
         return may_run(self) and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
-
-    @property
-    def lands(self) -> bool:
-        """Whether some operand passes through registers on its way to the ring."""
-        return not all(operand.copied for operand in self.operands)
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
