@@ -127,7 +127,7 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
-    items, boundary, accesses = row_of(spec, _items(spec))
+    items, boundary, accesses = row_of(spec, _items(spec, target))
     shape = (
         _two_blocks(spec, target, items, accesses)
         or _one_tile(spec, target, items, accesses)
@@ -137,11 +137,12 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, **shape)
 
 
-def _items(spec: ScanSpec) -> int:
+def _items(spec: ScanSpec, target: Target) -> int:
     """Items per access: by the width of the output, or of the input where that is narrower."""
     if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.doubled:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
-    return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
+    items = min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
+    return items if THREADS * items * spec.out.bytes < target.block_shared_bytes else spec.access_items
 
 
 def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:
