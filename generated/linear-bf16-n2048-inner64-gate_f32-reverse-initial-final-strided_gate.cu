@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 9c536b24038936e1 of everything below this banner
+// content  sha256 4a314891ed7a4993 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,7 +23,7 @@ struct State {  // scan state of a contiguous range of items
 };
 
 // ---- the plan: columns
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 2048;  // of a line, in items
 constexpr bool kReverse = true;  // scan from a column's end to its start
 constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension

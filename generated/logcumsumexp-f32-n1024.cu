@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 2ef06ae3af369f7d of everything below this banner
+// content  sha256 cb046ebe7c8d0ffe of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,7 +21,7 @@ struct State {  // scan state of a contiguous range of items
 };
 
 // ---- the plan: block
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 1024;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 32;  // of a block

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 93d73baf0b851a58 of everything below this banner
+// content  sha256 5aa9d23cace0c6cc of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: transposed
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 16384;  // of a line, in items
 constexpr bool kReverse = false;  // scan from a line's end to its start
 constexpr bool kToRows = true;  // results are contiguous along a line, else across lines

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b69346a229c6b2e8 of everything below this banner
+// content  sha256 d26815d22e07de3a of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: block
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 32768;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 512;  // of a block

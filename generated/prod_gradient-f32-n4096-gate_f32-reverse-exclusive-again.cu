@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 936f6446d5bb44a7 of everything below this banner
+// content  sha256 4b8a2774d145715e of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,7 +26,7 @@ struct State {  // scan state of a contiguous range of items
 };
 
 // ---- the plan: block
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 4096;  // of a line, in items
 constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 352;  // of a block

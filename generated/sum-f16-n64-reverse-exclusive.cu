@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 0d93c2f6aff3a9e6 of everything below this banner
+// content  sha256 b3a7d24abad2e048 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: warp
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 64;  // of a line, in items
 constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 128;  // of a block

@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 c3bb7945d24d102d of everything below this banner
+// content  sha256 8f832bfabac63d22 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,7 +31,7 @@ struct Segments {
 };
 
 // ---- the plan: wave
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 20000;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 352;  // of a block

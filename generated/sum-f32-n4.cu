@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 9a6f22cff30241b9 of everything below this banner
+// content  sha256 ff7916f68a44ee4d of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: warp
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 4;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 128;  // of a block

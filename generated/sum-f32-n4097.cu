@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c2d073367bb65fb2 of everything below this banner
+// content  sha256 4c801d1cdb5f0464 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: block
-typedef int Position;  // of an item in a line, or up to a tile past its end
+typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 4097;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 96;  // of a block
