@@ -170,8 +170,8 @@ def sweep(wanted: Iterable[tuple[ScanSpec, bool]], targets: Iterable[str], jobs:
     """Yield the costs in the order of the specs."""
     nvcc = find_nvcc().nvcc
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
-        work = [(spec, few, target) for spec, few in wanted for target in targets]
-        yield from pool.map(lambda each: measure(*each, nvcc, Path(name)), work)
+        work = [(spec, few, target) for (spec, few), target in itertools.product(wanted, targets)]
+        yield from pool.map(lambda each: measure(each[0], each[1], each[2], nvcc, Path(name)), work)
 
 
 def worst(costs: Sequence[Cost]) -> list[dict[str, Any]]:

@@ -18,12 +18,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser
-from scanops.codegen.candidates import FAMILIES
 from scanops.codegen.figures import expected_registers, item_bytes, residents
-from scanops.codegen.measured import FREE, rebuilt
-from scanops.codegen.plan import RULES, Plan
-from scanops.codegen.plan_rules import broken_rule
+from scanops.codegen.plan import Plan, strategy_of
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError
 from scanops.measure import Stopwatch, entry_of, require_gpu
@@ -107,24 +105,25 @@ def specs() -> Iterator[tuple[ScanSpec, bool]]:
 def rule_plan(spec: ScanSpec, target: str, few: bool) -> Plan:
     """Return the plan of the strategy's own rule, without any measured table."""
     row = target_named(target)
-    plan = next(make(spec, row, few) for holds, make in RULES if holds(spec, row, few))
+    plan = STRATEGIES[strategy_of(spec, row, few)].plan(spec, row, few)
     return replace(plan, few=few, why="searched")
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
     """Return up to ``count`` random plans of every strategy that serves the spec, half of them of the rule's."""
     starts = [own]
-    for name, family in FAMILIES.items():
-        if name != own.strategy and name in FREE and family.fits(own.spec, own.target, own.few):
+    for name, strategy in STRATEGIES.items():
+        if name != own.strategy and strategy.fits(own.spec, own.target, own.few):
             try:
-                starts.append(replace(family.plan(own.spec, own.target, own.few), few=own.few))
+                starts.append(replace(strategy.plan(own.spec, own.target, own.few), few=own.few))
             except (ValueError, ArithmeticError, StopIteration, ScanopsError):
                 continue  # the spec is too long or too short for this strategy
     weights = [max(1, len(starts) - 1), *[1] * (len(starts) - 1)]
     found: dict[Plan, None] = {}
     for _ in range(200 * count):
         start = random.choices(starts, weights)[0]
-        plan = _changed(start, {name: random.choice(_values(start, name)) for name in FREE[start.strategy]}, own)
+        numbers = {name: random.choice(_values(start, name)) for name in STRATEGIES[start.strategy].free}
+        plan = _changed(start, numbers, own)
         if plan is not None and plan != own:
             found[plan] = None
         if len(found) == count:
@@ -135,7 +134,7 @@ def drawn(own: Plan, count: int) -> list[Plan]:
 def near(best: Plan, own: Plan, count: int) -> list[Plan]:
     """Return up to ``count`` plans that differ from ``best`` in one or two numbers, by one value."""
     found: dict[Plan, None] = {}
-    names = FREE[best.strategy]
+    names = STRATEGIES[best.strategy].free
     for _ in range(100 * count):
         changes = {}
         for name in random.sample(names, min(len(names), random.choice((1, 1, 2)))):
@@ -157,18 +156,15 @@ def _values(plan: Plan, name: str) -> Sequence[int]:
 def _changed(start: Plan, numbers: dict[str, Any], own: Plan) -> Plan | None:
     """The plan with these numbers, or None where no useful kernel has them."""
     try:
-        if start.strategy == "block":
-            each: Any = rebuilt(start, vectors=numbers["vectors"])
-            numbers["threads"] = 32 * -(-each.spec.capacity // (32 * numbers["vectors"] * each.items))
         plan = replace(rebuilt(start, **numbers), why="searched")
         declared = 4096 if plan.shared_bytes else 0
-        if broken_rule(plan) or plan.shared_bytes + declared > plan.target.block_shared_bytes:
+        if plan.shared_bytes + declared > plan.target.block_shared_bytes:
             return None
         if residents(plan, expected_registers(plan), declared).blocks < getattr(plan, "blocks", 1):
             return None
         allowed = max(IDLE, _idle(own))
         return plan if _idle(plan) <= allowed else None
-    except (ValueError, ArithmeticError):
+    except (ValueError, ArithmeticError, ScanopsError):
         return None
 
 

@@ -13,46 +13,22 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
-from scanops.codegen.plan_rules import broken_rule
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panels, split, staged, warp, wave
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div
-from scanops.codegen.strategies.registers import fills_registers
-from scanops.codegen.strategies.rows import row_of
-from scanops.codegen.strategies.staged import StagedPlan
+from scanops.codegen.strategies.base import Plan
+from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import Target
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["class_of", "measured_plan", "rebuilt"]
+__all__ = ["class_of", "measured_plan"]
 
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
 NEAR_TILE = 1.42  # the same for lengths of one tile
-
-# The numbers of a plan that an entry gives; the others follow from them and from the spec.
-FREE: Mapping[str, tuple[str, ...]] = {
-    "warp": ("threads", "lanes"),
-    "staged": ("threads", "rows", "lanes"),
-    "block": ("vectors",),
-    "split": ("threads", "vectors"),
-    "wave": ("threads", "vectors", "stages", "ahead", "blocks"),
-    "columns": ("threads", "items", "columns", "vector", "stages", "blocks"),
-    "panels": ("threads", "items", "columns", "vector", "stages", "blocks", "abreast", "group", "stretch"),
-}
-_STARTS = {
-    "warp": warp.plan,
-    "staged": staged.plan,
-    "block": block.plan,
-    "split": split.plan,
-    "wave": wave.plan,
-    "columns": columns.plan,
-    "panels": panels.plan,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,34 +76,11 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
 
 def _carried(spec: ScanSpec, target: Target, few: bool, entry: Measured) -> Plan | None:
     """The plan of an entry for a spec of its class, or None where it does not serve that length."""
-    numbers = {name: entry.numbers[name] for name in FREE[entry.strategy]}
-    if entry.strategy == "block":
-        warps = ceil_div(row_of(spec)[2], WARP * numbers["vectors"])
-        numbers["threads"] = WARP * warps if spec.capacity != entry.length else entry.numbers["threads"]
+    strategy = STRATEGIES[entry.strategy]
     try:
-        start = _STARTS[entry.strategy](spec, target, few)
-        plan = rebuilt(start, **numbers)
+        return rebuilt(strategy.plan(spec, target, few), **{name: entry.numbers[name] for name in strategy.free})
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
-        return None  # the strategy has no plan for this length to start from
-    return None if broken_rule(plan) else plan
-
-
-def rebuilt(plan: Plan, **changes: Any) -> Plan:
-    """Return ``plan`` with some of its numbers changed and those that follow from them recomputed."""
-    if isinstance(plan, StagedPlan):
-        shape = {name: getattr(plan, name) for name in ("threads", "rows", "lanes", "items")}
-        shape |= {name: value for name, value in changes.items() if name in (*shape, "unroll")}
-        return replace(staged.shaped(plan.spec, plan.target, **shape), few=plan.few)
-    numbers: dict[str, Any] = {**plan.numbers(), **changes}
-    numbers.pop("tiles")  # follows
-    length = plan.spec.capacity + max(0, numbers.get("boundary", 0) - 1)
-    if "lanes" in changes and "vectors" in numbers:  # a row lies within its lanes
-        numbers["vectors"] = ceil_div(length, changes["lanes"] * numbers["items"])
-    if "blocks" in numbers and "threads" in changes and "blocks" not in changes:
-        numbers["blocks"] = max(1, plan.threads * numbers["blocks"] // numbers["threads"])
-    if "alone" in numbers and "alone" not in changes:
-        numbers["alone"] = fills_registers(plan.spec, *(numbers[name] for name in ("items", "vectors", "threads")))
-    return replace(plan, **numbers)
+        return None  # the strategy has no plan for this length
 
 
 @functools.cache

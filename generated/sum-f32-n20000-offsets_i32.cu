@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 781e3595e5fe1c5b of everything below this banner
+// content  sha256 3f5c450b366a8484 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -378,19 +378,19 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        if (lane >= step) s = combine(older, s);
+        s = lane >= step ? combine(older, s) : s;
     }
     return s;
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
@@ -403,8 +403,9 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
@@ -536,7 +537,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     int index = 0;  // of the current tile in its row
     int group = 0;  // number of groups in base
     const bool looks_back = kGroups > 1 || warp == 0;
-    const int own_peer = kGroups > 1 ? (int)threadIdx.x : lane;  // of kGroups * 32 preceding tiles
+    const int own_group = kGroups > 1 ? warp : 0;  // of the kGroups that a block waits for in a step
     Words words = {};  // the status this thread waits for, as read one step ahead
 
     for (int step = -kAhead; tile[0].number < tiles; ++step) {
@@ -567,7 +568,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
         const long long peers = tile[0].number - index;  // the first tile of the row
         if (looks_back) {
-            const int peer = group * 32 + own_peer;
+            const int peer = (group + own_group) * 32 + lane;
             State total = peer < index ? await(board, launch, peers + peer, words) : identity();
             total = scan_lanes(total, lane);
             if (lane == 31) group_total[parity][warp] = total;
@@ -584,7 +585,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
         const int next_group = kGroups > 1 && next_line == base_line ? index / 32 : 0;
-        const int next_peer = next_group * 32 + own_peer;
+        const int next_peer = (next_group + own_group) * 32 + lane;
         if (looks_back && next_peer < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + next_peer);
         __syncwarp();  // otherwise ptxas reads them after the copies below, and the look-back waits for their data, too
@@ -594,7 +595,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         if constexpr (kGroups > 1) {
             for (; w < kWarps && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
             while (w == kWarps) {  // more groups than warps
-                const int peer = group * 32 + own_peer;
+                const int peer = (group + own_group) * 32 + lane;
                 State total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
                 total = scan_lanes(total, lane);
                 __syncthreads();

@@ -8,12 +8,11 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
 
-__all__ = ["BoardPlan", "SplitPlan", "plan"]
+__all__ = ["SplitPlan", "plan"]
 
 # (bytes of all states of a row, up to; threads; accesses per thread). Large tiles mean few blocks and short look-backs,
 # but leave multiprocessors idle.
@@ -25,18 +24,8 @@ BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bflo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardPlan(RowPlan):
-    """Blocks that publish the totals of their tiles (tile status) and fold the preceding ones in a fixed order."""
-
-    @property
-    def many_tiles(self) -> bool:
-        """Whether a row may have more tiles than the lanes of a warp look back at."""
-        return self.spec.takes_length or self.tiles > WARP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitPlan(BoardPlan):
-    """One tile per block. A tile's total is published before the block looks back at preceding ones."""
+class SplitPlan(RowPlan):
+    """One tile per block. A tile's total is published (tile status) before the block looks back at preceding ones."""
 
     strategy: ClassVar[str] = "split"
     template: ClassVar[str] = "split_rows.cu.j2"

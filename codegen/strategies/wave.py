@@ -11,7 +11,6 @@ from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_t
 from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, may_run, row_of
-from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]
@@ -59,7 +58,7 @@ DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WavePlan(BoardPlan):
+class WavePlan(RowPlan):
     """Persistent blocks with a multistage ring of tiles in shared memory."""
 
     strategy: ClassVar[str] = "wave"
@@ -71,11 +70,11 @@ class WavePlan(BoardPlan):
 
     def __post_init__(self) -> None:
         """Check that the ring holds the tiles between a tile's load and its store."""
-        BoardPlan.__post_init__(self)
+        RowPlan.__post_init__(self)
         require(self, self.ahead < self.stages, "fewer steps ahead than stages")
         # Items that pass through registers reach the ring one step after their load was issued.
-        loads = self.stages - self.ahead >= 2 or not self.lands
-        require(self, loads, "two stages more than steps ahead")
+        in_time = self.stages - self.ahead >= 2 or all(operand.copied for operand in self.operands)
+        require(self, in_time, "two stages more than steps ahead")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
@@ -119,11 +118,6 @@ class WavePlan(BoardPlan):
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
         return may_run(self) and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
 
-    @property
-    def lands(self) -> bool:
-        """Whether some operand passes through registers on its way to the ring."""
-        return not all(operand.copied for operand in self.operands)
-
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     """Shared memory of a warp's stage for shifted operands, in bytes: one more access each, and its skew."""
@@ -133,7 +127,7 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
-    items, boundary, accesses = row_of(spec, _items(spec))
+    items, boundary, accesses = row_of(spec, _items(spec, target))
     shape = (
         _two_blocks(spec, target, items, accesses)
         or _one_tile(spec, target, items, accesses)
@@ -143,11 +137,12 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, **shape)
 
 
-def _items(spec: ScanSpec) -> int:
+def _items(spec: ScanSpec, target: Target) -> int:
     """Items per access: by the width of the output, or of the input where that is narrower."""
     if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.doubled:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
-    return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
+    items = min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
+    return items if THREADS * items * spec.out.bytes < target.block_shared_bytes else spec.access_items
 
 
 def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:

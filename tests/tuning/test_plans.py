@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from scanops.artifact import BuildRequest
-from scanops.codegen.candidates import FAMILIES, candidates, restored
-from scanops.codegen.plan import Plan, make_plan
-from scanops.codegen.plan_rules import check_plan
+from scanops.codegen.candidates import candidates, restored
+from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.table import STRATEGIES
+from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
@@ -74,8 +75,8 @@ def test_mutated_plans_are_candidates_or_refused() -> None:
 def test_plans_that_gave_wrong_results_are_refused(slug: str, strategy: str, changes: dict[str, int]) -> None:
     """Each of these once rendered, and gave wrong values, a SIGFPE or a text of megabytes."""
     spec = ScanSpec.parse(slug)
-    start = FAMILIES[strategy].plan(spec, make_plan(spec, TARGET).target)
-    refused(UnsupportedRequest, lambda: check_plan(dataclasses.replace(start, **changes)))
+    start = STRATEGIES[strategy].plan(spec, target_named(TARGET), False)
+    refused(UnsupportedRequest, lambda: dataclasses.replace(start, **changes))
 
 
 # Of each strategy that serves one of the specs: the plan furthest from its start, for the last such spec.
