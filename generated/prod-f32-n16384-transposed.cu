@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 33490a5ce2c7034a of everything below this banner
+// content  sha256 5aa9d23cace0c6cc of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -154,9 +154,7 @@ struct Results {  // of a thread's columns in one row
 struct TileResults {  // of all its rows
     Rows<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 e1e0e0f0236784da of everything below this banner
+// content  sha256 053b7ad1365547dc of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -145,9 +145,7 @@ struct Results {  // of a thread's columns in one row
 struct TileResults {  // of all its rows
     Rows<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };
@@ -223,9 +221,11 @@ constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after
 constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
 constexpr int kWarpAccesses = 32 / kLanes * kRun;
 
-template <typename Item>  // accesses of a warp's part of a stage, with slack for misaligned rows; and of a stage
+// Accesses of a warp's part of a stage, with slack for misaligned rows.
+template <typename Item>
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
 
+// Accesses of a stage of the ring.
 template <typename Item>
 constexpr int kStage = kWarps * kPart<Item>;
 
@@ -559,8 +559,10 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     if (warp < kFoldWarps) {
         const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
         const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
-        const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line) + folded;
         const int group = tile / kGroup, stretch = tile / (kGroup * kStretch);
+        const int groups_at = group_status(tiles_a_line), stretches_at = stretch_status(tiles_a_line);
+        const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line) + folded;
+        const auto status_of = [&](int index) { return statuses + (long long)index * kColumns; };
 
         // the totals that this lane folds: of tiles, then of groups, then the chained prefix
         bool needed[kLooks], waits[kLooks];
@@ -573,14 +575,14 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             int status = first_tile;
             needed[k] = first_tile < tile;
             if (k >= kTileLooks) {
-                status = group_status(tiles_a_line) + first_group;
+                status = groups_at + first_group;
                 needed[k] = first_group < group;
             }
             if (k >= kTileLooks + kGroupLooks) {
-                status = stretch_status(tiles_a_line) + stretch - 1;
+                status = stretches_at + stretch - 1;
                 needed[k] = last && stretch > 0;
             }
-            place[k] = statuses + (long long)status * kColumns;
+            place[k] = status_of(status);
             waits[k] = needed[k];
         }
         const auto look = [&] {  // at all missing words at once: one memory round trip
@@ -608,7 +610,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         State total = identity();
         if (last) {
             total = scan_warp_totals(warp_total, folded);
-            if (kHasPeers) publish(board, launch, statuses + (long long)tile * kColumns, total);
+            if (kHasPeers) publish(board, launch, status_of(tile), total);
         }
 
         // ---- fold the tiles above it in its group, then the groups above it, and the groups of groups above those
@@ -617,10 +619,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             while (waiting(0, kTileLooks)) look();
             tiles = fold(0, kTileLooks);
         }
-        if (kHasGroups && last && tile % kGroup == kGroup - 1) {
-            const long long status = statuses + (group_status(tiles_a_line) + (long long)group) * kColumns;
-            publish(board, launch, status, kHasPeers ? combine(tiles, total) : total);
-        }
+        if (kHasGroups && last && tile % kGroup == kGroup - 1)
+            publish(board, launch, status_of(groups_at + group), kHasPeers ? combine(tiles, total) : total);
         while (waiting(kTileLooks, kLooks)) look();
         if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
         if (last) {
@@ -628,10 +628,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
             if (kHasGroups) before = combine(before, groups);
             if (kHasPeers) before = combine(before, tiles);
-            if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1) {
-                const long long status = statuses + (stretch_status(tiles_a_line) + (long long)stretch) * kColumns;
-                publish(board, launch, status, combine(before, total));
-            }
+            if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1)
+                publish(board, launch, status_of(stretches_at + stretch), combine(before, total));
             column_of(ahead, folded) = before;
         }
     }

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 45aa8532e29f1d05 of everything below this banner
+// content  sha256 d68207a4eec1ecc5 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -119,9 +119,7 @@ struct TileRows {  // a thread's rows of a tile, of every operand
 struct Results {  // of a thread's columns in one row
     Access<Output> y;
 };
-struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
-    State column[kVector];
-};
+typedef Access<State> States;  // one per column
 struct Items {
     States row[kItems];
 };
@@ -202,9 +200,9 @@ __device__ __forceinline__ void advance(Outputs& to) {
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
-// A thread reads what it copied, so no barrier is needed.
+// Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
 template <typename Item>
-constexpr int kStage = kItems * kThreads;  // accesses of a stage
+constexpr int kStage = kItems * kThreads;
 
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {

@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0d2e60db7de2bff0 of everything below this banner
+// content  sha256 3f5c450b366a8484 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -378,19 +378,19 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        if (lane >= step) s = combine(older, s);
+        s = lane >= step ? combine(older, s) : s;
     }
     return s;
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
@@ -403,8 +403,9 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.

@@ -147,11 +147,7 @@ ROWS = (
             # The magnitude of exp(x) follows from the real part of x; other terms are complex fractions of the
             # greatest.
             "complex": {
-                "append": (),
-                "extend": (),
-                "holds": (),
-                "settle": (),
-                "behind": (),
+                **dict.fromkeys(("append", "extend", "holds", "settle", "behind"), ()),
                 "combine": (
                     "older.high.re >= newer.high.re ? older.high : newer.high",
                     "older.high.re >= newer.high.re\n"

@@ -13,6 +13,8 @@ Nets Over Sequence Length" (2018).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import Join, Operator
 
@@ -90,6 +92,11 @@ def recurrence_gradient(*, after: bool = False, gates: bool = True) -> Operator:
     )
 
 
+def _gradient(*, gates: bool) -> Gradient:
+    row, after = (recurrence_gradient(gates=gates, after=after) for after in (False, True))
+    return Gradient(row=row, after=after, exclusive=True, gate="gate", saved="before")
+
+
 # A state is the plain pair of a gate product and a value. Appending one element is a step of the recurrence itself.
 # Only a combine of two ranges multiplies by a product of gates, which may leave the range of Value: where it
 # underflows, its contribution is below 2^-149 of the running magnitude; where it overflows, a value of exactly 0
@@ -113,20 +120,7 @@ ROWS = (
         start=0,
         step=lambda h, x, g: g * h + x,
         function="linear_scan",
-        gradient=Gradient(
-            row=recurrence_gradient(),
-            after=recurrence_gradient(after=True),
-            exclusive=True,
-            gate="gate",
-            saved="before",
-            of_terms=Gradient(
-                row=recurrence_gradient(gates=False),
-                after=recurrence_gradient(gates=False, after=True),
-                exclusive=True,
-                gate="gate",
-                saved="before",
-            ),
-        ),
+        gradient=replace(_gradient(gates=True), of_terms=_gradient(gates=False)),
         derivative=Derivative(before=lambda line: line.gate, gate=lambda line: line.before),
         join=Join(
             lift=lambda x, g, i: (g, x),

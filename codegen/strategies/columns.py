@@ -45,7 +45,7 @@ class ColumnsPlan(PanelPlan):
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines: one for each panel."""
-        return lines // self.spec.inner * self.panels
+        return lines // self.spec.inner * self._panels
 
 
 # H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.

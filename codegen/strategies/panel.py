@@ -75,7 +75,7 @@ class PanelPlan(Plan):
             Constant("kItems", self.items, "rows of a thread in a tile"),
             Constant("kVector", self.vector, "columns of a thread"),
             Constant("kLanes", self.lanes, "threads side by side across a panel"),
-            Constant("kPanels", self.panels, "side by side across the columns"),
+            Constant("kPanels", self._panels, "side by side across the columns"),
             Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
@@ -95,7 +95,7 @@ class PanelPlan(Plan):
         return self.threads // max(1, self.lanes) * self.items
 
     @property
-    def panels(self) -> int:
+    def _panels(self) -> int:
         """Number of panels side by side across the inner dimension."""
         return ceil_div(self.spec.inner, self.columns)
 
@@ -117,7 +117,7 @@ class PanelPlan(Plan):
         panel is; in shared memory each lane scans neighbouring rows.
         """
         narrow = self.columns * self.spec.input.bytes < LINE_BYTES
-        return self.stages > 0 and self.panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
+        return self.stages > 0 and self._panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
 
     def is_flat(self, source: Source) -> bool:
         """Whether a warp's rows of an operand are one contiguous range, read by full 16-byte accesses."""

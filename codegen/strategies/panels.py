@@ -53,7 +53,7 @@ class PanelsPlan(PanelPlan):
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines: one for each tile."""
-        return lines // self.spec.inner * self.panels * self.tiles
+        return lines // self.spec.inner * self._panels * self.tiles
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""

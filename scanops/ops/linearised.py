@@ -16,7 +16,7 @@ and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (20
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -33,18 +33,15 @@ Outputs = tuple[torch.Tensor, ...]
 
 Scan = Callable[[Call, Inputs], Outputs]  # computes a scan of tensors that derivatives are taken of
 
-Value = TypeVar("Value")
 
-
-class _Once(Generic[Value]):
+class _Once:
     """functools.cached_property without its lock, which all threads share until Python 3.12 and a fork may inherit."""
 
-    def __init__(self, compute: Callable[[Any], Value]) -> None:
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
         self._compute = compute
 
-    def __get__(self, line: Any, _: object = None) -> Value:
-        found: Value = self._compute(line)
-        line.__dict__[self._compute.__name__] = found  # found before this descriptor next time
+    def __get__(self, line: Any, _: object = None) -> Any:
+        found = line.__dict__[self._compute.__name__] = self._compute(line)  # found before this descriptor next time
         return found
 
 
@@ -81,14 +78,13 @@ class _Line:
     @_Once
     def term(self) -> torch.Tensor:
         """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
-        term: torch.Tensor = self.wide(self.inputs.x)
+        term = self.wide(self.inputs.x)
         return self.kept(term if self.weights is None else term * self.weights, self._nothing)
 
     @_Once
-    def gate(self) -> torch.Tensor:
+    def gate(self) -> Any:
         """The gates in the carry dtype."""
-        gate: torch.Tensor = self.wide(self.inputs.gate)
-        return gate
+        return self.wide(self.inputs.gate)
 
     @_Once
     def before(self) -> torch.Tensor:
