@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from scanops.codegen.dtypes import DType, dtype_named, literal
-from scanops.codegen.operator import FIELD_TYPES, Operator
+from scanops.codegen.operator import FIELD_TYPES
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
@@ -41,73 +41,58 @@ class Fragments:
 
 def fragments(spec: ScanSpec) -> Fragments:
     """Return the C++ text for ``spec``."""
-    return _of_row(spec, spec.operator)
+    return _of_row(spec, spec.operator.handle)
 
 
-@lru_cache(maxsize=128)  # a planner asks for those of one spec a hundred times; by row, as a name may get another one
-def _of_row(spec: ScanSpec, operator: Operator) -> Fragments:
-    out = spec.accumulator
+@lru_cache(maxsize=128)  # a planner asks for those of one spec often; `row`: a name may get another operator
+def _of_row(spec: ScanSpec, row: type) -> Fragments:
+    operator, out = spec.operator, spec.accumulator
+    types = operator.field_types
+    value = out.ordered if operator.ordered else out.accumulator
+    # A single field of another type than the accumulator's is a struct's, so that State is not Value.
+    scalar = types == ("value",)
+    state, bounds = ("", []) if spec.segments is None else (".plain", [".bounds"])
+    passed = [
+        f"{state}{'' if scalar else f'.{name}'}{part}"
+        for name, kind in zip(operator.passed, types, strict=False)
+        for part in (out.parts if kind == "value" else ("",))
+    ]
+    state_bytes = held_bytes = _state_bytes(spec, types)
+    if operator.own:
+        loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)
+        loaded += spec.carry.bytes if spec.again and not spec.saved else 0  # else it takes the place of what was saved
+        held_bytes = max(loaded, _state_bytes(spec, types[: len(operator.passed)]))
     return Fragments(
-        value=_value(spec),
-        scalar_state=_is_scalar(operator),
+        value=value,
+        scalar_state=scalar,
         fields=tuple(
-            (_field_type(kind), name) for kind, name in zip(operator.field_types, operator.fields, strict=True)
+            ("Value" if kind == "value" else FIELD_TYPES[kind][0], name)
+            for kind, name in zip(types, operator.fields, strict=True)
         ),
-        parts=_parts(spec),
-        lift=_as_fields(spec, operator.lift),
-        resume=_constants(spec, operator.resumes),
-        identity=_constants(spec, operator.identity),
-        element=_element(spec),
-        gate=_converted("g", spec.gate, spec),
-        saved="" if spec.again else "(int)v" if operator.saved == "place" else _converted("v", spec.saved, spec),
+        parts=(*passed, *[None] * len(operator.own), *bounds),
+        lift=_as_fields(spec, value, operator.lift),
+        resume=_as_fields(spec, value, operator.resumes),
+        identity=_as_fields(spec, value, operator.identity),
+        element=_element(spec, value),
+        gate=_converted("g", spec.gate, spec, value),
+        saved="" if spec.again else "(int)v" if operator.saved == "place" else _converted("v", spec.saved, spec, value),
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
-        state_bytes=_state_bytes(spec, operator.field_types),
-        held_bytes=_held_bytes(spec),
+        state_bytes=state_bytes,
+        held_bytes=held_bytes,
     )
 
 
-def _parts(spec: ScanSpec) -> tuple[str | None, ...]:
-    operator, whole = spec.operator, spec.accumulator.parts
-    passed = zip(operator.passed, operator.field_types, strict=False)
-    parts = [f".{name}{part}" for name, kind in passed for part in (whole if kind == "value" else ("",))]
-    plain = whole if _is_scalar(operator) else tuple(parts)
-    own = (None,) * len(operator.own)
-    return (*plain, *own) if spec.segments is None else (*(f".plain{part}" for part in plain), *own, ".bounds")
-
-
-def _held_bytes(spec: ScanSpec) -> int:
-    whole = _state_bytes(spec, spec.operator.field_types)
-    loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)
-    loaded += spec.carry.bytes if spec.again and not spec.saved else 0  # else it takes the place of what was saved
-    operator = spec.operator
-    return max(loaded, _state_bytes(spec, operator.field_types[: len(operator.passed)])) if operator.own else whole
-
-
-def _is_scalar(operator: Operator) -> bool:
-    """Whether a state is a plain Value. A single field of another type is a struct's, so that State is not Value."""
-    return operator.field_types == ("value",)
-
-
-def _field_type(kind: str) -> str:
-    """The C type of a state field of a type that ``Operator.types`` names."""
-    return "Value" if kind == "value" else FIELD_TYPES[kind][0]
-
-
 def _state_bytes(spec: ScanSpec, types: tuple[str, ...]) -> int:
-    of_value = max(spec.accumulator.bytes, 4)
+    of_value = max(spec.accumulator.bytes, INT_BYTES)
     sizes = [of_value if kind == "value" else FIELD_TYPES[kind][1] for kind in types]
     end = 0
     for size in (*sizes, max(sizes)):  # each field lies on a boundary of its own size, and so does the next state
         end = -(-end // size) * size + size
     plain = end - max(sizes)
     return plain if spec.segments is None else plain + max(sizes)  # INT_BYTES, and what keeps the boundary
-
-
-def _value(spec: ScanSpec) -> str:
-    return spec.accumulator.ordered if spec.operator.ordered else spec.accumulator.accumulator
 
 
 def _narrowed(spec: ScanSpec, to: DType, text: str) -> str:
@@ -117,7 +102,32 @@ def _narrowed(spec: ScanSpec, to: DType, text: str) -> str:
     return to.write.format(x=text)
 
 
-def _converted(item: str, dtype: str | None, spec: ScanSpec) -> str:
+def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tuple[str, ...]:
+    """Convert expressions to the types of the state's fields, with the bounds of the dtype substituted.
+
+    The braces of a struct refuse narrowing conversions, and would take two numbers for the two parts of a complex one.
+    """
+    types, out = spec.operator.field_types, spec.accumulator
+    bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
+    number = r"\d+" if value.startswith("unsigned") else r"-?\d+"
+    texts = []
+    for kind, text in zip(types, expressions, strict=False):  # no expression: the operator takes no carry-in
+        bounded = re.sub(r"\b(?:lowest|highest)\b", lambda found: bounds[found[0]], text)
+        if kind != "value":
+            name = FIELD_TYPES[kind][0]
+            fits = name == "int" and re.fullmatch(r"i|-?\d+", text) is not None
+            texts.append(text if fits else f"({name})({bounded})")
+        elif out.kind == "complex":
+            real = re.fullmatch(r"-?[\d.]+|-?infinity\(\)", bounded)
+            whole = out.rounded.format(x=bounded) if text not in ("x", "g") else text
+            texts.append(f"{{{bounded}, 0}}" if real else whole)
+        else:
+            fits = types == ("value",) or re.fullmatch(rf"x|g|{number}|lowest|highest", text) is not None
+            texts.append(bounded if fits else f"(Value)({bounded})")
+    return tuple(texts)
+
+
+def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
     """An operand converted to the accumulator. Half types are computed in float, so no rounding is needed."""
     if dtype is None:
         return ""
@@ -125,52 +135,10 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec) -> str:
     text = row.read.format(x=item)
     if "complex" in (row.kind, spec.accumulator.kind):
         return _convert(text, row, spec.accumulator)
-    return f"({_value(spec)})({text})"
+    return f"({value})({text})"
 
 
-def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """Convert expressions to the types of the state's fields, as needed inside the braces of a struct.
-
-    Braces refuse narrowing conversions, and would take two numbers for the two parts of a complex one.
-    """
-    operator, of_parts = spec.operator, spec.accumulator.kind == "complex"
-    if not expressions or (_is_scalar(operator) and not of_parts):
-        return expressions
-    unsigned = _value(spec).startswith("unsigned")
-
-    def converted(kind: str, text: str) -> str:
-        if of_parts and kind == "value":
-            return _complex(text, spec.accumulator)
-        if kind == "value":
-            fits = re.fullmatch(r"x|g|\d+|lowest|highest" if unsigned else r"x|g|-?\d+|lowest|highest", text)
-        else:
-            fits = re.fullmatch(r"i|-?\d+", text) if FIELD_TYPES[kind][0] == "int" else None
-        return text if fits else f"({_field_type(kind)})({text})"
-
-    return tuple(converted(*pair) for pair in zip(operator.field_types, expressions, strict=True))
-
-
-def _complex(text: str, out: DType) -> str:
-    if text in ("x", "g"):
-        return text
-    real = re.fullmatch(r"-?[\d.]+|-?infinity\(\)", text)
-    return f"{{{text}, 0}}" if real else out.rounded.format(x=text)
-
-
-def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """Constants and carry-in expressions as fields, with the bounds of the dtype substituted."""
-    out = spec.accumulator
-    bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
-
-    def bounded(text: str) -> str:
-        return re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
-
-    if out.kind == "complex":
-        return _as_fields(spec, tuple(map(bounded, expressions)))
-    return tuple(map(bounded, _as_fields(spec, expressions)))
-
-
-def _element(spec: ScanSpec) -> str:
+def _element(spec: ScanSpec, value: str) -> str:
     """Read, multiply by the numeric mask in the promoted dtype, convert to the accumulator: in torch's order.
 
     With a wider accumulator, items are converted to it and not to the output's dtype first. Products of half types stay
@@ -178,11 +146,14 @@ def _element(spec: ScanSpec) -> str:
     """
     term, text = spec.input, spec.input.read.format(x="x")
     if spec.weight:
-        left = _convert(text, spec.input, spec.term)
-        right = _convert(spec.weight.read.format(x="m"), spec.weight, spec.term)
-        term, text = spec.term, _product(left, right, spec.term)
+        term, left = spec.term, _convert(text, spec.input, spec.term)
+        right = _convert(spec.weight.read.format(x="m"), spec.weight, term)
+        if term.kind in ("float", "complex"):
+            text = f"{left} * {right}"
+        else:
+            text = f"({term.value})(({term.accumulator})({left}) * ({term.accumulator})({right}))"
     text = _convert(text, term, spec.accumulator)
-    return text if _value(spec) == spec.accumulator.value else f"({_value(spec)})({text})"
+    return text if value == spec.accumulator.value else f"({value})({text})"
 
 
 def _convert(text: str, source: DType, to: DType) -> str:
@@ -190,9 +161,3 @@ def _convert(text: str, source: DType, to: DType) -> str:
         text = f"({text}).re"  # as torch does it; and as true as any number is one with any part
     exact = source == to or (source.value == to.value and to.storage == to.value)
     return text if exact else to.rounded.format(x=text, value=to.value)
-
-
-def _product(left: str, right: str, dtype: DType) -> str:
-    if dtype.kind in ("float", "complex"):
-        return f"{left} * {right}"
-    return f"({dtype.value})(({dtype.accumulator})({left}) * ({dtype.accumulator})({right}))"

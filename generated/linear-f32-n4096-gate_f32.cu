@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0d94e94157cc264e of everything below this banner
+// content  sha256 2e89bd85c322d4ab of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -217,7 +217,10 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes)};
 }
 
-// All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes)};
+}
+
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.gate : b.gate, first ? a.value : b.value};
 }
@@ -233,14 +236,11 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes)};
-}
-
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.

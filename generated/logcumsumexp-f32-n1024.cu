@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c632ceff2e6ecebd of everything below this banner
+// content  sha256 cb046ebe7c8d0ffe of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -283,7 +283,10 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.high, distance, kLanes), __shfl_up_sync(0xffffffffu, s.rest, distance, kLanes)};
 }
 
-// All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.high, source, kLanes), __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
+}
+
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.high : b.high, first ? a.rest : b.rest};
 }
@@ -299,14 +302,11 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.high, source, kLanes), __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
-}
-
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 738cab8e43af3461 of everything below this banner
+// content  sha256 e1a34c4dcbda7cd1 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -191,19 +191,19 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        if (lane >= step) s = combine(older, s);
+        s = lane >= step ? combine(older, s) : s;
     }
     return s;
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
@@ -216,8 +216,9 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.

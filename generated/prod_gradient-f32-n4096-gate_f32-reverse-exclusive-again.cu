@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b0ab29fcf3be898b of everything below this banner
+// content  sha256 4b8a2774d145715e of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -231,7 +231,10 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes), {}, {}, {}};
 }
 
-// All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes), {}, {}, {}};
+}
+
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.gate : b.gate, first ? a.value : b.value, first ? a.item : b.item, first ? a.before : b.before, first ? a.keep : b.keep};
 }
@@ -247,10 +250,6 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes), {}, {}, {}};
-}
-
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
@@ -261,8 +260,9 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
@@ -341,19 +341,19 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_down_sync(0xffffffffu, s, distance, kLanes);
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        if (lane >= step) s = combine(older, s);
+        s = lane >= step ? combine(older, s) : s;
     }
     return s;
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
@@ -366,8 +366,9 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp < kLanes - 1 ? warp + 1 : 0);
-    return warp < kLanes - 1 ? older : identity();
+    const bool first = warp == kLanes - 1;
+    const State older = shuffle(totals, first ? 0 : warp + 1);
+    return first ? identity() : older;
 }
 
 // The result before each item.

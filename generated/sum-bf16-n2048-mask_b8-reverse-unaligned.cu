@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 6c0082f84be5ed16 of everything below this banner
+// content  sha256 70afa3f092712f5c of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -27,6 +27,7 @@ constexpr int kWarps = 3;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 8;  // of an access
 constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kReads = 4;  // accesses to rows that are aligned differently
 constexpr int kRun = 8;  // consecutive items that a thread scans serially
 constexpr int kRuns = 3;  // of a thread
 constexpr int kOutItems = 8;  // of a store
@@ -242,22 +243,22 @@ __device__ __forceinline__ Vector<Item> load_within(const Item* from, Position p
     return is_whole(position, kItems, end) ? load_access(from) : load_items<true>(from, 1, position, end);
 }
 
-// Accesses to rows that are aligned differently from the output: the first lane makes the one after the last lane's, too.
+// Accesses to rows that are aligned differently from the output. The first lane makes the access after the last lane's,
+// too.
 template <class Item>
 __device__ __forceinline__ void load_realigned(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
-    constexpr int count = kVectors + 1;
     const int skew = skew_of(from), reads = part.accesses + (part.lane == 0 && skew > 0);
-    Vector<Item> aligned[count];
+    Vector<Item> aligned[kReads];
 #pragma unroll
-    for (int n = 0; n < count; ++n) {
-        const int j = place_of(n, count);
-        const bool reaches = part.live && (count == kVectors || j < reads);
+    for (int n = 0; n < kReads; ++n) {
+        const int j = place_of(n, kReads);
+        const bool reaches = part.live && (kReads == kVectors || j < reads);
         aligned[j] = reaches ? load_within(from + along(j * part.step - skew), part.at(j) - skew, part.length)
                              : Vector<Item>{};
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        const Vector<Item>& later = aligned[j + 1 < count ? j + 1 : j];
+        const Vector<Item>& later = aligned[j + 1 < kReads ? j + 1 : j];
         a[j] = realign(aligned[j], kLanes == 1 ? later : next_lane(aligned[j], later, part.lane, part.lanes), skew);
     }
 }
@@ -327,19 +328,19 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        if (lane >= step) s = combine(older, s);
+        s = lane >= step ? combine(older, s) : s;
     }
     return s;
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
@@ -352,8 +353,9 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
-    return warp > 0 ? older : identity();
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.

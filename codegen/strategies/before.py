@@ -39,6 +39,6 @@ def before_of(gradient: ScanSpec) -> Before:
     names = {source.pointer: f"(Value)({source.dtype.read.format(x=source.pointer)})" for source in lifted}
     names["m"] = "m" if gradient.mask else "true"
     items = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], part) for part in parts)
-    length, gate = {"length": gradient.length, "at_most": gradient.at_most}, wide if len(parts) > 1 else None
-    spec = ScanSpec(op=op, dtype=wide, gate=gate, **length)
+    gate = wide if len(parts) > 1 else None
+    spec = ScanSpec(op=op, dtype=wide, gate=gate, length=gradient.length, at_most=gradient.at_most)
     return Before(spec=spec, code=fragments(spec), lifted=lifted, element=f"lift({', '.join(items)})")

@@ -18,8 +18,7 @@ class Operand:
     type: str  # C type of an item; an access is a {type}Vector
     pointer: str  # C name of a thread's accesses
     bytes: int  # of an item
-    layout: Literal["dense", "strided", "realigned"]  # as the two booleans below say
+    layout: Literal["dense", "strided", "realigned"]  # strided: the items of a row are read one by one
     placed: bool  # rows start anywhere; otherwise they lie as in the output
-    strided: bool  # the items of a row are not contiguous, and are read one by one
     realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place
     copied: bool  # cp.async copies an access to shared memory

@@ -57,6 +57,7 @@ class RowPlan(Plan):
             Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "of an access"),
             Constant("kVectors", self.vectors, "accesses of a thread"),
+            Constant("kReads", self.vectors + self._reads_on, "accesses to rows that are aligned differently"),
             Constant("kRun", self.items * self.vectors // runs, "consecutive items that a thread scans serially"),
             Constant("kRuns", runs, "of a thread"),
             Constant("kOutItems", out_items, "of a store"),
@@ -67,7 +68,6 @@ class RowPlan(Plan):
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
-            *([] if self.spec.takes_length else [Constant("tiles_a_line", self.tiles, "of a row")]),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
@@ -78,6 +78,11 @@ class RowPlan(Plan):
     def _lanes(self) -> int:
         """Number of lanes of a warp that scan a row."""
         return WARP
+
+    @property
+    def _reads_on(self) -> bool:
+        """Whether the last lane's items may extend into an access after those of all lanes."""
+        return True
 
     @property
     def _lead(self) -> int:
@@ -95,14 +100,9 @@ class RowPlan(Plan):
         return self.threads * self.vectors * self.items
 
     @property
-    def shifted(self) -> bool:
-        """Whether a row may start and end inside an access."""
-        return self.boundary > 0
-
-    @property
     def guarded(self) -> bool:
         """Whether some tile reaches past the end of its line."""
-        return self.shifted or self.tile * self.tiles != self.spec.length
+        return self.boundary > 0 or self.tile * self.tiles != self.spec.length
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -120,7 +120,6 @@ class RowPlan(Plan):
             bytes=source.dtype.bytes,
             placed=source.layout != "dense",
             layout="strided" if strided else "realigned" if realigned else "dense",
-            strided=strided,
             realigned=realigned,
             copied=whole and self.target.copies_async and self.items * source.dtype.bytes in ASYNC_BYTES,
         )
@@ -131,24 +130,14 @@ class RowPlan(Plan):
         return any(operand.realigned for operand in self.operands)
 
     @property
-    def reads_on(self) -> bool:
-        """Whether the last lane's items may extend into an access after those of all lanes."""
-        return True
-
-    @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         return False
 
-    @property
-    def crosses_lanes(self) -> bool:
-        """Whether several lanes scan a row."""
-        return self._lanes > 1
-
 
 def may_run(plan: RowPlan) -> bool:
     """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
-    plain = not (plan.shifted or plan.realigns or plan.takes_place or plan.spec.takes_length)
+    plain = not (plan.boundary or plan.realigns or plan.takes_place or plan.spec.takes_length)
     return plan.picks and plain and plan.vectors > 1 and not plan.spec.operator.own
 
 

@@ -37,7 +37,7 @@ class WarpPlan(RowPlan):
         lanes = is_power_of_two(self.lanes) and self.lanes <= WARP
         require(self, lanes, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1, "one tile")
-        require(self, self.lanes == WARP or not self.shifted, "a whole warp for rows that are shifted")
+        require(self, self.lanes == WARP or not self.boundary, "a whole warp for rows that are shifted")
 
     @property
     def _lanes(self) -> int:
@@ -56,7 +56,7 @@ class WarpPlan(RowPlan):
     @property
     def chosen(self) -> tuple[str, ...]:
         """Launch numbers that the launcher derives from the length: the lanes of a row."""
-        return ("lane_bits",) if self.spec.takes_length and not self.shifted else ()
+        return ("lane_bits",) if self.spec.takes_length and not self.boundary else ()
 
     @property
     def counts_lines(self) -> bool:
@@ -69,7 +69,7 @@ class WarpPlan(RowPlan):
         return False
 
     @property
-    def reads_on(self) -> bool:
+    def _reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         reach = self.spec.capacity + self._lead + self.items - 1  # to the end of the last access
         return bool(self.chosen) or self.tile < reach

@@ -20,7 +20,7 @@ from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
-from scanops.measure import fill_exactly, tensors_for
+from scanops.measure import Operands
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.requests.checks import refused
@@ -89,10 +89,11 @@ def test_a_candidate_computes_the_scan(plan: Plan) -> None:
     spec = plan.spec
     kernel = Kernel(spec, CPU, Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU)))
     kernel._plan = plan
-    x, mask, out = tensors_for(spec, 8 * spec.inner, "cpu")
-    fill_exactly(spec, x, mask)
-    out.fill_(77)
+    operands = Operands(spec, 8 * spec.inner, "cpu")
+    operands.fill_exactly()
+    operands.out.fill_(77)
     with emulate(multiprocessors=3):
-        kernel(x, 1, mask=mask, out=out)
+        out = operands.run(kernel)
+    x, mask = operands.tensors["x"], operands.tensors.get("mask")
     expected = scans.scan(x, spec.op, 1, mask=mask, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive)
     assert torch.equal(out, expected)
