@@ -39,8 +39,8 @@ Given = tuple[
 def called(tensors: Given, outs: Tensors, *options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out are
-    a tuple of three.
+    Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out
+    are a tuple of three.
     """
     found = None
     if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
