@@ -122,8 +122,8 @@ def structure() -> list[Figure]:
     functions, files = first_call()
     ours, places = ({name for name in names if name.startswith("scanops/")} for names in (functions, files))
     return [
-        Figure("functions of a first call, in scanops", len(ours), 200),
-        Figure("files of a first call, in scanops", len(places), 30),
+        Figure("functions of a first call, in scanops", len(ours), 115),
+        Figure("files of a first call, in scanops", len(places), 19),
         Figure("functions of a first call, with codegen", len(functions), 200, binding=False),
         Figure("files of a first call, with codegen", len(files), 30, binding=False),
         Figure("lines of scanops without the emulator", lines(package), 13_000),

@@ -68,7 +68,6 @@ class RowPlan(Plan):
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
-            *([] if self.spec.takes_length else [Constant("tiles_a_line", self.tiles, "of a row")]),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:

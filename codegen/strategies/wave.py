@@ -129,7 +129,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
         or _several_tiles(spec, target, items, accesses)
     )
     why = f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order"
-    return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, **shape)
+    return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, few=few, **shape)
 
 
 def _items(spec: ScanSpec, target: Target) -> int:

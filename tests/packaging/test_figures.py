@@ -18,6 +18,9 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
+    "functions of a first call, with codegen": 230,
+    "files of a first call, with codegen": 38,
+    "files of scanops over 300 lines": 1,
     "lines of codegen": 6_640,
     "lines of templates": 4_400,
     "template lines over 120 columns": 6,
