@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 6e00b973096797f9 of everything below this banner
+// content  sha256 58e4d9aa3111ce8a of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -270,8 +270,7 @@ __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
 template <class Item>
 __device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-        a[j] = slots[j * kThreads];
+    for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
 }
 
 // Take accesses from the ring and shift their items into place.
