@@ -54,7 +54,7 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
     kind = class_of(spec, few)
     entries = _table(target.name).get(kind, {}) if kind else {}
-    for length in sorted(entries, key=lambda length: abs(math.log2(spec.capacity / length))):
+    for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1
         beyond = spec.inner == 1 and tiled and length == max(entries)
