@@ -47,7 +47,8 @@ def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
     operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
     columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
     whole = spec.inner > 1 or spec.divides(spec.access_items)
-    return (state, spec.accumulator.bytes, operands, spec.segments, columns, whole, few)
+    value = spec.accumulator.kind == "complex", spec.accumulator.bytes  # complex64 and float64 take other registers
+    return (state, value, operands, spec.segments, columns, whole, few)
 
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
