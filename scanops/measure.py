@@ -244,6 +244,8 @@ def tensors_for(spec: ScanSpec, lines: int, device: str) -> tuple[torch.Tensor, 
 
 def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
     """Return a tensor of this shape and layout, ``shift`` items behind a 16-byte boundary."""
+    if layout == "line":
+        return _laid_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device).expand(shape)
     if layout == "transposed":
         run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run is aligned
         turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
@@ -259,8 +261,9 @@ def fill_exactly(spec: ScanSpec, x: torch.Tensor, mask: torch.Tensor | None) -> 
     random = torch.Generator(x.device).manual_seed(2026)
     for tensor, kind in ((x, spec.input.kind), (mask, dtype_named(spec.mask).kind if spec.mask else "bool")):
         if tensor is not None:
-            steps = torch.randint(*_STEPS[kind], tensor.shape, dtype=torch.int8, device=x.device, generator=random)
-            tensor.copy_(steps)
+            each = tensor if tensor.stride(1) else tensor[:, :1]  # one item per line
+            steps = torch.randint(*_STEPS[kind], each.shape, dtype=torch.int8, device=x.device, generator=random)
+            each.copy_(steps)
     if spec.op != "sum":  # odd factors are invertible in wrapping arithmetic, signs everywhere
         if spec.input.kind == "int":
             x.mul_(2).add_(1)

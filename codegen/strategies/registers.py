@@ -32,7 +32,7 @@ def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """Estimated registers of a thread for its part of a tile: states take the place of loaded items."""
     each = max(_loaded_bytes(spec, items), (items + 1) * fragments(spec).held_bytes)
     spare = SPARE_REGISTERS + (GATHERED_REGISTERS if gathers(spec) else 0)
-    for source in spec.sources[1:]:
+    for source in spec.streams[1:]:
         if not begins_anywhere(spec, source.layout):  # otherwise it is read with the items of the input's access
             spare += MASK_REGISTERS + (SHIFTED_MASK_REGISTERS if boundary_of(spec, items) else 0)
     return vectors * each // 4 + spare
@@ -49,4 +49,4 @@ def vectors_in_registers(spec: ScanSpec, items: int) -> int:
 
 def _loaded_bytes(spec: ScanSpec, items: int) -> int:
     """Register bytes that one access of every operand takes, in 4-byte registers."""
-    return sum(max(4, items * source.dtype.bytes) for source in spec.sources)
+    return sum(max(4, items * source.dtype.bytes) for source in spec.streams)

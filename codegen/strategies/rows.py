@@ -107,8 +107,8 @@ class RowPlan(Plan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The inputs, in the order of the kernel's parameters."""
-        return tuple(self._operand(source) for source in self.spec.sources)
+        """The inputs with an item for each of a row, in the order of the kernel's parameters."""
+        return tuple(self._operand(source) for source in self.spec.streams)
 
     def _operand(self, source: Source) -> Operand:
         realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
@@ -157,7 +157,7 @@ def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
 
 def gathers(spec: ScanSpec) -> bool:
     """Whether items of some operand are strided, and read one by one."""
-    return not spec.layouts <= {"dense", "rows"}
+    return not spec.layouts <= {"dense", "rows", "line"}
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:

@@ -76,7 +76,10 @@ def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.Mon
     assert PLANS[-1].describe() in call(*words).stdout
 
 
-@pytest.mark.parametrize("tail", ["", "-rows", "-strided", "-mask_b8-rows_mask-unaligned", "-inner64-transposed"])
+@pytest.mark.parametrize(
+    "tail",
+    ["", "-rows", "-strided", "-mask_b8-rows_mask-unaligned", "-inner64-transposed", "-inner64-mask_b8-line_mask"],
+)
 def test_tensors_ask_for_the_spec(tail: str) -> None:
     spec = ScanSpec.parse(f"sum-f32-n100{tail}")
     x, mask, out = measure.tensors_for(spec, 2 * 64 * spec.inner, "cpu")
