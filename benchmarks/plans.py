@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser
-from scanops.codegen.figures import expected_registers, item_bytes, residents
+from scanops.codegen.figures import expected_registers, lines_for, residents
 from scanops.codegen.plan import Plan, strategy_of
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError
-from scanops.measure import Stopwatch, entry_of, require_gpu
+from scanops.measure import Operands, Stopwatch, entry_of, require_gpu, same
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime.kernels import Kernel
 from scanops.store.entry import Entry as StoreEntry
@@ -64,7 +64,6 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 65536, "inner": 256, "few": True},
 )
 ITEMS = 2**27  # of a tensor
-SEGMENT = 100  # items of a segment, on average
 DRAWN, NEAR, FINAL = 18, 10, 3  # plans of the three comparisons
 RUNS, LAST_RUNS = 5, 11
 IDLE = 0.2  # fraction of a tile that may lie past the end of a line
@@ -175,43 +174,12 @@ def _idle(plan: Plan) -> float:
 # ---- measuring them
 
 
-class Operands:
-    """Tensors of about ITEMS items for one spec, and the run of a kernel on them."""
-
-    def __init__(self, spec: ScanSpec, few: bool) -> None:
-        lines = max(1, ITEMS // (spec.capacity * spec.inner))
-        if few:
-            lines = min(lines, max(1, require_gpu()[2] // 4 // max(1, spec.inner // 64)))
-        shape = (lines, spec.capacity, *((spec.inner,) if spec.inner > 1 else ()))
-        self.lines = lines * spec.inner
-        self.moved = self.lines * spec.capacity * item_bytes(spec)
-        self.x = _random(shape, spec.dtype)
-        self.out = torch.empty(shape, dtype=getattr(torch, spec.out_dtype), device="cuda")
-        self.options: dict[str, torch.Tensor] = {}
-        if spec.mask:
-            self.options["mask"] = torch.rand(shape, device="cuda") < 0.5
-        if spec.gate:
-            self.options["gate"] = _random(shape, spec.gate).abs().clamp(max=1).to(self.x.dtype)
-        if spec.segments == "flags":
-            self.options["segment_starts"] = torch.rand(shape, device="cuda") < 1 / SEGMENT
-        elif spec.segments:
-            cuts = torch.randint(1, spec.capacity, (max(1, spec.capacity // SEGMENT),)).sort().values
-            edges = torch.cat([torch.tensor([0]), cuts, torch.tensor([spec.capacity])])
-            self.options["offsets"] = edges.to(getattr(torch, spec.segments)).cuda()
-        if spec.indexed:
-            self.options["indices"] = torch.empty(shape, dtype=torch.int64, device="cuda")
-
-    def run(self, kernel: Kernel) -> torch.Tensor:
-        """Scan and return the output."""
-        kernel(self.x, 1, out=self.out, **self.options)
-        return self.out
-
-
-def _random(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    kind = getattr(torch, dtype)
-    if kind.is_floating_point or kind.is_complex:
-        return torch.randn(shape, device="cuda").to(kind)
-    return torch.randint(-9, 10, shape, device="cuda").to(kind)
+def operands_of(spec: ScanSpec, few: bool) -> Operands:
+    """Return tensors of about ITEMS items for one spec, with random values."""
+    operands = Operands(spec, lines_for(spec, require_gpu()[2], ITEMS, few), "cuda")
+    operands.fill_exactly()  # masks and flags
+    operands.fill_randomly()
+    return operands
 
 
 @dataclass(slots=True)
@@ -225,7 +193,7 @@ class Search:
 
     def measure(self, stopwatch: Stopwatch) -> None:
         """Build, check and time the plans that were not timed yet."""
-        operands, wanted = Operands(self.spec, self.own.few), None
+        operands, wanted = operands_of(self.spec, self.own.few), None
         for plan, build in self.builds.items():
             if plan in self.times and plan != self.own:
                 continue
@@ -236,7 +204,7 @@ class Search:
                 result = operands.run(kernel)
                 if wanted is None:
                     wanted = result.clone()
-                elif not _agrees(result, wanted):
+                elif not same(result, wanted, exactly=False):
                     print(f"   WRONG {self.spec}: {plan.describe()}", flush=True)
                     continue
                 used = kernel.resources
@@ -254,7 +222,7 @@ class Search:
         """Time the fastest few against the rule's plan, in turns, and return the entry of the winner."""
         finalists = [self.own, *[plan for plan in sorted(self.times, key=self.times.__getitem__) if plan != self.own]]
         finalists = finalists[: FINAL + 1]
-        operands = Operands(self.spec, self.own.few)
+        operands = operands_of(self.spec, self.own.few)
         built = {plan: build for plan in finalists if not isinstance(build := self.builds[plan], ScanopsError)}
         kernels = {plan: Kernel(self.spec, plan.target.name, build) for plan, build in built.items()}
         rounds: dict[Plan, list[float]] = {plan: [] for plan in finalists}
@@ -295,13 +263,6 @@ def _copy_us(stopwatch: Stopwatch, moved: int) -> float:
     source = torch.empty(moved // 8, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     return 1e3 * statistics.median(stopwatch.once(lambda: target.copy_(source), moved) for _ in range(RUNS))
-
-
-def _agrees(result: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if not (wanted.is_floating_point() or wanted.is_complex()):
-        return torch.equal(result, wanted)
-    worst = torch.nan_to_num((result - wanted).abs().float()).max()
-    return bool(worst <= 0.02 * (1 + torch.nan_to_num(wanted.abs().float()).max()))
 
 
 def _build_all(plans: Sequence[tuple[Search, Plan]]) -> None:

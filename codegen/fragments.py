@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from scanops.codegen.dtypes import DType, dtype_named, literal
-from scanops.codegen.operator import FIELD_TYPES, Operator
+from scanops.codegen.operator import FIELD_TYPES
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
@@ -41,12 +41,13 @@ class Fragments:
 
 def fragments(spec: ScanSpec) -> Fragments:
     """Return the C++ text for ``spec``."""
-    return _of_row(spec, spec.operator)
+    return _of_row(spec, spec.operator.handle)
 
 
-@lru_cache(maxsize=128)  # a planner asks for those of one spec a hundred times; by row, as a name may get another one
-def _of_row(spec: ScanSpec, operator: Operator) -> Fragments:
-    types, out = operator.field_types, spec.accumulator
+@lru_cache(maxsize=128)  # a planner asks for those of one spec often; `row`: a name may get another operator
+def _of_row(spec: ScanSpec, row: type) -> Fragments:
+    operator, out = spec.operator, spec.accumulator
+    types = operator.field_types
     value = out.ordered if operator.ordered else out.accumulator
     # A single field of another type than the accumulator's is a struct's, so that State is not Value.
     scalar = types == ("value",)

@@ -64,9 +64,10 @@ def few_for(spec: ScanSpec, target: str, lines: int | None) -> bool:
     return are_few(spec, lines, target_named(target).multiprocessors)
 
 
-def situations(spec: ScanSpec, target: str) -> tuple[bool, ...]:
-    """Return the values of ``few`` that tensors of ``spec`` may have on ``target``: a kernel is built for each."""
-    return (False, True) if few_for(spec, target, spec.inner) else (False,)
+def situations(spec: ScanSpec, target: str, lines: int | None = None) -> tuple[bool, ...]:
+    """Return the values of ``few`` that kernels of ``spec`` are built for: that of ``lines``, else all that occur."""
+    few = few_for(spec, target, spec.inner if lines is None else lines)
+    return (False, True) if few and lines is None else (few,)
 
 
 def check_lines(spec: ScanSpec, lines: int) -> None:

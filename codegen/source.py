@@ -23,7 +23,7 @@ __all__ = ["environment", "generate", "render", "tidied"]
 # ends with the first line that begins with a brace, or, where text follows the opening brace, that ends with one. The
 # one group that matched is the name.
 DEFINITION = re.compile(
-    r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
+    r"""\n (?://(?![ ]----)[^\n]*\n)* (?:template[ ]<[^{;]*?>\n)? (?:
         (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]*
             (?:\{(?:[ ](?:(?!//).)*?)?\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
@@ -37,10 +37,11 @@ COMMENT = re.compile(r"//[^\n]*")
 WORD = re.compile(r"[A-Za-z_]\w*")
 # What dropped definitions leave behind: a conditional group or a section with nothing in it.
 EMPTY = re.compile(r"\n#ifdef[^\n]*\s*\n#endif(?=\n)|\n// ----[^\n]*(?=\n\s*\n// ----)")
-# Blank lines at the ends of a section, a conditional group or a namespace.
-ENDS = re.compile(r"(\n(?:// ----|#ifdef|namespace)[^\n]*\n)\n+|\n+(\n(?:#endif|\}))")
-INDENTED = re.compile(r"(?m)^ +(?=#pragma|$)")
-BLANK_LINES = re.compile(r"\n{3,}")
+# Each begins with a line's end, which the search finds fast.
+INDENTED = re.compile(r"\n +(?=#pragma|\n)")
+BLANK_LINES = re.compile(r"\n\n\n+")
+OPENED = re.compile(r"(\n(?:// ----|#ifdef|namespace)[^\n]*\n)\n+")  # blank lines at the top of a section or group
+CLOSED = re.compile(r"\n\n+(?=#endif|\})")  # and at its bottom
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
@@ -117,8 +118,8 @@ def tidied(text: str) -> str:
     device = rest[0] + "".join(line + further for line, further in zip(lines, rest[1:], strict=True))
     declared = "".join(each[0] for each in found if each[each.lastindex or 0] in moved)
     launcher = launcher.replace("\n", declared + "\n", 1)
-    text = INDENTED.sub("", EMPTY.sub("", device) + host_side + launcher)
-    return ENDS.sub(r"\1\2", BLANK_LINES.sub("\n\n", text))
+    text = INDENTED.sub("\n", EMPTY.sub("", device) + host_side + launcher)
+    return CLOSED.sub("\n", OPENED.sub(r"\1", BLANK_LINES.sub("\n\n", text)))
 
 
 def _named(text: str, texts: dict[str, str]) -> set[str]:

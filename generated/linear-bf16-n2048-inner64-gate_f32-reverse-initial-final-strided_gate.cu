@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 4a314891ed7a4993 of everything below this banner
+// content  sha256 172b92cc00a75fb2 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -176,9 +176,11 @@ __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long s
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
+constexpr int kOperands = 2;
+
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = kGuarded && 2 > 1 && !kApart && !kRealigns;
+constexpr bool kStandsIn = kGuarded && kOperands > 1 && !kApart && !kRealigns;
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
@@ -378,7 +380,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     };
     Outputs to = {output + at.item};
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
-    States carry = begin_lines(carry_in + at.line * carry_in_step, kSpacing * carry_in_step, at.there);  // the prefix of the first tile
+    // the prefix of the first tile
+    States carry = begin_lines(carry_in + at.line * carry_in_step, kSpacing * carry_in_step, at.there);
     if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
@@ -414,7 +417,9 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const Results& results) { store_row(to, k, results, at.live - begin, at.there); });
+        each_result(prefix, s, [&](int k, const Results& results) {
+            store_row(to, k, results, at.live - begin, at.there);
+        });
         end_items(carry_out + at.line, kSpacing, length - at.scanned - begin, at.there, prefix, s);
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 d68207a4eec1ecc5 of everything below this banner
+// content  sha256 47f5318fa4032810 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -372,7 +372,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     };
     Outputs to = {output + at.item};
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
-    States carry = identities();  // the prefix of the first tile
+    // the prefix of the first tile
+    States carry = identities();
     if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
@@ -415,7 +416,9 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const Results& results) { store_row(to, k, results, at.live - begin, at.there); });
+        each_result(prefix, s, [&](int k, const Results& results) {
+            store_row(to, k, results, at.live - begin, at.there);
+        });
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 efbbc32dabcb734b of everything below this banner
+// content  sha256 d84d2996b9418ac7 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -31,7 +31,7 @@ constexpr int kRuns = 8;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int kWarpItems = 1024;  // of a warp in a tile
 constexpr int kTile = 16384;  // items of a tile
-constexpr int tiles_a_line = 64;  // of a row
+constexpr int kLead = 0;  // items by which accesses begin before a row, at most
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -298,7 +298,13 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-typedef long long TileNumber;  // of all rows together
+// Of a tile among those of all rows. Where the length is an argument, the launcher refuses more than an int holds: the
+// division by the tiles of a row is cheap so.
+typedef long long TileNumber;
+
+__host__ __device__ __forceinline__ int tiles_of(Position length) {
+    return (int)((length + kLead + kTile - 1) / kTile);
+}
 
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Board board) {
@@ -311,6 +317,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const int warp = threadIdx.x / 32;
     const TileNumber tile = blockIdx.x;
     const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
+    const int tiles_a_line = tiles_of(length);
     const long long line = tile / tiles_a_line;
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
     const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
@@ -388,7 +395,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
-    return 16 + lines * tiles_a_line * 8 * kWords;
+    return 16 + lines * tiles_of((Position)length) * 8 * kWords;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.
@@ -398,7 +405,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines * tiles_a_line;
+    const long long blocks = arguments->lines * tiles_of(length);
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

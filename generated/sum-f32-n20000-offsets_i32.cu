@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 3f5c450b366a8484 of everything below this banner
+// content  sha256 8f832bfabac63d22 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,7 +45,7 @@ constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 640;  // of a warp in a tile
 constexpr int kTile = 7040;  // items of a tile
-constexpr int tiles_a_line = 3;  // of a row
+constexpr int kLead = 0;  // items by which accesses begin before a row, at most
 constexpr int kStages = 3;  // tiles in the ring
 constexpr int kAhead = 1;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 2;  // resident blocks of a multiprocessor
@@ -485,7 +485,13 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-typedef long long TileNumber;  // of all rows together
+// Of a tile among those of all rows. Where the length is an argument, the launcher refuses more than an int holds: the
+// division by the tiles of a row is cheap so.
+typedef long long TileNumber;
+
+__host__ __device__ __forceinline__ int tiles_of(Position length) {
+    return (int)((length + kLead + kTile - 1) / kTile);
+}
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, const Segments segments, Board board) {
@@ -497,6 +503,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
+    const int tiles_a_line = tiles_of(length);
     const long long tiles = lines * tiles_a_line;
 
     // This thread's part of a tile.
@@ -675,7 +682,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
-    return 16 + lines * tiles_a_line * 8 * kWords;
+    return 16 + lines * tiles_of((Position)length) * 8 * kWords;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.
@@ -685,7 +692,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * tiles_a_line;
+    const long long tiles = arguments->lines * tiles_of(length);
     const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;

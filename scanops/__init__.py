@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from scanops.emulator import emulate as emulate
     from scanops.laws import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
+    from scanops.precompile import compile as compile
     from scanops.precompile import prepare as prepare
     from scanops.precompile import record as record
-    from scanops.runtime.compiling import compile as compile
     from scanops.runtime.kernels import Kernel as Kernel
     from scanops.runtime.policies import policy as policy
 
@@ -52,8 +52,7 @@ _NAMES = {  # of each module
     "emulator": ("emulate",),
     "laws": ("check_operator",),
     "patching": ("patch_torch",),
-    "precompile": ("prepare", "record"),
-    "runtime.compiling": ("compile",),
+    "precompile": ("compile", "prepare", "record"),
     "runtime.kernels": ("Kernel",),
     "runtime.policies": ("policy",),
 }

@@ -196,33 +196,36 @@ def expressions(operator: Operator) -> str:
     return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
 
 
-def store_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
-    """Return the key of a lookup in the indexes of store and packs.
+def store_key(
+    spec: ScanSpec,
+    target: str,
+    measured: Choice | None = None,
+    few: bool = False,
+    digests: Mapping[str, str] | None = None,
+) -> str | None:
+    """Return the key of a kernel in the indexes of store and packs, by the digests that an installed wheel carries.
 
     None in a checkout, and for an operator that is not in the table: then the identity is found by rendering.
     """
-    return _key(spec, target, measured, few, DIGESTS) if DIGESTS else None
+    digests = DIGESTS if digests is None else digests
+    if not digests or not is_built_in(operator_named(spec.op)):
+        return None
+    key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in files.TREES))}"
+    return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
 
 
 def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
     """Return the key under which an index records a kernel, from the sources as they are.
 
     It is the ``store_key`` of a wheel with these sources: in a wheel whose files were edited it is another one, and so
-    no edited kernel is recorded under the wheel's key. None for an operator that is not in the table.
+    no edited kernel is recorded under the wheel's key.
     """
-    return _key(spec, target, measured, few, source_digests())
+    return store_key(spec, target, measured, few, source_digests())
 
 
 def source_digests() -> Mapping[str, str]:
     """Return the SHA-256 of each tree of sources."""
     return {tree: digest_of(tree) for tree in files.TREES}
-
-
-def _key(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digests: Mapping[str, str]) -> str | None:
-    if not is_built_in(operator_named(spec.op)):
-        return None
-    key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in files.TREES))}"
-    return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
 
 
 @functools.cache

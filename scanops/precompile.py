@@ -1,4 +1,4 @@
-"""Kernels ahead of time: ``record`` which ones a program asks for, ``prepare`` them here, ``precompile`` a folder."""
+"""Kernels ahead of time: ``compile`` one, ``record`` what a program uses, ``prepare`` it, ``precompile`` a folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops import workload
-from scanops.artifact import planned
-from scanops.codegen.lines import situations
-from scanops.codegen.spec import ScanSpec
+from scanops.artifact import CPU, planned
+from scanops.codegen.lines import few_for, situations
+from scanops.codegen.spec import ScanSpec, check_spec
+from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.compiling import check_wanted
 from scanops.runtime.kernels import Kernel, capturing, default_target, find, obtain
 from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
@@ -27,6 +27,43 @@ from scanops.store.store import Store
 _LOG = logging.getLogger("scanops")
 FEW = ", few lines"  # behind the name of such a kernel
 _Wanted = tuple[ScanSpec, str, bool]  # a spec, its target, and whether the kernel is for few lines
+
+
+def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None) -> Kernel:
+    """Return the kernel for ``spec``: found in the store, or built and kept there.
+
+    Args:
+        spec: what to compute.
+        target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU;
+            inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc and no GPU.
+        lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
+
+    Raises:
+        UnsupportedRequest: a target that is not known, or an impossible number of lines.
+        BuildFailure: no compiler (MissingCompiler), or one that refused the source; the message holds its output.
+        BadStoreEntry: the store cannot be used.
+        MissingKernel: it would have to be built under the policy ``never``, or while a CUDA graph is captured. Under
+            every other policy it is built: nothing else is the kernel for ``spec``.
+
+    Example:
+        >>> kernel = compile(ScanSpec(op="sum", dtype="float32", length=32768), "sm_90")  # doctest: +SKIP
+        >>> kernel.resources.registers  # doctest: +SKIP
+        100
+    """
+    target = default_target() if target is None else target
+    check_wanted(spec, target)
+    few = few_for(spec, planned(target), lines)
+    workload.note(spec, target, few)
+    kernel = obtain(spec, target, policies.strict(), Store(), few)
+    assert kernel is not None
+    return kernel
+
+
+def check_wanted(spec: ScanSpec, target: str) -> None:
+    """Raise UnsupportedRequest unless ``spec`` is a ScanSpec and ``target`` is known."""
+    check_spec(spec)
+    if target != CPU:
+        target_named(target)
 
 
 @contextmanager

@@ -148,14 +148,11 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int], multiproce
         lock = path.with_name(f".{path.name}.lock")
         with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
             old = _written(path)
-            total: dict[_Key, tuple[int, str | None]] = {}
-            for (spec, target, few), count in old.wanted.items():
-                total[spec.slug, target, few] = (count, _operator(spec))
+            found = Counter(old.wanted)
+            found.update(counts)
+            total = {(spec.slug, target, few): (n, _operator(spec)) for (spec, target, few), n in found.items()}
             for operator, slugs in old.unknown.items():
                 total.update({key: (count, operator) for key, count in slugs.items()})
-            for (spec, target, few), count in counts.items():
-                before, _ = total.get((spec.slug, target, few), (0, None))
-                total[spec.slug, target, few] = (before + count, _operator(spec))
             sizes = {name: set(each) for name, each in old.recorded_on.items()}
             for name, each in (multiprocessors or {}).items():
                 sizes.setdefault(name, set()).update(each)

@@ -15,8 +15,7 @@ from scanops.codegen.strategies.base import (
     power_of_two_above,
     require,
 )
-from scanops.codegen.strategies.operands import ASYNC_BYTES
-from scanops.codegen.strategies.rows import LINE_BYTES
+from scanops.codegen.strategies.rows import ASYNC_BYTES, LINE_BYTES
 from scanops.codegen.targets import Target
 
 __all__ = [

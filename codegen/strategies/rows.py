@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Literal
 
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
-from scanops.codegen.strategies.operands import ASYNC_BYTES, Operand
 
 __all__ = [
     "ACCESS_BYTES",
+    "ASYNC_BYTES",
     "LINE_BYTES",
+    "Operand",
     "RowPlan",
     "begins_anywhere",
     "boundary_of",
@@ -22,8 +24,23 @@ __all__ = [
     "vector_width",
 ]
 
+ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
 LINE_BYTES = 128  # bytes of a memory sector group that is fetched together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """One input of a kernel for rows, and how its accesses lie."""
+
+    name: str  # name of the kernel's parameter
+    type: str  # C type of an item; an access is a {type}Vector
+    pointer: str  # C name of a thread's accesses
+    bytes: int  # of an item
+    layout: Literal["dense", "strided", "realigned"]  # strided: the items of a row are read one by one
+    placed: bool  # rows start anywhere; otherwise they lie as in the output
+    realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place
+    copied: bool  # cp.async copies an access to shared memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +85,6 @@ class RowPlan(Plan):
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
-            *([] if self.spec.takes_length else [Constant("tiles_a_line", self.tiles, "of a row")]),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:

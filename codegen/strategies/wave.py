@@ -8,9 +8,8 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
-from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, may_run, row_of
+from scanops.codegen.strategies.rows import ASYNC_BYTES, RowPlan, begins_anywhere, gathers, may_run, row_of
 from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]
@@ -44,12 +43,7 @@ SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (320, 4), "flagged p
 SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
 ONE_TILE = (64, 3, 1)  # a row of one tile has no look-back: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # register bytes of a thread for prefixes of scanned tiles and the items of one tile
-NARROW_BYTES = 352  # for widening items: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
-REALIGNED_NARROW_BYTES = 280  # and are shifted, or have indices: with more, int32 rows of any length spill on sm_120
 SKEW_BYTES = 4  # bytes that a warp keeps per tile of an operand whose items are shifted
-MASKED_NARROW_BYTES = 48  # less, with a mask as well: products of int32 spill 20 bytes on sm_80
-WIDE_BYTES = 48  # register bytes of a thread taken by 64-bit positions
-WIDE_ITEM_BYTES = 80  # and by 16-byte items: complex128 spills 4 bytes without, misaligned rows still 8
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # items per access that widen: a lane scans them all before lanes exchange totals
@@ -127,21 +121,22 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
-    items, boundary, accesses = row_of(spec, _items(spec))
+    items, boundary, accesses = row_of(spec, _items(spec, target))
     shape = (
         _two_blocks(spec, target, items, accesses)
         or _one_tile(spec, target, items, accesses)
         or _several_tiles(spec, target, items, accesses)
     )
     why = f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order"
-    return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, **shape)
+    return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, few=few, **shape)
 
 
-def _items(spec: ScanSpec) -> int:
+def _items(spec: ScanSpec, target: Target) -> int:
     """Items per access: by the width of the output, or of the input where that is narrower."""
     if spec.input.bytes >= min(spec.out.bytes, 4) or spec.views or not spec.aligned or spec.doubled:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
-    return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
+    items = min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
+    return items if THREADS * items * spec.out.bytes < target.block_shared_bytes else spec.access_items
 
 
 def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:
@@ -220,26 +215,27 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
 
 def _register_bytes(spec: ScanSpec, items: int) -> int:
     """Register bytes of a thread for prefixes of scanned tiles and the items of one tile."""
-    fewer = spec.doubled or begins_anywhere(spec, spec.input_layout)
-    narrow = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
-    moved = sum(source.layout == "strided" or begins_anywhere(spec, source.layout) for source in spec.sources)
-    taken = (
-        MASKED_NARROW_BYTES * (spec.widens and not spec.alone),
-        WIDE_BYTES * (spec.capacity + THREADS * items > 2**30),
-        WIDE_ITEM_BYTES * (max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES),
-        STRIDED_BYTES * moved,
-        LENGTH_BYTES * spec.takes_length * (1 if spec.at_most else 2),  # 64-bit positions take two registers each
+    layouts = [source.layout for source in spec.sources]
+    shifted = spec.doubled or begins_anywhere(spec, spec.input_layout)
+    changes = (
+        (32, spec.widens and spec.alone and not shifted),  # int32 to int64, 32768: 0.94, with 64 bytes less 0.86
+        (-40, spec.widens and spec.alone and shifted),  # with more, int32 rows of any length spill on sm_120
+        (-48, spec.widens and not spec.alone),  # otherwise masked products of int32 spill 20 bytes on sm_80
+        (-48, spec.capacity + THREADS * items > 2**30),  # 64-bit positions
+        (
+            -80,
+            ACCESS_BYTES in (spec.input.bytes, spec.out.bytes),
+        ),  # complex128 spills 4 bytes without, misaligned rows still 8
+        (-LENGTH_BYTES, spec.takes_length),
+        (-LENGTH_BYTES, spec.takes_length and not spec.at_most),  # 64-bit positions take two registers each
+        *((-STRIDED_BYTES, each == "strided" or begins_anywhere(spec, each)) for each in layouts),
     )
-    return (narrow if spec.widens and spec.alone else REGISTER_BYTES) - sum(taken)
+    return REGISTER_BYTES + sum(change for change, applies in changes if applies)
 
 
 def _in_runs(spec: ScanSpec) -> bool:
     """Whether a thread's items will be consecutive."""
-    dense = (
-        spec.aligned
-        and spec.divides(spec.access_items)
-        and not any(begins_anywhere(spec, source.layout) for source in spec.sources)
-    )
+    dense = spec.aligned and spec.divides(spec.access_items) and "rows" not in spec.layouts
     alike = spec.input.bytes == spec.out.bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
     plain = not (spec.takes_length or spec.segments or spec.operator.own)
     return bool(spec.operator.append) and dense and alike and plain

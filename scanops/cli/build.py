@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from scanops.cli.output import (
 )
 from scanops.cli.plan import gpu_target
 from scanops.cli.specs import import_option, spec_options, specs_of
-from scanops.codegen.lines import any_length, few_for, situations
+from scanops.codegen.lines import any_length, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -74,9 +75,8 @@ def build(
     """
     specs = specs_of(slugs, options)
     chosen = targets or (_usual_target(),)
-    wanted = list(
-        dict.fromkeys((spec, target, few) for target in chosen for spec in specs for few in _asked(spec, target, lines))
-    )
+    pairs = dict.fromkeys(itertools.product(chosen, specs))
+    wanted = [(spec, target, few) for target, spec in pairs for few in situations(spec, planned(target), lines)]
     _check(wanted)
     what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     with working(f"building {what}"):
@@ -177,11 +177,6 @@ def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic
     line = f"{words} in {seconds:.1f} s by {several} at a time, in {output}"
     facts = {"folder": str(output), "jobs": several, **counts, "seconds": round(seconds, 3)}
     return _answer(outcomes, facts, [line])
-
-
-def _asked(spec: ScanSpec, target: str, lines: int | None) -> tuple[bool, ...]:
-    """Return for which situations to build: for so many lines, or for many and few."""
-    return situations(spec, planned(target)) if lines is None else (few_for(spec, planned(target), lines),)
 
 
 def _usual_target() -> str:

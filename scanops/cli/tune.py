@@ -14,7 +14,7 @@ from scanops.cli.output import Answer, Command, FilePath, as_json, progress
 from scanops.cli.plan import gpu_target
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
-from scanops.codegen.lines import few_for, situations
+from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -52,9 +52,9 @@ def tune(
 ) -> Answer:
     """Measure plans on this GPU and keep the fastest.
 
-    Where the plan for few lines is another, it is tuned as well, unless --lines is given.
-    Results are checked before anything is timed, plans run in turns on a cold L2, and the fastest is measured against
-    the planner's own once more: a plan that does not win by more than the noise is not kept. Kept plans are written to
+    Where the plan for few lines is another, it is tuned as well, unless --lines is given. Results are checked before
+    anything is timed, plans run in turns on a cold L2, and the fastest is measured against the planner's own once more:
+    a plan that does not win by more than the noise is not kept. Kept plans are written to
     a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
     configuration folder. Files can be copied to other machines.
     """
@@ -110,7 +110,7 @@ def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | No
     improved = 0
     found: list[dict[str, object]] = []
     said: list[str | tuple[str, str]] = []
-    wanted = _situated(specs, target, lines)
+    wanted = [(spec, few) for spec in specs for few in situations(spec, target, lines)]
     for number, (spec, few) in enumerate(wanted, 1):
         count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
         with progress(f"{spec}{FEW * few} ({number} of {len(wanted)})") as report:
@@ -146,19 +146,11 @@ def _fields(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _situated(specs: list[ScanSpec], target: str, lines: int | None) -> list[tuple[ScanSpec, bool]]:
-    """Return each spec with the situations to measure: that of so many lines, or many and few."""
-    return [
-        (spec, few)
-        for spec in specs
-        for few in (situations(spec, target) if lines is None else (few_for(spec, target, lines),))
-    ]
-
-
 def _candidates(specs: list[ScanSpec], target: str, asked: int | None) -> Answer:
     found: list[dict[str, object]] = []
     lines: list[str | tuple[str, str]] = []
-    for spec, few in _situated(specs, target, asked):
+    wanted = [(spec, few) for spec in specs for few in situations(spec, target, asked)]
+    for spec, few in wanted:
         plans = list(candidates(spec, target, few))
         shapes = [{"strategy": plan.strategy, **plan.numbers()} for plan in plans]
         found.append({"spec": spec.slug, "few": few, "plans": shapes})

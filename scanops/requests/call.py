@@ -8,6 +8,7 @@ around a call, which decides how it is served: autocast, grad mode, a compiler, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd import forward_ad
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest, shown
 
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
@@ -71,6 +73,30 @@ class Call:
         """The dtype of the result, of a checked call."""
         assert self.dtype is not None
         return self.dtype
+
+    def check_options(self) -> None:
+        """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
+        flag = ((bool,), "a bool", "True or False", "pass {}=True or {}=False")
+        dtype = ((torch.dtype, NoneType), "a torch.dtype", "a torch.dtype, or None for torch's result dtype")
+        word = (
+            (torch.dtype, str, NoneType),
+            "a torch.dtype or a word",
+            "a torch.dtype, 'compensated', or None for the default",
+        )
+        for name, value, (kinds, what, allowed, hint) in (
+            ("reverse", self.reverse, flag),
+            ("exclusive", self.exclusive, flag),
+            ("return_final", self.final, flag),
+            ("dtype", self.dtype, (*dtype, "pass dtype=torch.float32, for example")),
+            ("accumulate", self.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
+        ):
+            if not isinstance(value, kinds):
+                raise UnsupportedRequest(
+                    f"{self.name}: {name} must be {what}",
+                    allowed=allowed,
+                    value=f"{name}={shown(value)}",
+                    hint=hint.format(name, name),
+                )
 
     def widened(self) -> Call | None:
         """Return the call with results of its wider accumulator's dtype; None where it has no such accumulator."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from types import NoneType
 
 import torch
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
-from scanops.requests.call import Call, is_recorded, is_traced, stretches
+from scanops.requests.call import is_recorded, is_traced, stretches
 from scanops.requests.geometry import line_shape, overlaps_itself, span_of
 
 
@@ -63,31 +62,6 @@ def check_dim(who: str, x: torch.Tensor, dim: object) -> int:
             hint="pass dim=-1 for the last dimension",
         )
     return dim % rank
-
-
-def check_options(who: str, call: Call) -> None:
-    """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
-    flag = ((bool,), "a bool", "True or False", "pass {}=True or {}=False")
-    dtype = ((torch.dtype, NoneType), "a torch.dtype", "a torch.dtype, or None for torch's result dtype")
-    word = (
-        (torch.dtype, str, NoneType),
-        "a torch.dtype or a word",
-        "a torch.dtype, 'compensated', or None for the default",
-    )
-    for name, value, (kinds, what, allowed, hint) in (
-        ("reverse", call.reverse, flag),
-        ("exclusive", call.exclusive, flag),
-        ("return_final", call.final, flag),
-        ("dtype", call.dtype, (*dtype, "pass dtype=torch.float32, for example")),
-        ("accumulate", call.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
-    ):
-        if not isinstance(value, kinds):
-            raise UnsupportedRequest(
-                f"{who}: {name} must be {what}",
-                allowed=allowed,
-                value=f"{name}={shown(value)}",
-                hint=hint.format(name, name),
-            )
 
 
 def check_operand(

@@ -191,7 +191,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     row, who = listed(call.op), call.name
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x, call.dim)
-    checks.check_options(who, call)
+    call.check_options()
     mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)

@@ -22,7 +22,7 @@ from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, Missing
 from scanops.runtime import policies
 from scanops.runtime.background import WORKER, python_command
 from scanops.runtime.policies import Policy
-from scanops.store.entry import Entry, read_source
+from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
@@ -178,7 +178,7 @@ class Kernel:
     def source(self) -> str:
         """The CUDA source that the library was built from, read from the store."""
         if self._source is None:
-            self._source = self._read(read_source)
+            self._source = self._read(lambda entry: entry.source_path.read_text(encoding="utf-8"))
         return self._source
 
     @property

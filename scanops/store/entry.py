@@ -93,11 +93,6 @@ def spec_of(slug: str) -> ScanSpec | None:
         return None
 
 
-def read_source(entry: Entry) -> str:
-    """Return the source that the library of an entry was built from."""
-    return entry.source_path.read_text(encoding="utf-8")
-
-
 def read_entry(directory: Path) -> Entry:
     """Return the entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
     manifest = parse_object(read_file(directory / MANIFEST, _MANIFEST_BYTES, trusted=False))

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import scanops
 from scanops import measure
 from scanops.cli import tune
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
-from scanops.requests.request import make_request
 from scanops.tuning import read, write
 from tests.cli.conftest import Ask, Call
 from tests.tuning.laboratory import GPU, FakeLaboratory, entry
@@ -77,14 +77,25 @@ def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "tail",
-    ["", "-rows", "-strided", "-mask_b8-rows_mask-unaligned", "-inner64-transposed", "-inner64-mask_b8-line_mask"],
+    "slug",
+    [
+        *(f"sum-f32-n100{tail}" for tail in ("", "-rows", "-strided", "-inner64-transposed", "-offsets_i32-initial")),
+        "sum-f32-n100-mask_b8-rows_mask-unaligned",
+        "linear-c64-n100-inner3-gate_c64-segments-initial-strided_gate",
+        "linear-f32-n100-inner4-gate_f32-line_gate",
+        "cummax-bf16-n100-final",
+    ],
 )
-def test_tensors_ask_for_the_spec(tail: str) -> None:
-    spec = ScanSpec.parse(f"sum-f32-n100{tail}")
-    x, mask, out = measure.tensors_for(spec, 2 * 64 * spec.inner, "cpu")
-    request = make_request(x, "sum", 1, mask=mask, reverse=False, exclusive=False, dtype=None, out=out)
-    assert request.spec(out, 3) == spec
+def test_a_kernel_of_the_spec_takes_its_operands(slug: str) -> None:
+    """They ask for this very spec: whatever differs is refused."""
+    spec = ScanSpec.parse(slug)
+    operands = measure.Operands(spec, 2 * 64 * spec.inner, "cpu")
+    operands.fill_exactly()
+    kernel = scanops.compile(spec, "cpu")
+    with scanops.emulate():
+        exact = operands.run(kernel).clone()
+        operands.fill_randomly()
+        assert exact.isfinite().all() and not measure.same(operands.run(kernel), exact, exactly=False)
 
 
 def test_bench_needs_a_checkout(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

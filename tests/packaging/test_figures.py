@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
-    "lines of codegen": 6_640,
-    "lines of templates": 4_400,
-    "template lines over 120 columns": 6,
-    "codegen files over 300 lines": 2,
-    "most public members of a plan": 65,
-    "percent of template lines with a directive": 29.5,
+    "functions of a first call, with codegen": 230,
+    "files of a first call, with codegen": 38,
+    "files of scanops over 300 lines": 1,
+    "lines of codegen": 6_100,
+    "lines of templates": 4_070,
+    "template lines over 120 columns": 2,
 }
 
 

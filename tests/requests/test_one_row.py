@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanops
+from scanops.codegen.derivatives import Gradient
 from scanops.codegen.operators import BUILT_IN
 from scanops.laws import check_operator
 from tests.requests.derivatives import leaf
@@ -32,8 +33,9 @@ def test_a_row_is_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILT_IN, row.name, row)
     pages = docs_files(dict.fromkeys(EXAMPLES, ""))
     assert "`compound_again`" in pages["operators/README.md"] and row.formula in pages["operators/compound_again.md"]
-    greatest = dataclasses.replace(BUILT_IN["max"], name="greatest")
+    back = dataclasses.replace(BUILT_IN["sum"], name="total_gradient", gradient=None)
+    total, x = dataclasses.replace(back, name="total", gradient=Gradient(row=back)), leaf(5, device="cpu")
     with scanops.emulate(), scanops.record() as used:
-        scanops.scan(leaf(5, device="cpu"), greatest, 0).sum().backward()
-    assert [spec.op for spec in used] == ["greatest", "max_gradient"]
+        (found,) = torch.autograd.grad(scanops.scan(x, total, 0).sum(), x)
+    assert [spec.op for spec in used] == ["total", "total_gradient"] and found.tolist() == [5, 4, 3, 2, 1]
     assert {row.function for row in BUILT_IN.values()} - {""} < set(scanops.__all__)

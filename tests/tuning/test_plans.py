@@ -20,7 +20,7 @@ from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
-from scanops.measure import fill_exactly, tensors_for
+from scanops.measure import Operands
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.requests.checks import refused
@@ -66,14 +66,14 @@ def test_mutated_plans_are_candidates_or_refused() -> None:
     [
         ("sum-f32-n40", "block", {"vectors": -2}),
         ("sum-f32-n300-inner64", "panels", {"threads": 96}),
-        ("sum-f32-n300-inner64", "panels", {"threads": 160}),
+        ("sum-f32-n300-inner64", "panels", {"stages": 5}),
         ("sum-f32-n5000", "wave", {"boundary": 160}),
         ("sum-f32-n40", "staged", {"rows": 0}),
         ("sum-f32-n4096", "block", {"items": 1048576}),
     ],
 )
 def test_plans_that_gave_wrong_results_are_refused(slug: str, strategy: str, changes: dict[str, int]) -> None:
-    """Each of these once rendered, and gave wrong values, a SIGFPE or a text of megabytes."""
+    """Each of these once rendered, and gave wrong values, a SIGFPE, idle shared memory or megabytes of text."""
     spec = ScanSpec.parse(slug)
     start = STRATEGIES[strategy].plan(spec, target_named(TARGET), False)
     refused(UnsupportedRequest, lambda: dataclasses.replace(start, **changes))
@@ -89,10 +89,11 @@ def test_a_candidate_computes_the_scan(plan: Plan) -> None:
     spec = plan.spec
     kernel = Kernel(spec, CPU, Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU)))
     kernel._plan = plan
-    x, mask, out = tensors_for(spec, 8 * spec.inner, "cpu")
-    fill_exactly(spec, x, mask)
-    out.fill_(77)
+    operands = Operands(spec, 8 * spec.inner, "cpu")
+    operands.fill_exactly()
+    operands.out.fill_(77)
     with emulate(multiprocessors=3):
-        kernel(x, 1, mask=mask, out=out)
+        out = operands.run(kernel)
+    x, mask = operands.tensors["x"], operands.tensors.get("mask")
     expected = scans.scan(x, spec.op, 1, mask=mask, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive)
     assert torch.equal(out, expected)

@@ -19,7 +19,7 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure, UnusableFile
 from scanops.measure import GpuLaboratory, tune
-from scanops.runtime.compiling import compile
+from scanops.precompile import compile
 from scanops.runtime.kernels import find
 from scanops.tuning import SCHEMA, read, write
 from tests.store.sources import needs_nvcc
