@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 d84d2996b9418ac7 of everything below this banner
+// content  sha256 00e0124fdc93dd1c of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -326,7 +326,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const Row row = {input + dense, output + dense};
 
     // ---- load
-    const Accesses a = load(part, row);
+    Accesses a = load(part, row);
 
     // ---- scan the items in their thread, then across the lanes of the warp
     Items s[kRuns];
