@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 9d964028d7b19db8 of everything below this banner
+// content  sha256 d88b28659262c842 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -544,7 +544,6 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     // ---- load and scan the rows of the thread, then across the slots of the warp
     copy(ring, 0, from, at.live);
     copy_async_commit();
-
     copy_async_wait<0>();
     if constexpr (kExchanged) __syncwarp();
     // shared memory holds the items until they are lifted again
