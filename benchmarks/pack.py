@@ -40,7 +40,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import ScanopsError, UnsupportedRequest
-from scanops.ops.dispatch import outputs
+from scanops.ops.dispatch import served
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, make_request
 
@@ -273,7 +273,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             _ = kernel.library
             row |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": 1e3 * (time.perf_counter() - began)}
             inputs = inputs_of(recipe)
-            expected = outputs(Call(recipe.op, recipe.dim, **options_of(recipe)), inputs)
+            expected = served(Call(recipe.op, recipe.dim, **options_of(recipe)), inputs, eager=False)
             with emulator.emulate(multiprocessors=MULTIPROCESSORS):
                 found = run_on(device, kernel, recipe, inputs)
             row["right"] = all(agree(recipe, y.cpu(), z) for y, z in zip(found, expected, strict=True))

@@ -10,24 +10,11 @@ from scanops.codegen.occupancy import Occupancy, occupancy
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
 
-__all__ = [
-    "ITEMS",
-    "bytes_in_flight",
-    "expected_registers",
-    "floor_microseconds",
-    "item_bytes",
-    "lines_for",
-    "residents",
-]
+__all__ = ["ITEMS", "bytes_in_flight", "expected_registers", "item_bytes", "lines_for", "residents"]
 
 BASE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many for each operand
 ITEMS = 2**28  # of a tensor, about: some twenty times an L2
-PER_THREAD = (
-    "items",
-    "vectors",
-    "vector",
-    "unroll",
-)  # fields of plans: their product is the items a thread has in a tile
+PER_THREAD = ("items", "vectors", "vector", "unroll")  # of a plan: their product is a thread's items in a tile
 
 
 def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS, few: bool = False) -> int:
@@ -43,11 +30,6 @@ def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS, few: boo
 def item_bytes(spec: ScanSpec) -> int:
     """Bytes that must move for an item: what is read once in, the outputs once out."""
     return spec.read_bytes + sum(spec.result_bytes)
-
-
-def floor_microseconds(plan: Plan, moved: int) -> float:
-    """The time in which the target's memory can move so many bytes."""
-    return moved / plan.target.bandwidth / 1e3
 
 
 def expected_registers(plan: Plan) -> int:

@@ -160,4 +160,5 @@ def _convert(text: str, source: DType, to: DType) -> str:
     if source.kind == "complex" and to.kind not in ("complex", "bool"):
         text = f"({text}).re"  # as torch does it; and as true as any number is one with any part
     exact = source == to or (source.value == to.value and to.storage == to.value)
+    exact = exact or (source.kind == to.kind == "float" and source.bytes == 1)  # every other float holds them
     return text if exact else to.rounded.format(x=text, value=to.value)

@@ -13,7 +13,6 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -30,16 +29,7 @@ __all__ = ["class_of", "measured_plan"]
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
 NEAR_TILE = 1.42  # the same for lengths of one tile
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One entry of a file: the plan that was fastest for a length."""
-
-    length: int
-    strategy: str
-    numbers: Mapping[str, Any]
-    tiles: int
-    faster: bool  # than the plan of the strategy's rule
+Entry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
 
 
 def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
@@ -57,45 +47,45 @@ def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
     operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
     columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
     whole = spec.inner > 1 or spec.divides(spec.access_items)
-    return (state, spec.accumulator.bytes, operands, spec.segments, columns, whole, few)
+    value = spec.accumulator.kind == "complex", spec.accumulator.bytes  # complex64 and float64 take other registers
+    return (state, value, operands, spec.segments, columns, whole, few)
 
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
     kind = class_of(spec, few)
-    entries = _table(target.name).get(kind, ()) if kind else ()
-    for entry in sorted(entries, key=lambda entry: abs(math.log2(spec.capacity / entry.length))):
-        factor, most = spec.capacity / entry.length, NEAR if entry.tiles > 1 else NEAR_TILE
-        beyond = spec.inner == 1 and entry.tiles > 1 and entry.length == max(each.length for each in entries)
+    entries = _table(target.name).get(kind, {}) if kind else {}
+    for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
+        entry, factor = entries[length], spec.capacity / length
+        tiled = entry["plan"]["tiles"] > 1
+        beyond = spec.inner == 1 and tiled and length == max(entries)
+        most = NEAR if tiled else NEAR_TILE
         if 1 / most <= factor <= (math.inf if beyond else most):
-            plan = _carried(spec, target, few, entry) if entry.faster else None
-            if plan is not None or not entry.faster:
+            faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]  # than the strategy's own rule
+            plan = _carried(spec, target, few, entry) if faster else None
+            if plan is not None or not faster:
                 return plan
     return None
 
 
-def _carried(spec: ScanSpec, target: Target, few: bool, entry: Measured) -> Plan | None:
+def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | None:
     """The plan of an entry for a spec of its class, or None where it does not serve that length."""
-    strategy = STRATEGIES[entry.strategy]
+    strategy = STRATEGIES[entry["strategy"]]
     try:
-        return rebuilt(strategy.plan(spec, target, few), **{name: entry.numbers[name] for name in strategy.free})
+        return rebuilt(strategy.plan(spec, target, few), **{name: entry["plan"][name] for name in strategy.free})
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
         return None  # the strategy has no plan for this length
 
 
 @functools.cache
-def _table(target: str) -> Mapping[tuple[object, ...], tuple[Measured, ...]]:
-    """The entries measured on a GPU of this target, by class."""
+def _table(target: str) -> Mapping[tuple[object, ...], Mapping[int, Entry]]:
+    """The entries measured on a GPU of this target, by class and length."""
     file = resources.files("scanops.codegen") / "measured" / f"{target}.json"
     if not file.is_file():
         return {}
-    found: dict[tuple[object, ...], list[Measured]] = {}
+    found: dict[tuple[object, ...], dict[int, Entry]] = {}
     for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
-        spec, times, numbers = ScanSpec.parse(entry["spec"]), entry["measured"], entry["plan"]
-        kind = class_of(spec, entry["few"])
-        if kind:
-            faster = times["tuned_us"] < times["default_us"]
-            found.setdefault(kind, []).append(
-                Measured(spec.capacity, entry["strategy"], numbers, numbers["tiles"], faster)
-            )
-    return {kind: tuple(entries) for kind, entries in found.items()}
+        spec = ScanSpec.parse(entry["spec"])
+        if kind := class_of(spec, entry["few"]):
+            found.setdefault(kind, {}).setdefault(spec.capacity, entry)
+    return found

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b7649805a0dd739c of everything below this banner
+// content  sha256 68c5f969a851c198 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -127,6 +127,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
     Index* z;
 };
+
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
 
 // ---- loads and stores
 template <class Item>
@@ -251,8 +257,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, output + dense, indices + dense};
+    const Row row = {dense(input, line, part), dense(output, line, part), dense(indices, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

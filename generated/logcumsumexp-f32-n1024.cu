@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 cb046ebe7c8d0ffe of everything below this banner
+// content  sha256 ae08c076d64ec963 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -187,6 +187,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
+
 // ---- loads and stores
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
@@ -327,8 +333,7 @@ scan_kernel(const Input* input, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 e1a34c4dcbda7cd1 of everything below this banner
+// content  sha256 ed627a91b558aec3 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -118,6 +118,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     const Input* x;
     Output* y;
 };
+
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
 
 // ---- loads and stores
 template <class Item>
@@ -244,8 +250,7 @@ scan_kernel(const Input* input, Output* output, Position length, int stripes) {
     Part part = {first, length, length, lane};
     part.end = first + warp_items - lane * kItems < length ? first + warp_items - lane * kItems : length;
     part.accesses = stripes;
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 cfcc1457f6c9093a of everything below this banner
+// content  sha256 a66cfbc34d41b8c4 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -172,6 +172,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
+
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
 // The 32-bit words of an access in scan order.
 template <class Vector, int count = (sizeof(Vector) + 3) / 4>
@@ -264,8 +270,7 @@ __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
 template <class Item>
 __device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-        a[j] = slots[j * kThreads];
+    for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
 }
 
 // Take accesses from the ring and shift their items into place.
@@ -457,8 +462,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
-            const long long dense = line * length + memory_index(part.first, kItems, length);
-            const Row row = {input + dense, output + dense};
+            const Row row = {dense(input, line, part), dense(output, line, part)};
             read(ring, stage, warp, part, row);
         }
         copy_async_commit();
@@ -574,8 +578,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
         // ---- store
         if (tile[0].number >= 0) {
-            const long long dense = line * length + memory_index(part.first, kItems, length);
-            const Row row = {input + dense, output + dense};
+            const Row row = {dense(input, line, part), dense(output, line, part)};
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);

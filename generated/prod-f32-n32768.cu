@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d26815d22e07de3a of everything below this banner
+// content  sha256 f3b326b64db6ae70 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -120,6 +120,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     const Input* x;
     Output* y;
 };
+
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
 
 // ---- loads and stores
 template <class Item>
@@ -244,8 +250,7 @@ scan_kernel(const Input* input, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

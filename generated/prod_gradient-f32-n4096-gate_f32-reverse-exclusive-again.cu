@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4b8a2774d145715e of everything below this banner
+// content  sha256 3758d2cecb395a00 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -151,6 +151,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     const Gate* g;
     Output* y;
 };
+
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
 
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
 // Items before the row's first are ignored.
@@ -394,8 +400,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, gate + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(gate, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

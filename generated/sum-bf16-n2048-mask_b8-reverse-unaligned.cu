@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 70afa3f092712f5c of everything below this banner
+// content  sha256 a9413cec6517bdf4 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -129,6 +129,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     const Mask* m;
     Output* y;
 };
+
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
 
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
 __device__ __forceinline__ bool is_inside(Position position, Position end) {
@@ -380,8 +386,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lead = lead_of(line, output, length);
     const Position first = warp * warp_items + lane * kItems - lead;
     Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, mask + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(mask, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 00e0124fdc93dd1c of everything below this banner
+// content  sha256 fd3ce3c15f79f89d of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -126,6 +126,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     const Input* x;
     Output* y;
 };
+
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
 
 // ---- loads and stores
 template <class Item>
@@ -322,8 +328,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
     const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
     const Part part = {first, length, length, lane};
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 5fd9f36db007fbd1 of everything below this banner
+// content  sha256 13cf9e3eed1cf4e0 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -231,6 +231,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
+
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
 // The 32-bit words of an access in scan order.
 template <class Vector, int count = (sizeof(Vector) + 3) / 4>
@@ -323,8 +329,7 @@ __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
 template <class Item>
 __device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-        a[j] = slots[j * kThreads];
+    for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
 }
 
 // Take accesses from the ring and shift their items into place.
@@ -515,8 +520,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
-            const long long dense = line * length + memory_index(part.first, kItems, length);
-            const Row row = {input + dense, output + dense};
+            const Row row = {dense(input, line, part), dense(output, line, part)};
             read(ring, stage, warp, part, row);
         }
         copy_async_commit();
@@ -634,8 +638,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 
         // ---- store
         if (tile[0].number >= 0) {
-            const long long dense = line * length + memory_index(part.first, kItems, length);
-            const Row row = {input + dense, output + dense};
+            const Row row = {dense(input, line, part), dense(output, line, part)};
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 ff7916f68a44ee4d of everything below this banner
+// content  sha256 496a3dfecb1f9c0a of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -111,6 +111,12 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
+// The first access of a tensor that lies as the output does.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
+    return items + line * part.length + memory_index(part.first, kItems, part.length);
+}
+
 // ---- loads and stores
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
@@ -196,8 +202,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Position first = lane * kItems;
     Part part = {first, length, length, lane};
     part.live = line < lines;
-    const long long dense = line * length + memory_index(part.first, kItems, length);
-    const Row row = {input + dense, output + dense};
+    const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);

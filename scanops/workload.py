@@ -117,8 +117,8 @@ class _FileRecording(Recording):
             _LOG.warning("%s: %s", self._path, remark)
 
 
-OPEN: list[Recording] = []  # of blocks
-_FILE: list[_FileRecording | None] = []  # empty until the first call asks: then SCANOPS_RECORD is read
+OPEN: list[Recording] = []  # of blocks; and that of SCANOPS_RECORD, from the first call that is counted on
+_FILE: list[Path | None] = []  # empty until then
 
 
 @contextmanager
@@ -147,6 +147,6 @@ def note_cpu() -> None:
 
 def _recordings() -> tuple[Recording, ...]:
     if not _FILE:
-        path = environment.record_file()
-        _FILE.append(_FileRecording(path) if path else None)
-    return (*OPEN, *(each for each in _FILE if each is not None))
+        _FILE.append(environment.record_file())
+        OPEN.extend(_FileRecording(path) for path in _FILE if path)
+    return tuple(OPEN)

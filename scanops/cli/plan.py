@@ -15,7 +15,6 @@ from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
     bytes_in_flight,
     expected_registers,
-    floor_microseconds,
     item_bytes,
     lines_for,
     residents,
@@ -119,7 +118,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
         "launch": {"threads": plan.threads, "lines": lines, "blocks": blocks},
         "bytes_an_item": item_bytes(spec),
         "bytes_moved": moved,
-        "floor_us": None if moved is None else round(floor_microseconds(plan, moved), 3),
+        "floor_us": None if moved is None else round(moved / target.bandwidth / 1e3, 3),
         "bytes_in_flight": bytes_in_flight(plan, occupancy.blocks),
         "registers": registers,
         "registers_from": "compiler" if resources else "estimate",

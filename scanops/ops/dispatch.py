@@ -23,7 +23,7 @@ from scanops.requests.checks import check_readable, check_tensor, lent_kind, sca
 from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
-from scanops.runtime.launcher import delivered
+from scanops.runtime.launcher import delivered, is_readable
 
 # x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
 Given = tuple[
@@ -39,15 +39,20 @@ Given = tuple[
 def called(tensors: Given, outs: Tensors, *options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out are a tuple of three.
+    Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out
+    are a tuple of three.
     """
     found = None
     if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
         found = native.served(tensors, *options)
     if found is None:
         op, dim, *others = options
-        call = Call(op, dim if type(dim) is int else _whole(dim), *others)
-        found = outputs(call, Inputs(*tensors), outs)  # type: ignore[arg-type]
+        call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
+        eager = runs_kernels(given)
+        plain = all([out is None for out in outs])
+        if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
+            call = replace(call, dtype=autocast(call.op, given.x))
+        found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
     return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
 
 
@@ -115,19 +120,10 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
-def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
-    """Return the result, its indices where the operator has them, and carry-outs if the call asks for them.
-
-    Nothing is checked yet; the carry-in may be a number. ``outs`` are the caller's tensors for result and indices.
-    """
-    eager = runs_kernels(given)
-    if not (eager or _is_followed(given)):
+def _not_eager(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
+    """Return the results by the fallback, or by the operator where torch follows the code."""
+    if not _is_followed(given):
         return served(call, given, outs, eager=False)
-    plain = all([out is None for out in outs])
-    if plain and call.dtype is None and torch.is_autocast_enabled("cuda"):
-        call = replace(call, dtype=autocast(call.op, given.x))
-    if eager:
-        return served(call, given, outs, eager=True)
     if plain:  # checked where the operator is computed
         return _operator(call, given)
     request = checked(call, given, outs)
@@ -200,7 +196,7 @@ class First(NamedTuple):
 
 
 def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Outputs:
-    """Return what ``outputs`` returns, by a kernel or by the fallback.
+    """Return result, indices and carry-out, as far as they are asked for, by a kernel or by the fallback.
 
     ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says.
     """
@@ -219,7 +215,12 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
         if request.x.is_cpu:
             workload.note_cpu()
         return by_torch(request)
-    work, tensors = First(Kind(request), request, calls.key_of(key, request, given)), request.inputs[:TENSORS]
+    # Cached is a call whose tensors a kernel reads as they were given.
+    if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)) or (
+        given.initial is not None and not is_readable(request)
+    ):
+        key = None
+    work, tensors = First(Kind(request), request, key), request.inputs[:TENSORS]
     return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
 
 

@@ -7,6 +7,7 @@ around a call, which decides how it is served: autocast, grad mode, a compiler, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, TypeVar
@@ -108,9 +109,18 @@ class Call:
         """Return the fields up to ``accumulate`` in order, as the native module takes them."""
         return tuple([getattr(self, name) for name in self.__slots__[:7]])
 
-    def spec_fields(self) -> dict[str, Any]:
-        """Return the fields of ``ScanSpec`` that follow from the call alone."""
+    def spec_fields(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
+        """Return the fields of ``ScanSpec`` that follow from the call, and from its ``Inputs`` and their dtypes."""
+        x, mask, gate, starts, offsets, initial, saved = tensors
+        assert x is not None
+        flags = "flags" if starts is not None else None
         return {
+            "dtype": str(x.dtype),
+            "mask": None if mask is None else str(mask.dtype),
+            "gate": None if gate is None else str(gate.dtype),
+            "saved": None if saved is None else str(saved.dtype),
+            "segments": flags if offsets is None else str(offsets.dtype).removeprefix("torch."),
+            "initial": initial is not None,
             "op": self.op,
             "out_dtype": "" if self.dtype is None else str(self.dtype),
             "accumulate": None if self.accumulate is None else str(self.accumulate),

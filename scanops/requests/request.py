@@ -110,8 +110,7 @@ class Request:
             again=self.again,
             inner=inner,
             aligned=any_boundary or aligned,
-            **self.call.spec_fields(),
-            **_spec_fields(self.inputs),
+            **self.call.spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
@@ -152,19 +151,6 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
         stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride > 1
     ]
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
-
-
-def _spec_fields(inputs: Inputs) -> dict[str, Any]:
-    """Return the fields of ``ScanSpec`` that follow from which tensors are read, and from their dtypes."""
-    flags = "flags" if inputs.starts is not None else None
-    return {
-        "dtype": str(inputs.x.dtype),
-        "mask": None if inputs.mask is None else str(inputs.mask.dtype),
-        "gate": None if inputs.gate is None else str(inputs.gate.dtype),
-        "saved": None if inputs.saved is None else str(inputs.saved.dtype),
-        "segments": flags if inputs.offsets is None else str(inputs.offsets.dtype).removeprefix("torch."),
-        "initial": inputs.initial is not None,
-    }
 
 
 def make_request(
@@ -210,7 +196,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
-    told = {**call.spec_fields(), **_spec_fields(inputs), "initial": initial is not None}
+    told = {**call.spec_fields(inputs), "initial": initial is not None}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices

@@ -18,7 +18,7 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native
-from scanops.runtime.launcher import Launcher, computed, device_of, is_readable, places_for
+from scanops.runtime.launcher import Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES
 from scanops.runtime.results import Recipe
 
@@ -68,26 +68,14 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     return key, known
 
 
-def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
-    """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
-    if key is None or any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)):
-        return None
-    return key if given.initial is None or is_readable(request) else None
-
-
 def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
     """Let the next call or backward pass of ``key`` be launched as this one. Return False while calls are counted."""
-    if is_counted():
+    if workload.OPEN:
         return False
     if len(cache) >= MAX_REMEMBERED:
         forget()
     cache[key] = value
     return True
-
-
-def is_counted() -> bool:
-    """Return whether calls are counted, in a ``scanops.record`` block or by ``SCANOPS_RECORD``."""
-    return bool(workload.OPEN) or environment.given("SCANOPS_RECORD") is not None
 
 
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
@@ -136,7 +124,7 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
         return computed(None, request, outs), None
     spec = request.spec(outs[0], device.multiprocessors)
     few = are_few(spec, request.x.numel() // (spec.length or 1), device.multiprocessors)
-    if is_counted():
+    if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few, device.multiprocessors)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs

@@ -92,7 +92,7 @@ def layers() -> Iterator[Layer]:
     Installed packs are looked for when it is their turn: asking every distribution takes longer than the rest of a
     lookup.
     """
-    chosen = environment.pack_roots()
+    chosen = environment.pack_roots() if environment.given("SCANOPS_PACKS") else ()
     yield from [_layer(root) for root in dict.fromkeys(chosen)]
     yield from [_layer(root) for root in installed() if root not in chosen]
 

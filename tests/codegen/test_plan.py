@@ -7,7 +7,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scanops.codegen import ScanSpec, make_plan
@@ -23,6 +23,8 @@ from tests.codegen.strategies import specs, targets
 
 
 @given(specs, targets, st.booleans())
+@example(ScanSpec.parse("cummax-f16-n32768"), "sm_75", False)  # a ring too short for items that pass through registers
+@example(ScanSpec.parse("sum-e5m2-n65536-out_c128"), "sm_75", False)  # pieces of results that fill shared memory
 def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     """No tile lies wholly past the end, positions fit their type, and the rules of plans from files hold."""
     plan = make_plan(spec, target, few)

@@ -27,6 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kernels, "_KERNELS", {})
     monkeypatch.setattr(workload, "_FILE", [])
+    monkeypatch.setattr(workload, "OPEN", [])
     calls.forget()
     return root
 

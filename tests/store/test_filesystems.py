@@ -15,9 +15,9 @@ pytestmark = needs_cxx
 
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 FILE_SYSTEMS = """
+import scanops
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
-from scanops.runtime import kernels
 from scanops.runtime.policies import policy
 from scanops.store.entry import checked
 from scanops.store.root import read_index
