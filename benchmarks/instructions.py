@@ -22,9 +22,8 @@ from scanops.artifact import BuildRequest
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen import make_plan, render
-from scanops.codegen.occupancy import occupancy
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET, target_named
+from scanops.codegen.targets import DEFAULT_TARGET, occupancy, target_named
 
 PIPES = (  # an instruction belongs to the first pipe that lists its prefix
     ("mufu", ("MUFU", "F2I", "I2F", "F2F", "FRND", "F2FP.E", "POPC", "FLO")),

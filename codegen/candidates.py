@@ -72,7 +72,9 @@ def _with_numbers(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
     """The candidate with these numbers: ``start`` itself, or what one grid of its strategy makes of it; else None."""
     if {name: type(value) for name, value in numbers.items()} != _types(start):
         return None
-    for grid in ({}, *STRATEGIES[start.strategy].grids):
+    if start.numbers() == numbers:
+        return start  # the rule's own plan needs no estimate of what is resident
+    for grid in STRATEGIES[start.strategy].grids:
         if all(numbers[name] in values for name, values in grid.items()):
             plan = _tried(start, {name: numbers[name] for name in grid})
             if plan is not None and plan.numbers() == numbers:

@@ -14,7 +14,17 @@ from typing import Literal
 
 from scanops.errors import UnsupportedRequest, did_you_mean
 
-__all__ = ["DTYPES", "DType", "accumulator_of", "dtype_named", "kept_result", "literal", "promote", "scan_result"]
+__all__ = [
+    "DTYPES",
+    "DType",
+    "accumulator_of",
+    "default_result",
+    "dtype_named",
+    "kept_result",
+    "literal",
+    "promote",
+    "scan_result",
+]
 
 Kind = Literal["bool", "int", "float", "complex"]
 
@@ -167,3 +177,10 @@ def accumulator_of(dtype: DType) -> DType:
 def kept_result(term: DType) -> DType:
     """The result dtype that keeps ``term``: float32 for 8-bit floats, which no result has."""
     return term if term.stored else DTYPES["float32"]
+
+
+def default_result(gives: str, term: DType) -> DType:
+    """The default output dtype of an operator that ``gives`` results as its row says, for items of dtype ``term``."""
+    if gives in ("bool", "index"):
+        return DTYPES["bool" if gives == "bool" else "int64"]
+    return scan_result(term) if gives == "widened" else kept_result(term)

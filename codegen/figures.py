@@ -6,9 +6,9 @@ import math
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import PANEL_LINES, are_few
-from scanops.codegen.occupancy import Occupancy, occupancy
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
+from scanops.codegen.targets import Occupancy, occupancy
 
 __all__ = ["ITEMS", "bytes_in_flight", "expected_registers", "item_bytes", "lines_for", "residents"]
 

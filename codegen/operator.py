@@ -32,7 +32,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.dtypes import DTYPES, DType, kept_result, scan_result
+from scanops.codegen.dtypes import DType
 from scanops.codegen.operator_rules import check_row, check_texts
 
 __all__ = ["COMPENSATED", "FIELD_TYPES", "Join", "Operator", "numbers_of", "where"]
@@ -229,10 +229,6 @@ class Operator:
             return operator_named, (self.name,)
         return _rebuilt, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
 
-    def result(self, term: DType) -> DType:
-        """The default output dtype for elements of dtype ``term``."""
-        return RESULTS[self.gives](term)
-
     def start_of(self, out: DType) -> Any:
         """``start`` as numbers, with its words replaced by the bounds of dtype ``out``."""
         return numbers_of(self.start, out)
@@ -249,15 +245,6 @@ def _rebuilt(values: Mapping[str, Any]) -> Operator:
     return Operator(**values)
 
 
-RESULTS: Mapping[str, Callable[[DType], DType]] = MappingProxyType(
-    {
-        "widened": scan_result,  # as torch.cumsum
-        "kept": kept_result,
-        "bool": lambda term: DTYPES["bool"],
-        "index": lambda term: DTYPES["int64"],
-    }
-)
-
 WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
     {
         "lowest": lambda out: out.lowest,
@@ -268,7 +255,7 @@ WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
     {
-        "gives": tuple(RESULTS),
+        "gives": ("widened", "kept", "bool", "index"),
         "saved": ("", "value", "place"),
         "torch_name": (None, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
     }

@@ -1,18 +1,39 @@
-"""The planner: the strategy and the shape of the kernel for a spec on a target."""
+"""The planner: the strategy and the shape of the kernel for a spec on a target.
+
+codegen/measured/sm_90.json lists, for some hundred specs, the fastest plan that was found on a GPU of that target. It
+has the format of the files of ``scanops tune``; ``python -m benchmarks plans`` writes it. A spec takes the plan of an
+entry of its own class, ``class_of``: that of the nearest length not too far away, or of the longest row measured where
+that one is split into tiles. Numbers that follow from the length are recomputed. Specs of a class that
+nobody measured, and targets without a file, take the plan of their strategy's own rule.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib import resources
+from typing import Any
 
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
-from scanops.codegen.measured import measured_plan
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, panels, staged, transposed, warp
 from scanops.codegen.strategies.base import Plan
-from scanops.codegen.strategies.table import STRATEGIES
+from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
+from scanops.errors import UnsupportedRequest
 
-__all__ = ["Plan", "make_plan", "strategy_of"]
+__all__ = ["Plan", "class_of", "make_plan", "measured_plan", "strategy_of"]
+
+SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
+NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
+NEAR_TILE = 1.42  # the same for lengths of one tile
+
+Entry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
 
 
 def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET, few: bool = False) -> Plan:
@@ -41,10 +62,70 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
         return "transposed"
     if spec.inner > 1:
         return "panels" if panels.fits(spec, target, few) else "columns"
-    if staged.fits(spec):
-        return "staged"
-    if warp.fits(spec):
-        return "warp"
+    if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES:
+        if staged.fits(spec):
+            return "staged"
+        if warp.fits(spec):
+            return "warp"
     if few and spec.capacity >= SPLIT_LENGTH:
         return "split"
     return "block" if block.fits(spec, target) else "wave"
+
+
+def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
+    """Return what the best shape depends on besides the length; None where plans are not measured.
+
+    Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
+    the plans of a built-in operator like it.
+    """
+    if spec.takes_length or spec.again or spec.saved or spec.views or not spec.aligned:
+        return None
+    operator = spec.operator
+    combine = (operator.costly, operator.ordered, bool(operator.append), bool(operator.loss))
+    state = (*combine, fragments(spec).state_bytes, len(operator.fields), spec.indexed)
+    mask = dtype_named(spec.mask).bytes if spec.mask else 0
+    operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
+    columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
+    whole = spec.inner > 1 or spec.divides(spec.access_items)
+    value = spec.accumulator.kind == "complex", spec.accumulator.bytes  # complex64 and float64 take other registers
+    return (state, value, operands, spec.segments, columns, whole, few)
+
+
+def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
+    """Return the measured plan for ``spec``, or None where no entry near it gives one."""
+    kind = class_of(spec, few)
+    entries = _table(target.name).get(kind, {}) if kind else {}
+    for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
+        entry, factor = entries[length], spec.capacity / length
+        tiled = entry["plan"]["tiles"] > 1
+        beyond = spec.inner == 1 and tiled and length == max(entries)
+        most = NEAR if tiled else NEAR_TILE
+        if 1 / most <= factor <= (math.inf if beyond else most):
+            faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]  # than the strategy's own rule
+            plan = _carried(spec, target, few, entry) if faster else None
+            if plan is not None or not faster:
+                return plan
+    return None
+
+
+def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | None:
+    """The plan of an entry for a spec of its class, or None where it does not serve that length."""
+    strategy = STRATEGIES[entry["strategy"]]
+    try:
+        return rebuilt(strategy.plan(spec, target, few), **{name: entry["plan"][name] for name in strategy.free})
+    except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
+        return None  # the strategy has no plan for this length
+
+
+@functools.cache
+def _table(target: str) -> Mapping[tuple[object, ...], Mapping[int, Entry]]:
+    """The entries measured on a GPU of this target, by class and length."""
+    file = resources.files("scanops.codegen") / "measured" / f"{target}.json"
+    if not file.is_file():
+        return {}
+    found: dict[tuple[object, ...], dict[int, Entry]] = {}
+    for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
+        spec = ScanSpec.parse(entry["spec"])
+        if kind := class_of(spec, entry["few"]):
+            found.setdefault(kind, {}).setdefault(spec.capacity, entry)
+    return found

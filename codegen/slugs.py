@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.dtypes import default_result, dtype_named
 from scanops.codegen.operator import COMPENSATED
 from scanops.errors import UnsupportedRequest, did_you_mean
 
@@ -56,7 +56,7 @@ def slug_of(spec: ScanSpec) -> str:
     parts += [f"le{spec.at_most}"] if spec.at_most else []
     parts += [f"by{spec.multiple}"] if spec.multiple != 1 else []
     parts += [f"inner{spec.inner}"] if spec.inner != 1 else []
-    parts += [f"out_{spec.out.tag}"] if spec.out != spec.operator.result(spec.term) else []
+    parts += [f"out_{spec.out.tag}"] if spec.out != default_result(spec.operator.gives, spec.term) else []
     compensated = spec.accumulate == COMPENSATED
     parts += [f"acc_{COMPENSATED if compensated else spec.accumulator.tag}"] if spec.accumulate else []
     parts += [f"mask_{dtype_named(spec.mask).tag}"] if spec.mask else []

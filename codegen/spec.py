@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, kept_result, promote
+from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result, promote
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
@@ -123,7 +123,7 @@ class ScanSpec:
         term = items = dtype_named(self.dtype)
         term = promote(term, weight) if weight else term
         term = promote(term, dtype_named(self.gate)) if self.gate else term
-        out = dtype_named(self.out_dtype or row.result(term).name, role="output dtype")
+        out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
         self._set(out_dtype=out.name, input=items, weight=weight, term=term, out=out)
         check_output(self, row)
         self._set(accumulate=named_accumulator(self, row))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, kept_result
+from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
 from scanops.codegen.operator import COMPENSATED, Operator
 from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest
@@ -63,7 +63,7 @@ def check_output(spec: ScanSpec, operator: Operator) -> None:
             f"{spec.op}: the output dtype must be of kind {' or '.join(operator.kinds)}",
             allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
             value=f"dtype={spec.out_dtype}",
-            hint=_hint_of_kinds(operator, operator.result(spec.term)),
+            hint=_hint_of_kinds(operator, default_result(operator.gives, spec.term)),
         )
 
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 eb5c942077f1d6f9 of everything below this banner
+// content  sha256 de422decdc2c4ff3 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -70,7 +70,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g) {
-    return lift(bfloat_to_float(x), (float)(g));
+    return lift(bfloat_to_float(x), (float)g);
 }
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
@@ -347,7 +347,7 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
-// ---- lanes
+// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -466,7 +466,9 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output, arguments->geometry, arguments->lines,
-                                     (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
+        (const Input*)arguments->input, (const Gate*)arguments->gate,
+        (Output*)arguments->output,
+        arguments->geometry, arguments->lines,
+        (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
 }
 #endif

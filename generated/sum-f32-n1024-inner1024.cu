@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 9733c665c817ea3d of everything below this banner
+// content  sha256 c75aebc47f39061b of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -352,6 +352,7 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
     return lane >= kLanes ? older : identities();
 }
 
+// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -468,6 +469,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
 }
 #endif

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
 import signal
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -74,6 +76,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_own_store] = root
     root.chmod(0o700)
     os.environ["SCANOPS_STORE"] = str(root)
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of a test's tensors, where kernels run; on "cpu" they are emulated, threads in a shuffled order."""
+    import scanops  # here, because tests of its import begin without it
+
+    with scanops.emulate(seed=7) if request.param == "emulated" else contextlib.nullcontext():
+        yield "cuda" if request.param == "gpu" else "cpu"
 
 
 @pytest.fixture

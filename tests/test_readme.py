@@ -27,6 +27,7 @@ from scanops.codegen.slugs import PREFIXES, WORDS
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
+from tests.scripts import ran
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
@@ -169,9 +170,7 @@ def test_command_exists_and_takes_these_arguments(block: Block, line: str) -> No
 
 
 def test_benchmark_tables_are_current() -> None:
-    command = [sys.executable, "-m", "benchmarks", "readme", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, "-m", "benchmarks", "readme", "--check", folder=ROOT)
 
 
 def test_the_first_sentence_states_what_was_measured() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, dtype_named
+from scanops.codegen.dtypes import DTYPES, default_result, dtype_named
 from scanops.codegen.operators import BUILT_IN, FAMILIES, OPERATORS, Operator, bits
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
@@ -129,8 +129,8 @@ def _family(family: Family) -> str:
 
 
 def _operator(row: Operator, example: tuple[float, ...]) -> str:
-    legal = [name for name, dtype in DTYPES.items() if row.result(dtype).kind in row.kinds]
-    results = {name: row.result(dtype_named(name)).name for name in legal}
+    legal = [name for name, dtype in DTYPES.items() if default_result(row.gives, dtype).kind in row.kinds]
+    results = {name: default_result(row.gives, dtype_named(name)).name for name in legal}
     kept = [name for name, out in results.items() if out == name]
     widened = {out: [name for name in legal if results[name] == out and out != name] for out in results.values()}
     given = [f"{', '.join(kept)}: kept"] if kept else []

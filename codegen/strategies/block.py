@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
-from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
-from scanops.codegen.strategies.rows import RowPlan, boundary_of, may_run, row_of
-from scanops.codegen.targets import Target
+from scanops.codegen.strategies.rows import (
+    RowPlan,
+    boundary_of,
+    fills_registers,
+    may_run,
+    registers_of,
+    row_of,
+    vectors_in_registers,
+)
+from scanops.codegen.targets import Target, most_registers
 
 __all__ = ["BlockPlan", "fits", "plan"]
 

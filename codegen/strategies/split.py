@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
-from scanops.codegen.strategies.rows import RowPlan, row_of
-from scanops.codegen.targets import Target
+from scanops.codegen.strategies.rows import RowPlan, fills_registers, registers_of, row_of, vectors_in_registers
+from scanops.codegen.targets import Target, most_registers
 
 __all__ = ["SplitPlan", "plan"]
 

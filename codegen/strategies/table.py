@@ -9,7 +9,7 @@ from typing import Any
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div, require
-from scanops.codegen.strategies.registers import fills_registers
+from scanops.codegen.strategies.rows import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import Target
 

@@ -8,8 +8,16 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
-from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import ASYNC_BYTES, RowPlan, begins_anywhere, gathers, may_run, row_of
+from scanops.codegen.strategies.rows import (
+    ASYNC_BYTES,
+    LENGTH_BYTES,
+    STRIDED_BYTES,
+    RowPlan,
+    begins_anywhere,
+    gathers,
+    may_run,
+    row_of,
+)
 from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops import emulator
+from scanops.codegen.dtypes import default_result
 from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
@@ -200,7 +201,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
-        checks.check_dtype(who, "out", out, getattr(torch, spec.operator.result(spec.term).name))
+        checks.check_dtype(who, "out", out, getattr(torch, default_result(spec.operator.gives, spec.term).name))
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
     call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]

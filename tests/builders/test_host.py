@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from scanops.artifact import BuildRequest
 from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
+from tests.scripts import ran
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
 
 pytestmark = needs_cxx
@@ -62,16 +62,8 @@ def test_it_is_compiled_once_for_each_compiler_and_its_flags(compiled: Callable[
 def test_nothing_of_it_is_seen_outside_a_library(tmp_path: Path) -> None:
     """A kernel that calls into the emulator of another library would run on that one's threads."""
     entry = Store(tmp_path / "store").get_or_build(KERNEL)
-    listed = subprocess.run(
-        ["nm", "-D", "--defined-only", str(entry.library_path)], capture_output=True, text=True, check=True
-    )
-    symbols = listed.stdout.split()[2::3]
+    symbols = ran("nm", "-D", "--defined-only", entry.library_path).stdout.split()[2::3]
     ours = {name for name in symbols if not name.startswith(("__start_", "__stop_"))}
-    assert ours == {
-        "scanops_abi",
-        "scanops_emulator_configure",
-        "scanops_error_string",
-        "scanops_launch",
-        "scanops_workspace_bytes",
-    }
+    functions = ("abi", "emulator_configure", "error_string", "launch", "workspace_bytes")
+    assert ours == {f"scanops_{name}" for name in functions}
     assert answers(entry) == [1, *range(1, 32)]

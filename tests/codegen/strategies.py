@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from scanops.codegen import ScanSpec
-from scanops.codegen.dtypes import DTYPES, promote
+from scanops.codegen.dtypes import DTYPES, default_result, promote
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS
@@ -45,7 +45,7 @@ def _outputs(op: str) -> st.SearchStrategy[str]:
     """Legal output dtypes; none is named where the default is legal for any input."""
     kinds = BUILT_IN[op].kinds
     legal = [name for name, row in DTYPES.items() if row.kind in kinds and row.stored]
-    always = all(BUILT_IN[op].result(row).kind in kinds for row in DTYPES.values())
+    always = all(default_result(BUILT_IN[op].gives, row).kind in kinds for row in DTYPES.values())
     return st.sampled_from([""] * always + legal)
 
 

@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from scanops.codegen import make_plan
-from scanops.codegen.measured import class_of, measured_plan
+from scanops.codegen.plan import class_of, measured_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scanops.codegen.occupancy import occupancy
-from scanops.codegen.targets import target_named
+from scanops.codegen.targets import occupancy, target_named
 
 # (target, threads, registers, shared bytes, blocks, what keeps another out)
 KNOWN = (

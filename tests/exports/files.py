@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from scanops.artifact import BuildRequest
 from scanops.codegen.exports.formats import export
 from scanops.codegen.spec import ScanSpec
 from scanops.store.store import Store
+from tests.scripts import ran
 
 __all__ = ["PROBLEMS", "parsed", "run", "texts"]
 
@@ -60,9 +59,6 @@ def run(
         libraries = {request.name: str(Store().get_or_build(request).library_path) for request in requests}
         jobs.append((str(path), libraries, list(calls)))
     torch.save(jobs, folder / "jobs")
-    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
-    command = [sys.executable, str(ALONE), str(folder / "jobs")]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, ALONE, folder / "jobs", folder=folder, TORCH_EXTENSIONS_DIR=str(folder / "extensions"))
     results: list[tuple[list[Any], list[str]]] = torch.load(folder / "jobs.out", weights_only=False)
     return results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from scanops.builders.toolchain import find_nvcc
 from tests.exports.files import parsed, run, texts
 from tests.numbers import matrix, oracle
+from tests.scripts import ran
 from tests.store.sources import needs_nvcc
 from tests.templates.test_compilers import STRICT, together
 
@@ -124,9 +124,8 @@ def test_nvcc(tmp_path: Path) -> None:
     source = tmp_path / "exports.cu"
     source.write_text(together(cuda))
     command = [str(find_nvcc().nvcc), "-c", *STRICT, "-gencode=arch=compute_90,code=sm_90", str(source)]
-    done = subprocess.run([*command, "-o", str(tmp_path / "exports.o")], capture_output=True, text=True, check=False)
-    log = done.stdout + done.stderr
-    assert (done.returncode, "warning" in log.lower()) == (0, False), log
+    done = ran(*command, "-o", tmp_path / "exports.o")
+    assert "warning" not in (done.stdout + done.stderr).lower()
 
 
 @needs_nvcc
@@ -135,6 +134,5 @@ def test_the_command_in_a_cu_file(tmp_path: Path) -> None:
     text = parsed(["sum-f32-n4"], "cu")
     (tmp_path / "scan.cu").write_text(text)
     line = next(line for line in text.splitlines() if "nvcc" in line).removeprefix("//").replace("THIS_FILE", "scan.cu")
-    done = subprocess.run(line.replace("nvcc", str(find_nvcc().nvcc), 1), shell=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0
+    ran("/bin/sh", "-c", line.replace("nvcc", str(find_nvcc().nvcc), 1), folder=tmp_path)
     assert b"scan_launch" in (tmp_path / "scan.so").read_bytes()

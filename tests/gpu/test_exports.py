@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from scanops.runtime.kernels import default_target
 from tests.exports.files import PROBLEMS, parsed
+from tests.scripts import ran
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -23,12 +22,5 @@ FILES["gpumode"] = (("sum-f32-any-le1073741824",), "gpumode")
 @pytest.mark.parametrize("name", FILES)
 def test_an_exported_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "exported.py").write_text(parsed(*FILES[name], default_target()))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("exported.py")), str(tmp_path / "exported.py"), name],
-        cwd=tmp_path,
-        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = (Path(__file__).with_name("exported.py"), tmp_path / "exported.py", name)
+    ran(sys.executable, *words, folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))

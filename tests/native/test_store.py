@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from scanops.runtime.native import building
 from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
+from tests.scripts import ran
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -57,9 +56,8 @@ def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Pa
     assert done.exit_code == 0, done.output
     contents = manifest.verify(folder)
     assert contents["targets"] == ["cpu", "host"] and len(contents["entries"]) == 2
-    nothing = {**os.environ, "SCANOPS_STORE": str(tmp_path / "none"), "SCANOPS_PACKS": str(folder), "PATH": ""}
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=nothing, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "served\n"), ran.stderr
+    nothing = {"SCANOPS_STORE": str(tmp_path / "none"), "SCANOPS_PACKS": str(folder), "PATH": ""}
+    assert ran(sys.executable, "-c", PROGRAM, **nothing).stdout == "served\n"
 
 
 def test_a_changed_library_is_not_loaded(counted: Counted, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A few cells out of many, such that whatever goes wrong for a pair of values goes wrong in one of them.
 
-Source: cells are filled value by value, each the one that meets most that was not met before, as in Cohen, Dalal,
-Fredman and Patton, "The AETG System" (1997). The same arguments give the same cells.
+Source: each cell is the one of many random drafts that meets most that was not met before, a greedy choice as in Cohen,
+Dalal, Fredman and Patton, "The AETG System" (1997). The same arguments give the same cells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Cells", "cover", "met_by"]
 Item = tuple[str, str]  # an axis and its value
 Target = tuple[Item, ...]  # sorted: what some cell has to have together
 ATTEMPTS = 200  # at a target, before it counts as one that no cell has: whoever adds an operator makes some rare
-DRAFTS = 3  # of a cell, the best of which is taken
+DRAFTS = 300  # of a cell, the best of which is taken: fewer each time a target is tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +53,15 @@ def cover(
     implied = implied or {}
     left = dict.fromkeys(targets)
     sizes = sorted({len(target) for target in left})
-    rows: list[dict[str, str]] = []
-    for row in given:
-        rows.append(row)
+    rows = list(given)
+    for row in rows:
         _strike(left, settle(row) or {}, sizes)
     tried: Counter[Target] = Counter()
     missed: list[Target] = []
     while left and len(rows) < most:
         target = next(iter(left))
-        turn = tried[target]
-        drafts = [_filled(axes, target, left, sizes, implied, generator, turn) for _ in range(DRAFTS)]
-        row = max(drafts, key=lambda draft: draft[0])[1]
+        drafts = [_draft(axes, target, implied, generator) for _ in range(1 + DRAFTS // (1 + tried[target]))]
+        row = max(drafts, key=lambda row: sum(each in left for each in met_by(_with(row, implied), sizes)))
         facts = settle(row)
         if facts is not None and _strike(left, facts, sizes):
             rows.append(row)
@@ -78,59 +76,23 @@ def cover(
 
 
 def _strike(left: dict[Target, None], facts: Mapping[str, str], sizes: Sequence[int]) -> int:
+    """Remove the targets that a cell has, and return how many there were."""
     before = len(left)
     for target in met_by(facts, sizes):
         left.pop(target, None)
     return before - len(left)
 
 
-def _filled(
-    axes: Mapping[str, Sequence[str]],
-    target: Target,
-    left: Mapping[Target, None],
-    sizes: Sequence[int],
-    implied: Mapping[Item, Item],
-    generator: random.Random,
-    turn: int,
-) -> tuple[int, dict[str, str]]:
-    """How many targets a cell with this one should have, and the cell."""
-    have: list[Item] = []
-    row: dict[str, str] = {}
-    for item in target:
-        if item[0] in axes:
-            row[item[0]] = item[1]
-            have += [item] if item not in have else []
-        else:  # it follows from a value of another axis
-            causes = [cause for cause, effect in implied.items() if effect == item]
-            axis, value = causes[turn % len(causes)]
-            row.setdefault(axis, value)
-            have += [(axis, value), item]
-    count = 0
-    order = [axis for axis in axes if axis not in row]
-    generator.shuffle(order)
-    for axis in order:
-        choices = list(axes[axis])
-        generator.shuffle(choices)
-        best, gain = choices[0], -1
-        for value in choices:
-            found = _gain(_with(axis, value, implied), have, left, sizes)
-            if found > gain:
-                best, gain = value, found
-        row[axis] = best
-        have += _with(axis, best, implied)
-        count += gain
-    return count, row
+def _draft(
+    axes: Mapping[str, Sequence[str]], target: Target, implied: Mapping[Item, Item], generator: random.Random
+) -> dict[str, str]:
+    """Draw a cell that has a target; what no axis has comes with a value that implies it."""
+    row = {axis: generator.choice(values) for axis, values in axes.items()}
+    causes = [
+        generator.choice([cause for cause, effect in implied.items() if effect == item] or [item]) for item in target
+    ]
+    return row | dict(causes) | {axis: value for axis, value in target if axis in axes}
 
 
-def _with(axis: str, value: str, implied: Mapping[Item, Item]) -> list[Item]:
-    item = (axis, value)
-    return [item, implied[item]] if item in implied else [item]
-
-
-def _gain(new: list[Item], have: list[Item], left: Mapping[Target, None], sizes: Sequence[int]) -> int:
-    count = 0
-    for item in new:
-        for size in sizes:
-            for others in itertools.combinations(have, size - 1):
-                count += tuple(sorted((*others, item))) in left
-    return count
+def _with(row: Mapping[str, str], implied: Mapping[Item, Item]) -> dict[str, str]:
+    return {**row, **dict(implied[item] for item in row.items() if item in implied)}

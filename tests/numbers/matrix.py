@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.dtypes import DTYPES, default_result
 from scanops.codegen.lines import any_length, are_few
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
 from scanops.codegen.plan import make_plan
@@ -154,7 +154,7 @@ def plain_spec(op: str, dtype: str, mask: str) -> ScanSpec:
     weight = {"none": None, "bool": "bool", "number": weight_dtype(dtype)}[mask]
     fields: dict[str, Any] = {"dtype": dtype, "mask": weight, "gate": dtype if row.gated else None}
     term = replace(ScanSpec(op="sum", length=1, **fields | {"gate": None}), op="sum").term
-    default = row.result(term)
+    default = default_result(row.gives, term)
     legal = default.kind in row.kinds or row.indices
     return ScanSpec(op=op, length=1, out_dtype=default.name if legal else _INSTEAD[row.kinds[-1]], **fields)
 

@@ -12,7 +12,6 @@ import torch
 
 import scanops
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import CASES, selection
 
 UNIT = 2.0**-24  # half the distance of neighbours in float32, of numbers near 1
@@ -100,36 +99,6 @@ def test_the_gradient_of_a_sum_in_a_wider_dtype(device: str) -> None:
     x = torch.ones(2, 5, device=device, requires_grad=True)
     (found,) = torch.autograd.grad(scanops.cumsum(x, 1, accumulate=torch.float64).sum(), x)
     assert found.tolist() == [[5, 4, 3, 2, 1]] * 2
-
-
-@pytest.mark.parametrize(
-    ("x", "options"),
-    [
-        (torch.float32, {"accumulate": torch.float16}),
-        (torch.float16, {"accumulate": torch.float16}),
-        (torch.float64, {"accumulate": torch.float32}),
-        (torch.float32, {"accumulate": torch.complex128}),
-        (torch.float32, {"accumulate": torch.int64}),
-        (torch.float32, {"accumulate": "kahan"}),
-        (torch.float32, {"accumulate": 3}),
-        (torch.float32, {"accumulate": [torch.float64]}),
-        (torch.int32, {"accumulate": torch.int64}),
-        (torch.int32, {"accumulate": "compensated"}),
-        (torch.complex64, {"accumulate": "compensated"}),
-        (torch.complex64, {"accumulate": torch.float64}),
-        (torch.float32, {"accumulate": torch.float8_e4m3fn}),
-    ],
-)
-def test_what_is_refused(x: torch.dtype, options: dict[str, object], device: str) -> None:
-    with pytest.raises(UnsupportedRequest) as caught:
-        scanops.cumsum(torch.ones(3, dtype=x, device=device), 0, **options)  # type: ignore[arg-type]
-    assert "accumulate" in caught.value.asked and "accumulate=" in caught.value.value and caught.value.hint
-
-
-def test_only_sums_and_products_are_compensated(device: str) -> None:
-    with pytest.raises(UnsupportedRequest) as caught:
-        scanops.logcumsumexp(torch.ones(3, device=device), 0, accumulate="compensated")
-    assert "compensated" not in caught.value.allowed
 
 
 @pytest.mark.parametrize(

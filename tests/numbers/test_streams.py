@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import scanops
 from scanops.codegen.operators import OPERATORS
 from tests.numbers.oracle import call, gates, scan, selection, values
 
@@ -87,10 +86,3 @@ def test_chunks_equal_the_whole(name: str, op: str, dtype: torch.dtype, reverse:
         assert met.any() and not met.all()
         whole = indices + begins.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
         assert torch.equal(whole[met], wanted.outputs[1][met])
-
-
-def test_empty_chunks_pass_on_the_carry(device: str) -> None:
-    x = values("sum", (3, 8), torch.int64).to(device)
-    y, carried = scanops.cumsum(x, 1, initial=5, return_final=True)
-    nothing, after = scanops.cumsum(x[:, :0], 1, initial=carried, return_final=True)
-    assert nothing.shape == (3, 0) and torch.equal(after, carried) and torch.equal(y[:, -1], carried)

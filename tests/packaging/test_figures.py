@@ -18,7 +18,6 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
-    "files of a first call, with codegen": 36,
     "files of scanops over 300 lines": 1,
     "lines of codegen": 6_100,
     "lines of templates": 4_070,

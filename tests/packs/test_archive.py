@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
 import tarfile
 import time
@@ -28,6 +27,7 @@ from scanops.packs.archive import unpack
 from scanops.packs.manifest import verify
 from scanops.store.packs import PACK, SIGNATURE, read
 from tests.packs.conftest import kernel
+from tests.scripts import ran
 from tests.store.sources import flipped, needs_cxx, umask
 
 pytestmark = needs_cxx
@@ -232,22 +232,19 @@ def test_memory_stays_bounded_whatever_the_archive_says(tmp_path: Path, name: st
         "try: unpack(Path(sys.argv[1]), Path(sys.argv[1]).with_name('out'))\n"
         "except BadStoreEntry: print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
-    assert done.stdout, done.stderr
-    assert int(done.stdout) < 200_000  # KB
+    assert int(ran(sys.executable, "-c", code, file).stdout) < 200_000  # KB
 
 
 def test_pip_installs_the_wheel_and_its_pack_is_found(pack: Path, tmp_path: Path) -> None:
     write(pack, tmp_path / WHEEL)
     site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
-    subprocess.run([*pip, str(tmp_path / WHEEL)], check=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site]
+    ran(*pip, tmp_path / WHEEL, PIP_DISABLE_PIP_VERSION_CHECK="1")
     for path in (site, *site.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     code = "from scanops.store.layers import installed; import sys; print(*installed(), 'my_kernels' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(site / "my_kernels" / "pack"), "False"]
+    found = ran(sys.executable, "-c", code, PYTHONPATH=str(site)).stdout.split()
+    assert found == [str(site / "my_kernels" / "pack"), "False"]
     assert verify(site / "my_kernels" / "pack") == read(pack)
     with zipfile.ZipFile(tmp_path / WHEEL) as wheel:
         assert {item.date_time for item in wheel.infolist()} == {(1980, 1, 1, 0, 0, 0)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import ran
 from tests.store.sources import needs_cxx, script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +29,7 @@ print(kernel.path)
 def shell(text: str, folder: Path, **changes: str) -> str:
     """Run the page's commands for the emulator, in a folder of the test, and return what they print."""
     text = re.sub(r"(--target sm_\d+ ?)+", "--target cpu ", text).replace("/opt/kernels", f"{folder}/opt/kernels")
-    done = subprocess.run(
-        ["/bin/sh", "-euc", f"umask 022\n{text}"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **changes},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ran("/bin/sh", "-euc", f"umask 022\n{text}", folder=folder, PYTHONPATH=str(ROOT), **changes).stdout
 
 
 @needs_cxx

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scanops.codegen.dtypes import DTYPES, dtype_named
+from scanops.codegen.dtypes import DTYPES, default_result, dtype_named
 from scanops.codegen.operators import BUILT_IN
 from tests.numbers import oracle
 from tests.requests.recipes import Call, laid, spread_over
@@ -100,7 +100,7 @@ class Built:
         name = str(term).removeprefix("torch.")
         if name not in DTYPES:
             return REFUSED, False
-        dtype = asked or getattr(torch, self.row.result(DTYPES[name]).name)
+        dtype = asked or getattr(torch, default_result(self.row.gives, DTYPES[name]).name)
         row = dtype_named(str(dtype))
         return dtype, row.kind in self.row.kinds and row.stored
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -12,18 +13,5 @@ import scanops
 @pytest.fixture(params=["composed", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """The device of a test's tensors: on "cpu" once without kernels and once with emulated ones."""
-    if request.param == "emulated":
-        with scanops.emulate(seed=7):
-            yield "cpu"
-    else:
+    with scanops.emulate(seed=7) if request.param == "emulated" else contextlib.nullcontext():
         yield "cuda" if request.param == "gpu" else "cpu"
-
-
-@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The same, only where kernels run."""
-    if request.param == "emulated":
-        with scanops.emulate(seed=7):
-            yield "cpu"
-    else:
-        yield "cuda"

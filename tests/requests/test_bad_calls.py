@@ -167,6 +167,20 @@ OPTIONS: list[Row] = [
     (lambda d: cumsum("meta", MAX_LENGTH + 1), str(MAX_LENGTH + 1)),
 ]
 
+# Accumulators that are narrower than the default, of another kind, or none at all.
+ACCUMULATORS: dict[torch.dtype, tuple[Any, ...]] = {
+    torch.float16: (torch.float16,),
+    torch.float32: (torch.float16, torch.complex128, torch.int64, torch.float8_e4m3fn, "kahan", 3, [torch.float64]),
+    torch.float64: (torch.float32,),
+    torch.int32: (torch.int64, "compensated"),
+    torch.complex64: (torch.float64, "compensated"),
+}
+ACCUMULATE: list[Row] = [
+    (lambda d, of=of, wrong=wrong: scan(d, "sum", of, accumulate=wrong), "accumulate=")
+    for of, wrongs in ACCUMULATORS.items()
+    for wrong in wrongs
+]
+
 # Operators that give indices, or take some kinds of dtype only.
 OPERATORS: list[Row] = [
     (lambda d: scan(d, "cummax"), "op='cummax'"),
@@ -240,7 +254,7 @@ OUTS: list[Row] = [
     (lambda d: (lambda x, y: scanops.cummin(x, 0, out=(y, y)))(*indices(d, 2, 4).unbind()), "indices at"),
 ]
 
-UNSUPPORTED = OPERANDS + OPTIONS + OPERATORS + CARRIES + SEGMENTS + RECURRENCES + OUTS
+UNSUPPORTED = OPERANDS + OPTIONS + ACCUMULATE + OPERATORS + CARRIES + SEGMENTS + RECURRENCES + OUTS
 BAD = [(DimensionOutOfRange, *row) for row in OUT_OF_RANGE] + [(UnsupportedRequest, *row) for row in UNSUPPORTED]
 
 
@@ -257,6 +271,11 @@ def test_strides_of_too_many_dimensions(kernels: str) -> None:
     x = x.as_strided((2,) * rank, tuple(i % 2 for i in range(rank)))
     error = refused(UnsupportedRequest, lambda: scanops.cumsum(x, -1), str(MAX_RANK + 1))
     assert str(MAX_RANK) in error.allowed
+
+
+def test_only_sums_and_products_are_compensated(device: str) -> None:
+    call = partial(scanops.logcumsumexp, ones(device, 3), 0, accumulate="compensated")
+    assert "compensated" not in refused(UnsupportedRequest, call, "accumulate=").allowed
 
 
 # Calls with an int carry-in of more than 64 bits, which torch takes nowhere.

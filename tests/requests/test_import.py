@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import ran
 
 # Events of the interpreter while the second half runs. Bytecode is looked for and not written.
 WATCHED = """
@@ -41,17 +42,8 @@ print(len(text))
 def python(code: str, folder: Path) -> str:
     """What a new interpreter prints, its home and its store an empty folder."""
     home = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "SCANOPS_STORE": str(folder / "store")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **home, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    more = {"PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    return ran(sys.executable, "-c", code, folder=folder, **home, **more).stdout
 
 
 def test_import_loads_nothing_heavy_and_reads_modules_alone(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 import scanops
+from tests.scripts import ran
 from tests.store.sources import needs_cxx
 
 LOADS = """
@@ -60,14 +59,7 @@ def test_packages_run_where_scanops_is_imported(tmp_path: Path) -> None:
         torch.export.save(program, tmp_path / "exported.pt2")
         torch.jit.trace(model, (x, x > 0.3)).save(tmp_path / "traced.pt")
         torch.save((other, other > 0.3, model(other, other > 0.3)), tmp_path / "data.pt")
-    told = [str(tmp_path), str(package), str(tmp_path / "exported.pt2"), str(tmp_path / "traced.pt")]
-    done = subprocess.run(
-        [sys.executable, "-c", LOADS, *told],
-        env={**os.environ, "SCANOPS_STORE": str(tmp_path / "store")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr
+    told = (tmp_path, package, tmp_path / "exported.pt2", tmp_path / "traced.pt")
+    done = ran(sys.executable, "-c", LOADS, *told, SCANOPS_STORE=str(tmp_path / "store"))
+    assert done.stdout.strip() == "right"
     assert done.stderr.count("under the policy never") >= 3
