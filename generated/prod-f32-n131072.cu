@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 d991638e17cc7788 of everything below this banner
+// content  sha256 11229676acf2deb1 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -461,7 +461,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            const Accesses a = take(ring, arrived, warp, lane);
+            Accesses a = take(ring, arrived, warp, lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
@@ -516,7 +516,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
         const Part part = part_of(line, index);
-        const Accesses a = take(ring, stage, warp, lane);
+        Accesses a = take(ring, stage, warp, lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 6492f035b37a1fa1 of everything below this banner
+// content  sha256 b3183c110db050cb of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -138,7 +138,7 @@ template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand
+struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
 };
 struct Results {  // of a thread's columns in one row

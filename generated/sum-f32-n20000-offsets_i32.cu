@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 09d76f4b9033abb2 of everything below this banner
+// content  sha256 b20b85a7e29a93e9 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -520,7 +520,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            const Accesses a = take(ring, arrived, warp, lane);
+            Accesses a = take(ring, arrived, warp, lane);
             mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
@@ -577,7 +577,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
         const Part part = part_of(line, index);
-        const Accesses a = take(ring, stage, warp, lane);
+        Accesses a = take(ring, stage, warp, lane);
         mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
