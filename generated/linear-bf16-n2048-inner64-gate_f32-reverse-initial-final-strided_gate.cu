@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 de422decdc2c4ff3 of everything below this banner
+// content  sha256 de53b7b506d286d4 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -271,7 +271,8 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 // Store the results of the k-th row that a thread accesses, if it exists.
 __device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
     if (!is_live(live, k * kStride)) return;
-    store_access(to.y + k * kStride * kStep, results.y, there);
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
 }
 
 // ---- the items of a thread

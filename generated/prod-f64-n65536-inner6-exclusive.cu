@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 b3183c110db050cb of everything below this banner
+// content  sha256 f3a559dec045531f of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -308,7 +308,8 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 // Store the results of the k-th row that a thread accesses, if it exists.
 __device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
     if (!is_live(live, k * kStride)) return;
-    store_access(to.y + k * kStride * kStep, results.y, there);
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
 }
 
 // ---- the items of a thread
