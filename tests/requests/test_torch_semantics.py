@@ -85,14 +85,8 @@ def test_tensors_without_memory(pretended: str, shape: tuple[int, ...], dim: int
     with contextlib.nullcontext() if pretended == "meta" else FakeTensorMode():
         x, offsets = (torch.empty(size, dtype=torch.int32, device=pretended) for size in (shape, (3,)))
         flags = torch.empty(shape, dtype=torch.bool, device=pretended)
-        options: tuple[dict[str, Any], ...] = (
-            {},
-            {"reverse": True, "exclusive": True},
-            {"mask": flags},
-            {"dtype": torch.float16},
-            {"offsets": offsets},
-        )
-        for each in options:
+        both: dict[str, Any] = {"reverse": True, "exclusive": True}
+        for each in ({}, both, {"mask": flags}, {"dtype": torch.float16}, {"offsets": offsets}):
             y, last = scanops.cumprod(x, dim, return_final=True, **each)
             assert (y.shape, last.ndim) == (x.shape, max(0, len(shape) - 1))
             assert y.device.type == last.device.type == pretended and y.is_contiguous()
