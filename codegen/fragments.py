@@ -14,6 +14,7 @@ __all__ = ["Fragments", "fragments"]
 
 INT_BYTES = 4  # of a register, the least that a loaded item takes
 DOUBLE_BYTES = 8
+CAST_OF_NAME = re.compile(r"\(([\w ]+)\)\((\w+)\)")  # (type)(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def _narrowed(spec: ScanSpec, to: DType, text: str) -> str:
     """A result converted from the accumulator to a dtype, then to its storage type."""
     if spec.accumulator != to:
         text = to.rounded.format(x=text) if to.kind == "complex" else f"({to.accumulator})({text})"
-    return to.write.format(x=text)
+    return _plain(to.write.format(x=text))
 
 
 def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,14 +117,14 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
         if kind != "value":
             name = FIELD_TYPES[kind][0]
             fits = name == "int" and re.fullmatch(r"i|-?\d+", text) is not None
-            texts.append(text if fits else f"({name})({bounded})")
+            texts.append(text if fits else _plain(f"({name})({bounded})"))
         elif out.kind == "complex":
             real = re.fullmatch(r"-?[\d.]+|-?infinity\(\)", bounded)
             whole = out.rounded.format(x=bounded) if text not in ("x", "g") else text
             texts.append(f"{{{bounded}, 0}}" if real else whole)
         else:
             fits = types == ("value",) or re.fullmatch(rf"x|g|{number}|lowest|highest", text) is not None
-            texts.append(bounded if fits else f"(Value)({bounded})")
+            texts.append(bounded if fits else _plain(f"(Value)({bounded})"))
     return tuple(texts)
 
 
@@ -135,7 +136,7 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
     text = row.read.format(x=item)
     if "complex" in (row.kind, spec.accumulator.kind):
         return _convert(text, row, spec.accumulator)
-    return f"({value})({text})"
+    return _plain(f"({value})({text})")
 
 
 def _element(spec: ScanSpec, value: str) -> str:
@@ -151,9 +152,9 @@ def _element(spec: ScanSpec, value: str) -> str:
         if term.kind in ("float", "complex"):
             text = f"{left} * {right}"
         else:
-            text = f"({term.value})(({term.accumulator})({left}) * ({term.accumulator})({right}))"
+            text = _plain(f"({term.value})(({term.accumulator})({left}) * ({term.accumulator})({right}))")
     text = _convert(text, term, spec.accumulator)
-    return text if value == spec.accumulator.value else f"({value})({text})"
+    return text if value == spec.accumulator.value else _plain(f"({value})({text})")
 
 
 def _convert(text: str, source: DType, to: DType) -> str:
@@ -161,4 +162,9 @@ def _convert(text: str, source: DType, to: DType) -> str:
         text = f"({text}).re"  # as torch does it; and as true as any number is one with any part
     exact = source == to or (source.value == to.value and to.storage == to.value)
     exact = exact or (source.kind == to.kind == "float" and source.bytes == 1)  # every other float holds them
-    return text if exact else to.rounded.format(x=text, value=to.value)
+    return text if exact else _plain(to.rounded.format(x=text, value=to.value))
+
+
+def _plain(text: str) -> str:
+    """An expression without the parentheses around a name that is cast."""
+    return CAST_OF_NAME.sub(r"(\1)\2", text)

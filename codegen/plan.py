@@ -78,7 +78,7 @@ def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it.
     """
-    if spec.takes_length or spec.again or spec.saved or spec.strided or not spec.aligned:
+    if spec.takes_length or spec.again or spec.saved or spec.views or not spec.aligned:
         return None
     operator = spec.operator
     combine = (operator.costly, operator.ordered, bool(operator.append), bool(operator.loss))

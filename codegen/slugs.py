@@ -12,10 +12,11 @@ from scanops.errors import UnsupportedRequest, did_you_mean
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-__all__ = ["LAYOUTS", "WORDS", "Layout", "fields_of", "slug_of"]
+__all__ = ["LAYOUTS", "LINE", "WORDS", "Layout", "fields_of", "slug_of"]
 
-Layout = Literal["dense", "rows", "columns", "transposed", "strided"]
-LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")
+Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line"]
+LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")  # of any operand
+LINE: Layout = "line"  # of a mask, a gate or head flags: one item for the whole line
 ANY = "any"  # the length is an argument
 
 # The field and the value that a suffix stands for.
@@ -29,7 +30,11 @@ WORDS: dict[str, tuple[str, object]] = {
     "final": ("final", True),
     "again": ("again", True),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
-    **{f"{layout}_{name}": (f"{name}_layout", layout) for name in ("mask", "gate", "starts") for layout in LAYOUTS[1:]},
+    **{
+        f"{layout}_{name}": (f"{name}_layout", layout)
+        for name in ("mask", "gate", "starts")
+        for layout in (*LAYOUTS[1:], LINE)
+    },
     "unaligned": ("aligned", False),
 }
 PREFIXES = {

@@ -8,7 +8,7 @@ from typing import Any
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result, promote
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in, operator_named
-from scanops.codegen.slugs import WORDS, Layout, fields_of, slug_of
+from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
 from scanops.codegen.spec_checks import (
     MAX_LENGTH,
     check_again,
@@ -72,7 +72,7 @@ class ScanSpec:
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
     # the items of a column are contiguous (inner > 1), or items at the same index of several rows (inner 1); strided:
     # any other strides
-    mask_layout: Layout = "dense"  # likewise for the mask, which may be broadcast (stride 0)
+    mask_layout: Layout = "dense"  # likewise for the mask; line: one item for the whole line (stride 0 along it)
     gate_layout: Layout = "dense"  # likewise for the gate
     starts_layout: Layout = "dense"  # likewise for the head flags
     aligned: bool = True  # dense operands start on a 16-byte boundary, and so do the rows of a columns operand and the
@@ -93,8 +93,11 @@ class ScanSpec:
     carry: DType = field(init=False, repr=False, compare=False)  # of carries: as exact as the accumulator, or an index
     # The operands with one item per scanned item, in the kernel's order.
     sources: tuple[Source, ...] = field(init=False, repr=False, compare=False)
+    streams: tuple[Source, ...] = field(init=False, repr=False, compare=False)  # with an item for each of a line
+    per_line: tuple[Source, ...] = field(init=False, repr=False, compare=False)  # the others, with one item for a line
     layouts: frozenset[Layout] = field(init=False, repr=False, compare=False)  # of the operands
     strided: bool = field(init=False, repr=False, compare=False)  # whether some operand is not dense
+    views: bool = field(init=False, repr=False, compare=False)  # the same, apart from those of one item per line
     alone: bool = field(init=False, repr=False, compare=False)  # whether the input is the only operand
     by_offsets: bool = field(init=False, repr=False, compare=False)  # whether segments are given by offsets
     takes_length: bool = field(init=False, repr=False, compare=False)  # whether the length is an argument of the kernel
@@ -155,24 +158,28 @@ class ScanSpec:
             if dtype is not None
         )
         second = (DTYPES["int64"].bytes if operator.indices else self.out.bytes,) if operator.doubled else ()
-        read, made = [source.dtype.bytes for source in sources], (self.out.bytes, *second)
+        streams = tuple(source for source in sources if source.layout != LINE)
+        widths, made = [source.dtype.bytes for source in sources], (self.out.bytes, *second)
         layouts = frozenset(source.layout for source in sources)
         self._set(
             operator=operator,
             accumulator=accumulator,
             carry=self.out if row.gives == "index" else carry,
             sources=sources,
+            streams=streams,
+            per_line=tuple(source for source in sources if source.layout == LINE),
             layouts=layouts,
             strided=layouts != {"dense"},
+            views=not layouts <= {"dense", LINE},
             alone=len(sources) == 1,
             by_offsets=self.segments not in (None, "flags"),
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
             doubled=operator.doubled,
-            read_bytes=sum(read),
+            read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
-            access_items=ACCESS_BYTES // max(*read, *made),
+            access_items=ACCESS_BYTES // max(*widths, *made),
             widens=self.input.bytes < max(made),
             keeps_bytes=made == (self.input.bytes,),
         )

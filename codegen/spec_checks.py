@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
 from scanops.codegen.operator import COMPENSATED, Operator
-from scanops.codegen.slugs import LAYOUTS
+from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
@@ -251,8 +251,9 @@ def _check_fixed(spec: ScanSpec) -> None:
 
 def _check_layout(spec: ScanSpec, operand: str, name: str) -> None:
     layout = getattr(spec, name)
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise _not_among(name, layout, LAYOUTS)
+    layouts = LAYOUTS if operand == "input" else (*LAYOUTS, LINE)
+    if not isinstance(layout, str) or layout not in layouts:
+        raise _not_among(name, layout, layouts)
     present = ["input", *(each for each in ("mask", "gate", "saved") if getattr(spec, each))]
     present += ["starts"] if spec.segments == "flags" else []
     if operand not in present:

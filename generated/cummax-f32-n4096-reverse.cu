@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 68c5f969a851c198 of everything below this banner
+// content  sha256 3d3edd9f2b799b30 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -203,11 +203,13 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.index, distance, kLanes)};
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.index, distance, kLanes)};
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
+    return {__shfl_sync(0xffffffffu, s.value, source, kLanes),
+            __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -325,6 +327,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, (Index*)arguments->indices));
+        (const Input*)arguments->input,
+        (Output*)arguments->output, (Index*)arguments->indices));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 172b92cc00a75fb2 of everything below this banner
+// content  sha256 de53b7b506d286d4 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -70,7 +70,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g) {
-    return lift(bfloat_to_float(x), (float)(g));
+    return lift(bfloat_to_float(x), (float)g);
 }
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
@@ -135,7 +135,7 @@ template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand
+struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
     Rows<Gate> g;
 };
@@ -176,7 +176,7 @@ __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long s
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
-constexpr int kOperands = 2;
+constexpr int kOperands = 2;  // with an item per row
 
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
@@ -271,7 +271,8 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 // Store the results of the k-th row that a thread accesses, if it exists.
 __device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
     if (!is_live(live, k * kStride)) return;
-    store_access(to.y + k * kStride * kStep, results.y, there);
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
 }
 
 // ---- the items of a thread
@@ -347,7 +348,7 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
-// ---- lanes
+// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -466,7 +467,9 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output, arguments->geometry, arguments->lines,
-                                     (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
+        (const Input*)arguments->input, (const Gate*)arguments->gate,
+        (Output*)arguments->output,
+        arguments->geometry, arguments->lines,
+        (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
 }
 #endif

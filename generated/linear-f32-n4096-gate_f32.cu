@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 99060e7735c372dc of everything below this banner
+// content  sha256 a0a676a5af4caa24 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -63,7 +63,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g) {
-    return lift(x, (float)(g));
+    return lift(x, (float)g);
 }
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
@@ -220,15 +220,18 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes)};
+    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.value, distance, kLanes)};
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes)};
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes),
+            __shfl_sync(0xffffffffu, s.value, source, kLanes)};
 }
 
 __device__ __forceinline__ State pick(bool first, State a, State b) {
-    return {first ? a.gate : b.gate, first ? a.value : b.value};
+    return {first ? a.gate : b.gate,
+            first ? a.value : b.value};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -355,6 +358,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output));
+        (const Input*)arguments->input, (const Gate*)arguments->gate,
+        (Output*)arguments->output));
 }
 #endif

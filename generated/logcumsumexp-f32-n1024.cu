@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ae08c076d64ec963 of everything below this banner
+// content  sha256 912eaaa5145dadbf of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -102,6 +102,7 @@ __device__ __forceinline__ State extend(State older, State newer) {
     return s;
 }
 
+// The state of a result: `newer`, made by extend, ends with its item; `older` is the prefix before it.
 __device__ __forceinline__ State behind(State older, State newer) {
     State s;
     s.high = older.rest < 0 ? newer.high : older.high;
@@ -110,10 +111,12 @@ __device__ __forceinline__ State behind(State older, State newer) {
     return s;
 }
 
+// Whether extend may continue from a state, and whether its total is valid at the end.
 __device__ __forceinline__ bool holds([[maybe_unused]] State state) { return true; }
 
 __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
 
+// A total made by extend, as combine takes it.
 __device__ __forceinline__ State settle(State state) { return {state.high, state.rest}; }
 
 __device__ __forceinline__ State element(Input x) {
@@ -286,15 +289,18 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.high, distance, kLanes), __shfl_up_sync(0xffffffffu, s.rest, distance, kLanes)};
+    return {__shfl_up_sync(0xffffffffu, s.high, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.rest, distance, kLanes)};
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.high, source, kLanes), __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
+    return {__shfl_sync(0xffffffffu, s.high, source, kLanes),
+            __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
 }
 
 __device__ __forceinline__ State pick(bool first, State a, State b) {
-    return {first ? a.high : b.high, first ? a.rest : b.rest};
+    return {first ? a.high : b.high,
+            first ? a.rest : b.rest};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -415,6 +421,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output));
+        (const Input*)arguments->input, (Output*)arguments->output));
 }
 #endif

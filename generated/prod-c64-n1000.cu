@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 78e56daa56b7b04e of everything below this banner
+// content  sha256 064e8061779c24e5 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -199,11 +199,13 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.re, distance, kLanes), __shfl_up_sync(0xffffffffu, s.im, distance, kLanes)};
+    return {__shfl_up_sync(0xffffffffu, s.re, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.im, distance, kLanes)};
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.re, source, kLanes), __shfl_sync(0xffffffffu, s.im, source, kLanes)};
+    return {__shfl_sync(0xffffffffu, s.re, source, kLanes),
+            __shfl_sync(0xffffffffu, s.im, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -321,6 +323,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output));
+        (const Input*)arguments->input, (Output*)arguments->output));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ed627a91b558aec3 of everything below this banner
+// content  sha256 4015a0ae6a891e29 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -44,7 +44,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
 
 // Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
-__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
+    return fma(lost, newer, fma(older, newer, -(older * newer)));
+}
 
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
@@ -323,6 +325,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(32 * warps);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, length, stripes));
+        (const Input*)arguments->input, (Output*)arguments->output, length, stripes));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 58e4d9aa3111ce8a of everything below this banner
+// content  sha256 11229676acf2deb1 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -97,7 +97,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
 
 // Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
-__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
+    return fma(lost, newer, fma(older, newer, -(older * newer)));
+}
 
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
@@ -178,48 +180,6 @@ __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& 
     return items + line * part.length + memory_index(part.first, kItems, part.length);
 }
 
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-// The 32-bit words of an access in scan order.
-template <class Vector, int count = (sizeof(Vector) + 3) / 4>
-__device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
-    unsigned memory[count] = {};
-    memcpy(memory, &access, sizeof(Vector));
-#pragma unroll
-    for (int k = 0; k < count; ++k) words[k] = memory[place_of(k, count)];
-}
-
-// The items of one output access: those of `access` from the skew on, then the first of `next`.
-template <class Vector, int count = (sizeof(Vector) + 3) / 4>
-__device__ __forceinline__ Vector realign(const Vector& access, const Vector& next, int skew) {
-    constexpr int bytes = sizeof(Vector), item_bytes = bytes / kItems;
-    const int shift = 8 * item_bytes * skew;  // bits
-    unsigned words[2 * count];
-    to_words(words, access);
-    to_words(words + count, next);
-#pragma unroll
-    for (int distance = count / 2; distance > 0 && 4 * distance >= item_bytes; distance /= 2)  // words
-        if (shift & 32 * distance) {
-#pragma unroll
-            for (int k = 0; k < count + distance; ++k) words[k] = words[k + distance];
-        }
-    unsigned memory[count];
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-        unsigned& word = memory[place_of(k, count)];
-        if constexpr (bytes < 4)  // both accesses in one word
-            word = kReverse ? (words[0] << 8 * bytes | words[1]) >> (8 * bytes - shift)
-                            : (words[0] | words[1] << 8 * bytes) >> shift;
-        else if constexpr (item_bytes < 4)
-            word = kReverse ? __funnelshift_l(words[k + 1], words[k], shift)
-                            : __funnelshift_r(words[k], words[k + 1], shift);
-        else
-            word = words[k];
-    }
-    Vector result;
-    memcpy(&result, memory, bytes);
-    return result;
-}
-
 // ---- loads and stores
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
@@ -231,7 +191,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };
@@ -271,13 +231,6 @@ template <class Item>
 __device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
-}
-
-// Take accesses from the ring and shift their items into place.
-template <class Item>
-__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane, int skew) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a[j] = realign(slots[lane + 32 * j], slots[lane + 32 * j + 1], skew);
 }
 
 // The accesses of a tile, from a stage of the ring.
@@ -433,8 +386,8 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-// Of a tile among those of all rows. Where the length is an argument, the launcher refuses more than an int holds: the
-// division by the tiles of a row is cheap so.
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
 
 __host__ __device__ __forceinline__ int tiles_of(Position length) {
@@ -508,7 +461,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            const Accesses a = take(ring, arrived, warp, lane);
+            Accesses a = take(ring, arrived, warp, lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
@@ -563,7 +516,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
         const Part part = part_of(line, index);
-        const Accesses a = take(ring, stage, warp, lane);
+        Accesses a = take(ring, stage, warp, lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
@@ -651,6 +604,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
+        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
 }
 #endif

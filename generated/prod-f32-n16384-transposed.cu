@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 5aa9d23cace0c6cc of everything below this banner
+// content  sha256 87eb863265e5d722 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -78,7 +78,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
 
 // Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
-__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
+    return fma(lost, newer, fma(older, newer, -(older * newer)));
+}
 
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
@@ -145,7 +147,7 @@ template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand
+struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
 };
 struct Results {  // of a thread's columns in one row
@@ -516,6 +518,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry, arguments->neighbours));
+        (const Input*)arguments->input, (Output*)arguments->output,
+        arguments->geometry, arguments->neighbours));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f3b326b64db6ae70 of everything below this banner
+// content  sha256 79624ba1f5669594 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -46,7 +46,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
 
 // Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
-__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
+    return fma(lost, newer, fma(older, newer, -(older * newer)));
+}
 
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
@@ -318,6 +320,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output));
+        (const Input*)arguments->input, (Output*)arguments->output));
 }
 #endif

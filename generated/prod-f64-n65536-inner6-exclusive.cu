@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 053b7ad1365547dc of everything below this banner
+// content  sha256 f3a559dec045531f of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -97,7 +97,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
 
 // Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
-__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
+    return fma(lost, newer, fma(older, newer, -(older * newer)));
+}
 
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
@@ -136,7 +138,7 @@ template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand
+struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
 };
 struct Results {  // of a thread's columns in one row
@@ -306,7 +308,8 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 // Store the results of the k-th row that a thread accesses, if it exists.
 __device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
     if (!is_live(live, k * kStride)) return;
-    store_access(to.y + k * kStride * kStep, results.y, there);
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
 }
 
 // ---- the items of a thread
@@ -512,6 +515,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
+// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -525,8 +529,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     __shared__ States ahead[kLanes];  // the tile's exclusive prefix
     __shared__ unsigned launch;  // epoch of this launch
 
-    // ---- one tile per block, those of kAbreast panels together, row of tiles by row of tiles: blocks start in the order
-    // of their index, so the tiles above are resident, or done
+    // ---- one tile per block, by rows of tiles of kAbreast panels: blocks start in the order of their index, so the
+    // tiles above are resident, or done
     const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const int tiles_a_line = (int)((length + kTile - 1) / kTile);
     const unsigned panels = (unsigned)(lines / kInner) * kPanels;
@@ -641,7 +645,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     prefix = combine_each(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
-    const Rows<Output> rows = exchange(reinterpret_cast<Access<Output>*>(ring.x[0]), results_of(prefix, s).y);
+    auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
+    const Rows<Output> rows = exchange(results, results_of(prefix, s).y);
 #pragma unroll
     for (int k = 0; k < kItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }
@@ -698,6 +703,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
+        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
 }
 #endif

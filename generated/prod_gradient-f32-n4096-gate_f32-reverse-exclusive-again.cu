@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3758d2cecb395a00 of everything below this banner
+// content  sha256 7999aaa07ec66fa1 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,7 +45,7 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 __device__ __forceinline__ State identity() { return {1, 0, 0, 0, 0}; }
 
 __device__ __forceinline__ State lift(Value x, Value g, Value v, bool m) {
-    return {(Value)(m ? g : 1), (Value)((m ? g : 1) * x), x, (Value)(v), (int)(m)};
+    return {(Value)(m ? g : 1), (Value)((m ? g : 1) * x), x, (Value)v, (int)m};
 }
 
 __device__ __forceinline__ State combine(State older, State newer) {
@@ -78,10 +78,12 @@ __device__ __forceinline__ State within(State before, State own) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g, Former f) {
-    return lift(x, (float)(g), f, true);
+    return lift(x, (float)g, f, true);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state.keep ? (state.item + state.value) * state.before : 0; }
+__device__ __forceinline__ Output output_of(State state) {
+    return state.keep ? (state.item + state.value) * state.before : 0;
+}
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -234,15 +236,27 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes), {}, {}, {}};
+    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
+            {},
+            {},
+            {}};
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes), {}, {}, {}};
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes),
+            __shfl_sync(0xffffffffu, s.value, source, kLanes),
+            {},
+            {},
+            {}};
 }
 
 __device__ __forceinline__ State pick(bool first, State a, State b) {
-    return {first ? a.gate : b.gate, first ? a.value : b.value, first ? a.item : b.item, first ? a.before : b.before, first ? a.keep : b.keep};
+    return {first ? a.gate : b.gate,
+            first ? a.value : b.value,
+            first ? a.item : b.item,
+            first ? a.before : b.before,
+            first ? a.keep : b.keep};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -487,6 +501,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output));
+        (const Input*)arguments->input, (const Gate*)arguments->gate,
+        (Output*)arguments->output));
 }
 #endif

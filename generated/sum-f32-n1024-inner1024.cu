@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 47f5318fa4032810 of everything below this banner
+// content  sha256 e346e20ed4cc63bf of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -113,7 +113,7 @@ template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand
+struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
 };
 struct Results {  // of a thread's columns in one row
@@ -265,7 +265,8 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 // Store the results of the k-th row that a thread accesses, if it exists.
 __device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
     if (!is_live(live, k * kStride)) return;
-    store_access(to.y + k * kStride * kStep, results.y, there);
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
 }
 
 // ---- the items of a thread
@@ -352,6 +353,7 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
     return lane >= kLanes ? older : identities();
 }
 
+// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -468,6 +470,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 97b81a596ae5d18a of everything below this banner
+// content  sha256 a87930cda019faf3 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -304,8 +304,8 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-// Of a tile among those of all rows. Where the length is an argument, the launcher refuses more than an int holds: the
-// division by the tiles of a row is cheap so.
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
 
 __host__ __device__ __forceinline__ int tiles_of(Position length) {
@@ -331,7 +331,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
-    const Accesses a = load(part, row);
+    Accesses a = load(part, row);
 
     // ---- scan the items in their thread, then across the lanes of the warp
     Items s[kRuns];
@@ -419,6 +419,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, board));
+        (const Input*)arguments->input, (Output*)arguments->output, board));
 }
 #endif

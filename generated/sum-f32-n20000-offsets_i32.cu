@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 4aa1a90bd105bc53 of everything below this banner
+// content  sha256 b20b85a7e29a93e9 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -125,7 +125,8 @@ __device__ __forceinline__ State identity() { return {unsegmented::identity(), 0
 __device__ __forceinline__ State combine(State older, State newer) {
     if constexpr (kReverse) {
         const bool cut = newer.bounds & 1 || older.bounds & 2;
-        return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+        return {cut ? newer.plain
+                    : unsegmented::combine(older.plain, newer.plain),
                 newer.bounds & 2 | older.bounds & 1 | cut};
     } else {
         if (newer.bounds) return newer;
@@ -237,48 +238,6 @@ __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& 
     return items + line * part.length + memory_index(part.first, kItems, part.length);
 }
 
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-// The 32-bit words of an access in scan order.
-template <class Vector, int count = (sizeof(Vector) + 3) / 4>
-__device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
-    unsigned memory[count] = {};
-    memcpy(memory, &access, sizeof(Vector));
-#pragma unroll
-    for (int k = 0; k < count; ++k) words[k] = memory[place_of(k, count)];
-}
-
-// The items of one output access: those of `access` from the skew on, then the first of `next`.
-template <class Vector, int count = (sizeof(Vector) + 3) / 4>
-__device__ __forceinline__ Vector realign(const Vector& access, const Vector& next, int skew) {
-    constexpr int bytes = sizeof(Vector), item_bytes = bytes / kItems;
-    const int shift = 8 * item_bytes * skew;  // bits
-    unsigned words[2 * count];
-    to_words(words, access);
-    to_words(words + count, next);
-#pragma unroll
-    for (int distance = count / 2; distance > 0 && 4 * distance >= item_bytes; distance /= 2)  // words
-        if (shift & 32 * distance) {
-#pragma unroll
-            for (int k = 0; k < count + distance; ++k) words[k] = words[k + distance];
-        }
-    unsigned memory[count];
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-        unsigned& word = memory[place_of(k, count)];
-        if constexpr (bytes < 4)  // both accesses in one word
-            word = kReverse ? (words[0] << 8 * bytes | words[1]) >> (8 * bytes - shift)
-                            : (words[0] | words[1] << 8 * bytes) >> shift;
-        else if constexpr (item_bytes < 4)
-            word = kReverse ? __funnelshift_l(words[k + 1], words[k], shift)
-                            : __funnelshift_r(words[k], words[k + 1], shift);
-        else
-            word = words[k];
-    }
-    Vector result;
-    memcpy(&result, memory, bytes);
-    return result;
-}
-
 // ---- loads and stores
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
@@ -290,7 +249,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };
@@ -330,13 +289,6 @@ template <class Item>
 __device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
-}
-
-// Take accesses from the ring and shift their items into place.
-template <class Item>
-__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane, int skew) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a[j] = realign(slots[lane + 32 * j], slots[lane + 32 * j + 1], skew);
 }
 
 // The accesses of a tile, from a stage of the ring.
@@ -380,11 +332,13 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
+    return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes),
+            __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -490,8 +444,8 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-// Of a tile among those of all rows. Where the length is an argument, the launcher refuses more than an int holds: the
-// division by the tiles of a row is cheap so.
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
 
 __host__ __device__ __forceinline__ int tiles_of(Position length) {
@@ -566,12 +520,13 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            const Accesses a = take(ring, arrived, warp, lane);
+            Accesses a = take(ring, arrived, warp, lane);
             mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+                s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length),
+                                  starts_of(marks[warp], j, lane));
             const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
             if (lane == 31) warp_total[parity][warp] = total;
         }
@@ -622,12 +577,13 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
         const Part part = part_of(line, index);
-        const Accesses a = take(ring, stage, warp, lane);
+        Accesses a = take(ring, stage, warp, lane);
         mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+            s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length),
+                              starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
@@ -711,7 +667,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines,
-                                     Segments{(const Offset*)arguments->offsets, (int)arguments->segments}, board));
+        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines,
+        Segments{(const Offset*)arguments->offsets, (int)arguments->segments}, board));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 b5a0492639f83f39 of everything below this banner
+// content  sha256 320edefb58af2686 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -89,7 +89,9 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
+__device__ __forceinline__ Output output_of(State state) {
+    return is_nan(state.lost) ? state.value : state.value + state.lost;
+}
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -197,7 +199,8 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
+    const int y_begin = phase(rows.output);
+    copy_items<false>(rows.output - y_begin, staged.output, y_begin, y_begin + count, lane);
 }
 
 // ---- the items of a thread
@@ -234,7 +237,8 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
 
 // ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.lost, distance, kLanes)};
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.lost, distance, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -368,6 +372,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
 }
 #endif

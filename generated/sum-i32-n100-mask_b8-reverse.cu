@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 c38f98637b065a18 of everything below this banner
+// content  sha256 ea2346fbbd935f5e of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -70,10 +70,10 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Mask m) {
-    return m ? lift((unsigned long long)((long long)(x))) : identity();
+    return m ? lift((unsigned long long)((long long)x)) : identity();
 }
 
-__device__ __forceinline__ Output output_of(State state) { return (long long)(state); }
+__device__ __forceinline__ Output output_of(State state) { return (long long)state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -184,7 +184,8 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    copy_items<false>(rows.output - phase(rows.output), staged.output, phase(rows.output), phase(rows.output) + count, lane);
+    const int y_begin = phase(rows.output);
+    copy_items<false>(rows.output - y_begin, staged.output, y_begin, y_begin + count, lane);
 }
 
 // ---- the items of a thread
@@ -356,6 +357,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines));
+        (const Input*)arguments->input, (const Mask*)arguments->mask,
+        (Output*)arguments->output, arguments->lines));
 }
 #endif

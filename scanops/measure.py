@@ -289,7 +289,9 @@ class Operands:
 
 
 def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
-    """Return a tensor of this shape and layout, ``shift`` items behind a 16-byte boundary."""
+    """Return a tensor that expands to this shape, of this layout, ``shift`` items behind a 16-byte boundary."""
+    if layout == "line":
+        return _laid_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device)
     if layout == "transposed":
         run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run is aligned
         turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)

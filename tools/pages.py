@@ -181,7 +181,7 @@ def _code(texts: tuple[str, ...]) -> str:
 def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     """A call for each end, with results that the row's own recurrence gives."""
     dtype = next((name for kind, name in EXAMPLE_DTYPES.items() if kind in row.kinds), "int32")
-    out = row.result(dtype_named(dtype))
+    out = default_result(row.gives, dtype_named(dtype))
     h = row.start_of(out)
     states = [h]
     for place, item in enumerate(items):

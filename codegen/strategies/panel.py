@@ -134,7 +134,7 @@ class PanelPlan(Plan):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, the ring; 0 where declared arrays are enough."""
-        sizes = [self.vector * source.dtype.bytes for source in self.spec.sources]
+        sizes = [self.vector * source.dtype.bytes for source in self.spec.streams]
         return self.stages * sum(size * self._stage_accesses(size) for size in sizes)
 
     def _stage_accesses(self, size: int) -> int:
@@ -154,8 +154,8 @@ NARROW_BYTES = 288  # bytes of states per thread
 
 
 def are_neighbours(spec: ScanSpec) -> bool:
-    """Whether neighbouring columns are adjacent in memory, in every operand."""
-    return spec.layouts <= {"dense", "columns"}
+    """Whether neighbouring columns are adjacent in memory, in every operand with an item per row."""
+    return spec.layouts <= {"dense", "columns", "line"}
 
 
 def column_width(spec: ScanSpec) -> int:
@@ -175,10 +175,10 @@ def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
     """Whether cp.async can copy the operands: the target has it, for accesses of these sizes; misaligned rows are
     copied as contiguous ranges: those of a warp, each shorter than a cache line, by full accesses only.
     """
-    sizes = [source.dtype.bytes * together for source in spec.sources]
+    sizes = [source.dtype.bytes * together for source in spec.streams]
     if not target.copies_async or any(size not in ASYNC_BYTES for size in sizes):
         return False
-    narrow = not spec.strided and spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES
+    narrow = not spec.views and spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES
     full = together * spec.input.bytes == ACCESS_BYTES and spec.inner % together == 0
     return spec.aligned or (narrow and full and is_power_of_two(spec.inner // together))
 
@@ -190,7 +190,7 @@ def is_narrow(spec: ScanSpec, target: Target) -> bool:
 
 def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False, few: bool = False) -> int:
     """Rows of a thread that pass through its registers, of which it has 128."""
-    sizes = [source.dtype.bytes for source in spec.sources]
+    sizes = [source.dtype.bytes for source in spec.streams]
     loaded = sum(max(4, size) if apart else size for size in sizes)  # an item that is read alone takes a whole register
     realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
     loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4

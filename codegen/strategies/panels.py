@@ -136,12 +136,12 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
         long = one_panel and spec.length is not None and spec.length >= LONG
         small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not is_narrow(spec, target)
         threads, items, blocks = LONG_TILE if long and small else FEW_TILE
-        sizes = [source.dtype.bytes for source in spec.sources]
+        sizes = [source.dtype.bytes for source in spec.streams]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
         items = min(
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).held_bytes)
         )
-        items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
+        items -= items // 4 if spec.views else 0  # steps and places of a view take registers
         items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
         items = items if spec.aligned else (items - 1) | 1  # no padding between the rows of lanes
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)

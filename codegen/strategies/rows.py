@@ -139,8 +139,8 @@ class RowPlan(Plan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The inputs, in the order of the kernel's parameters."""
-        return tuple(self._operand(source) for source in self.spec.sources)
+        """The inputs with an item for each of a row, in the order of the kernel's parameters."""
+        return tuple(self._operand(source) for source in self.spec.streams)
 
     def _operand(self, source: Source) -> Operand:
         realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
@@ -189,7 +189,7 @@ def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
 
 def gathers(spec: ScanSpec) -> bool:
     """Whether items of some operand are strided, and read one by one."""
-    return not spec.layouts <= {"dense", "rows"}
+    return not spec.layouts <= {"dense", "rows", "line"}
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
@@ -226,7 +226,7 @@ def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """Estimated registers of a thread for its part of a tile: states take the place of loaded items."""
     each = max(_loaded_bytes(spec, items), (items + 1) * fragments(spec).held_bytes)
     spare = SPARE_REGISTERS + (GATHERED_REGISTERS if gathers(spec) else 0)
-    for source in spec.sources[1:]:
+    for source in spec.streams[1:]:
         if not begins_anywhere(spec, source.layout):  # otherwise it is read with the items of the input's access
             spare += MASK_REGISTERS + (SHIFTED_MASK_REGISTERS if boundary_of(spec, items) else 0)
     return vectors * each // 4 + spare
@@ -243,4 +243,4 @@ def vectors_in_registers(spec: ScanSpec, items: int) -> int:
 
 def _loaded_bytes(spec: ScanSpec, items: int) -> int:
     """Register bytes that one access of every operand takes, in 4-byte registers."""
-    return sum(max(4, items * source.dtype.bytes) for source in spec.sources)
+    return sum(max(4, items * source.dtype.bytes) for source in spec.streams)

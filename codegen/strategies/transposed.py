@@ -162,7 +162,7 @@ def fits(spec: ScanSpec) -> bool:
     if spec.input_layout != "transposed":
         return False
     others = {source.layout for source in spec.sources[1:]}
-    if "strided" in others or ("rows" in others and spec.inner > 1):
+    if others & {"strided", "line"} or ("rows" in others and spec.inner > 1):
         return False  # gathered with the input
     line_bytes = (spec.input if spec.inner > 1 else spec.out).bytes * spec.capacity
     return line_bytes >= WHOLE_BYTES and (spec.inner == 1 or spec.out.bytes * spec.inner >= WHOLE_BYTES)

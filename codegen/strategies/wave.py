@@ -141,7 +141,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
 
 def _items(spec: ScanSpec, target: Target) -> int:
     """Items per access: by the width of the output, or of the input where that is narrower."""
-    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.doubled:
+    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.views or not spec.aligned or spec.doubled:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
     items = min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
     return items if THREADS * items * spec.out.bytes < target.block_shared_bytes else spec.access_items
@@ -155,9 +155,9 @@ def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> di
     halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access spill
     if flagged != kind.startswith("flag") or spec.by_offsets or (kind in ("costly", "flags") and halves):
         return None
-    if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
+    if spec.takes_length or not spec.aligned or spec.views or spec.accumulator.bytes > 4 or operator.own:
         return None
-    if not target.copies_async or any(items * source.dtype.bytes not in ASYNC_BYTES for source in spec.sources):
+    if not target.copies_async or any(items * source.dtype.bytes not in ASYNC_BYTES for source in spec.streams):
         return None  # what passes through registers needs one more stage
     most, vectors = SHARED[kind]
     threads = _fitting(range(most - 4 * WARP, most + 1, WARP), most, vectors, accesses)

@@ -18,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _NEEDED = ("op", "dtype", "length")
 _LAYOUT = "dense (default), rows, columns, transposed or strided."
+_SPREAD = f"{_LAYOUT} Or line: one item for the whole line."
 # In the order of --help. The names of parameters are those of ScanSpec's fields after this prefix, which keeps them
 # apart from a command's own.
 _PREFIX = "spec_"
@@ -42,8 +43,8 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--inner", "inner", {"type": int}, "Adjacent columns: the stride of the scanned dimension; 1: contiguous."),
     ("--out-dtype", "out_dtype", _WORD, "Of the output, where it is not the one that torch gives."),
     ("--accumulate", "accumulate", _WORD, "Accumulator: a wider dtype, or compensated (Kahan summation)."),
-    *((f"--{name}-layout", f"{name}_layout", {"metavar": "LAYOUT"}, _LAYOUT) for name in ("input", "mask", "gate")),
-    ("--starts-layout", "starts_layout", {"metavar": "LAYOUT"}, _LAYOUT),
+    ("--input-layout", "input_layout", {"metavar": "LAYOUT"}, _LAYOUT),
+    *((f"--{name}-layout", f"{name}_layout", {"metavar": "LAYOUT"}, _SPREAD) for name in ("mask", "gate", "starts")),
     ("--unaligned", "aligned", {"flag_value": False, "type": bool, "default": None}, "Not on 16-byte boundaries."),
 )
 _FLAGS = {field: flag for flag, field, *_ in _OPTIONS}

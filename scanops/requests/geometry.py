@@ -69,19 +69,22 @@ def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
 
 
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
-    """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it."""
+    """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it; "line" fits no input."""
     if tensor.is_contiguous() and tensor.shape == torch.Size(shape):
         return "dense"
+    if shape[dim] > 1 and tensor.stride(dim) == 0 and _run_on(tensor, shape, dim, apart=True):
+        return "line"
     if math.prod(shape[dim + 1 :]) == 1:
         return "rows" if tensor.stride(dim) == 1 else "strided"
     return "columns" if _run_on(tensor, shape, dim) else "strided"
 
 
-def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool:
-    """Return whether the dimensions after ``dim`` are contiguous."""
-    step = 1
-    for d in range(len(shape) - 1, dim, -1):
-        if shape[d] != 1 and tensor.stride(d) != step:
+def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int, apart: bool = False) -> bool:
+    """Return whether the dimensions after ``dim`` are contiguous, or with ``apart`` merge to one of any stride."""
+    behind = [d for d in range(len(shape) - 1, dim, -1) if shape[d] != 1]
+    step = tensor.stride(behind[0]) if apart and behind else 1
+    for d in behind:
+        if tensor.stride(d) != step:
             return False
         step *= shape[d]
     return True

@@ -98,6 +98,7 @@ class Request:
         _, length, inner = split_shape(self.x.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
+        layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
         if layouts["input"] == "strided" and self.inputs.saved is None:  # what was saved lies as the output does
             layouts, whole = self._transposed(layouts, operands, multiprocessors)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0

@@ -29,7 +29,7 @@ SLUGS = (
     "sum-i32-n1000-mask_f32-strided-strided_mask-unaligned",
     "sum-f64-n100000",
     "sum-f32-any-le4096-by4-acc_compensated",
-    "linear-bf16-n4096-gate_f32-offsets_i32-initial-final",
+    "linear-bf16-n4096-gate_f32-offsets_i32-initial-final-line_gate",
     "linear-f32-any-inner64-gate_f32-segments-columns-strided_gate-rows_starts",
 )
 

@@ -82,6 +82,7 @@ def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.Mon
         *(f"sum-f32-n100{tail}" for tail in ("", "-rows", "-strided", "-inner64-transposed", "-offsets_i32-initial")),
         "sum-f32-n100-mask_b8-rows_mask-unaligned",
         "linear-c64-n100-inner3-gate_c64-segments-initial-strided_gate",
+        "linear-f32-n100-inner4-gate_f32-line_gate",
         "cummax-bf16-n100-final",
     ],
 )

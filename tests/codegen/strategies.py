@@ -21,6 +21,7 @@ _POWERS = st.integers(0, 31).map(lambda k: 2**k)
 _NEAR_POWERS = st.tuples(_POWERS, st.integers(-1, 1)).map(sum).filter(lambda n: 1 <= n <= MAX_LENGTH)
 _SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWERS)
 _LAYOUTS = st.sampled_from(["dense", "rows", "transposed", "strided"])
+_SPREAD = st.sampled_from(["dense", "rows", "transposed", "strided", "line"])
 _DENSE = st.just("dense")
 _OPERATORS = sorted(BUILT_IN)
 _SEGMENTS = [None, "flags", "int32", "int64"]
@@ -73,9 +74,9 @@ def _specs(op: str, operands: tuple[str, str | None, str | None], segments: str 
         exclusive=st.booleans(),
         inner=st.one_of(st.just(1), _SIZES),
         input_layout=_LAYOUTS,
-        mask_layout=_LAYOUTS if mask else _DENSE,
-        gate_layout=_LAYOUTS if gate else _DENSE,
-        starts_layout=_LAYOUTS if segments == "flags" else _DENSE,
+        mask_layout=_SPREAD if mask else _DENSE,
+        gate_layout=_SPREAD if gate else _DENSE,
+        starts_layout=_SPREAD if segments == "flags" else _DENSE,
         aligned=st.booleans(),
     )
 

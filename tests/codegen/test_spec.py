@@ -53,6 +53,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"gate_layout": "sparse"}, ("'sparse'", LAYOUTS)),
     ({"gate_layout": "rows"}, ("gate_layout='rows'", "input_layout", "leave gate_layout out")),
     ({"segments": "flags", "starts_layout": "columns"}, ("inner=1", "starts_layout='columns'")),
+    ({"input_layout": "line"}, ("'line'", LAYOUTS)),
     *(({name: "sparse"}, ("'sparse'", LAYOUTS)) for name in ("input_layout", "mask_layout")),
     *(({name: 1}, (f"{name}=1", "True or False")) for name in ("initial", "final", "reverse", "exclusive", "aligned")),
 )
