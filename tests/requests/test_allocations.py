@@ -71,7 +71,7 @@ LAYOUTS: dict[str, Laid] = {
     "dense": lambda x: x,
     "rows": lambda x: torch.cat([x, x], 2)[:, :, :24],
     "columns": lambda x: torch.cat([x, x], 2)[:, :, 8:32],
-    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "transposed": lambda x: x.mT.contiguous().mT,
     "batches apart": lambda x: torch.cat([x, x], 1)[:, :20],
     "strided": lambda x: torch.stack([x, x], -1)[..., 0],
     "off a boundary": lambda x: torch.cat([x.reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape),
