@@ -31,9 +31,9 @@ class Recorded(TorchDispatchMode):
         self.bytes, self._kept = 0, {}  # type: tuple[int, dict[int, torch.UntypedStorage]]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if is_tensor(each)}
+        given = {each.untyped_storage().data_ptr() for each in tensors_of((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for each in filter(is_tensor, tree_leaves(result)):
+        for each in tensors_of(result):
             storage = each.untyped_storage()
             if storage.data_ptr() not in given | set(self._kept) and storage.nbytes():
                 self._kept[storage.data_ptr()] = storage  # held, so that no address is given twice
@@ -41,8 +41,8 @@ class Recorded(TorchDispatchMode):
         return result
 
 
-def is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+def tensors_of(tree: object) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 def allocated(call: Callable[[], Any], device: str) -> int:
