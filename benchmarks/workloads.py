@@ -49,7 +49,7 @@ def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def associative(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
-    """The same by torch's associative scan, which has to be compiled."""
+    """h[t] = a[t] h[t-1] + b[t] by torch's associative scan, which has to be compiled."""
 
     def combine(older: Tensors, newer: Tensors) -> Tensors:
         return newer[0] * older[0], newer[0] * older[1] + newer[1]
@@ -58,7 +58,7 @@ def associative(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def flipped(scan: Function, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """A reverse scan as it is written without one."""
+    """A reverse scan by a forward one, between two flips."""
     return scan(x.flip(dim), dim).flip(dim)
 
 
@@ -238,7 +238,7 @@ def check(each: Workload) -> None:
 
 
 def runs_of(each: Workload, backward: bool) -> dict[str, Callable[[], object]]:
-    """Return what is timed, by name."""
+    """Return the functions to time on a workload, by name: scanops, today's code, and that compiled."""
     leaves = tuple(leaf.detach().requires_grad_(backward and leaf.is_floating_point()) for leaf in each.inputs)
     torch.compiler.reset()
     functions = {"scanops": each.ours, "compiled": torch.compile(each.compiled or each.today, dynamic=False)}

@@ -27,7 +27,7 @@ SLOW = (
     *("exports/test_values.py", "native/", "numbers/test_check_operator.py"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
     *("policy/test_record.py", "store/test_forks.py", "store/test_concurrency.py", "templates/test_compilers.py"),
-    *("templates/test_determinism.py", "test_docstrings.py", "test_readme.py", "torch_integration/"),
+    *("templates/test_determinism.py", "test_prose.py::test_examples", "test_readme.py", "torch_integration/"),
     *("tuning/test_plans.py", "tuning/test_tuning.py"),
 )
 

@@ -39,17 +39,16 @@ class Constant(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Names of one output of a kernel in its text. Functions that store it are overloaded on its type."""
+    """Names of one output of a kernel in its text."""
 
     name: str  # of the kernel's parameter
-    type: str  # of an item; an access of several is a {type}Vector
+    type: str  # of an item; an access of several is a Vector<type>
     pointer: str  # of a thread's accesses
-    of: str  # function that projects a state to an item; {of}s projects the states of several lines
 
 
-VALUES = Result("output", "Output", "y", "result")
-SECOND = Result("second", "Second", "z", "second_of")
-INDICES = Result("indices", "Index", "z", "index_of")
+VALUES = Result("output", "Output", "y")
+SECOND = Result("second", "Second", "z")
+INDICES = Result("indices", "Index", "z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Operand:
     """One input of a kernel for rows, and how its accesses lie."""
 
     name: str  # name of the kernel's parameter
-    type: str  # C type of an item; an access is a {type}Vector
+    type: str  # C type of an item; an access is a Vector of these
     pointer: str  # C name of a thread's accesses
     bytes: int  # of an item
     layout: Literal["dense", "strided", "realigned"]  # strided: the items of a row are read one by one

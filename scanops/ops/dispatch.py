@@ -215,7 +215,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
         if request.x.is_cpu:
             workload.note_cpu()
         return by_torch(request)
-    # Cached is a call whose tensors a kernel reads as they were given.
+    # A call is cached if the kernel reads its tensors as they were given.
     if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)) or (
         given.initial is not None and not is_readable(request)
     ):

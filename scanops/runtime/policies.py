@@ -92,7 +92,7 @@ def strict() -> Policy:
     return _NEVER if environment.policy() == "never" else STRICT
 
 
-# ---- what is said of a kernel that is not there
+# ---- messages about a missing kernel
 
 
 def command_for(spec: ScanSpec, target: str) -> str:

@@ -112,7 +112,7 @@ def loadable(handle: int, path: Path) -> str:
 
 
 def _opened_with_runtime(entry: Entry, path: str, words: str) -> ctypes.CDLL:
-    """Open a library with the CUDA runtime that it lacks, if it is that what the loader's ``words`` say."""
+    """Open a library after the CUDA runtime that it lacks, if the loader's ``words`` report that it lacks one."""
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:
         if not any(phrase in words.lower() for phrase in _NO_MAPPING):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from scanops.errors import BuildFailure
 from scanops.processes import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.store.sources import CUDA_SOURCE, KERNEL, needed, needs_cxx, needs_nvcc, python, script
+from tests.scripts import ran
+from tests.store.sources import CUDA_SOURCE, KERNEL, needed, needs_cxx, needs_nvcc, script
 
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
 FOREIGN = ("torch", "c10", "python", "ubsan")
@@ -154,11 +156,10 @@ def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
         "import sys\nfrom scanops.builders.inline import unavailable\n"
         "print(unavailable('sm_90'), 'torch' in sys.modules)"
     )
-    out, err = python(code, begin="").communicate(timeout=60)
-    assert err == ""
-    if "without CUDA" not in out:
+    done = ran(sys.executable, "-c", code)
+    if "without CUDA" not in done.stdout:
         pytest.skip("this torch is built for CUDA")
-    assert out == "this torch is built without CUDA False\n"
+    assert (done.stdout, done.stderr) == ("this torch is built without CUDA False\n", "")
 
 
 # Names of folders that a shell or ninja would interpret, and the routes on which each is tried

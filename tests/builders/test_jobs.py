@@ -14,6 +14,7 @@ GB = 10**9
 WORD: ContextVar[str] = ContextVar("word", default="none")
 
 
+STAT = f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n"
 # Files of a machine with 8 cores -> the jobs that fit
 MACHINES: tuple[tuple[dict[str, str], int], ...] = (
     ({}, 8),  # no /proc: a job a core
@@ -25,14 +26,7 @@ MACHINES: tuple[tuple[dict[str, str], int], ...] = (
     ({"memory.max": f"{4 * GB}", "memory.current": f"{GB}"}, 3),
     ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}"}, 1),
     # What was read or written lately counts as used and is given up: an install has filled the group with it.
-    (
-        {
-            "memory.max": f"{4 * GB}",
-            "memory.current": f"{4 * GB}",
-            "memory.stat": f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n",
-        },
-        2,
-    ),
+    ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}", "memory.stat": STAT}, 2),
 )
 
 

@@ -61,15 +61,14 @@ def test_an_index_in_a_field_of_floats_is_found(text: str) -> None:
     """check_operator lifts elements beyond index 2^24. A declared field and arithmetic with i are no findings."""
     index: dict[str, Any] = {
         "fields": ("value", "index"), "lift": ("x", text), "identity": ("0", "-1"), "start": (0, -1),
-        "combine": ("newer.index >= 0 ? newer : older",), "kinds": ("float",), "samples": FINITE,
+        "combine": ("newer.index >= 0 ? newer : older",), "kinds": ("float",),
     }  # fmt: skip
-    samples = index.pop("samples")
     loose = changed(LAST_VALID, **index, step=lambda h, x, i: (x, torch.full_like(h[1], i)), output=lambda h: h[0])
-    (finding,) = scanops.check_operator(loose, lengths=(6,), samples=samples).findings
+    (finding,) = scanops.check_operator(loose, lengths=(6,), samples=FINITE).findings
     assert (finding.law, finding.dtype) == ("exact indices", "float32") and "'index'" in finding.example
-    assert scanops.check_operator(changed(loose, types=("value", "index")), lengths=(6,), samples=samples).ok
+    assert scanops.check_operator(changed(loose, types=("value", "index")), lengths=(6,), samples=FINITE).ok
     weighted = changed(loose, lift=("x", "0 * x + i % 2"), step=lambda h, x, i: (x, h[1]))
-    assert scanops.check_operator(weighted, lengths=(6,), samples=samples).ok
+    assert scanops.check_operator(weighted, lengths=(6,), samples=FINITE).ok
 
 
 MEAN = scanops.Operator(

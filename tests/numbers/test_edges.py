@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanops
-from tests.numbers.oracle import hold, values
+from tests.numbers.oracle import call, hold, values
 
 FLAGS = list(itertools.product((False, True), (False, True)))
 
@@ -23,17 +23,11 @@ def test_empty_lines(shape: tuple[int, ...], initial: int | None, op: str, devic
     dim = min(1, len(shape) - 1)
     x = torch.empty(shape, device=device)
     first = True if op == "logical_or" and initial else initial
-    options: dict[str, Any] = {"initial": first, "return_final": True}
-    if op == "linear":
-        y, final = scanops.linear_scan(x, x, dim, **options)
-    elif op == "cummax":
-        (y, indices), final = scanops.cummax(x, dim, **options)
-        assert indices.shape == shape and indices.dtype == torch.int64
-    else:
-        y, final = scanops.scan(x, op, dim, **options)
+    *results, final = call(x, op, dim, gate=x if op == "linear" else None, initial=first, final=True)
+    assert [y.dtype for y in results[1:]] == [torch.int64] * (op == "cummax")
     nothing = {"prod": 1, "max": -torch.inf, "cummax": -torch.inf, "logcumsumexp": -torch.inf}.get(op, 0)
     lines = shape[:dim] + shape[dim + 1 :]
-    assert y.shape == shape and final.shape == lines
+    assert all(y.shape == shape for y in results) and final.shape == lines
     assert torch.equal(final.cpu(), torch.full(lines, nothing if initial is None else initial).to(final.dtype))
 
 

@@ -137,7 +137,7 @@ GREAT = 2**25  # elements of a line in which float32 does not hold every index
 def registered(row: scanops.Operator, **fields: Any) -> scanops.Operator:
     """A registered row that differs from ``row`` in these fields; its name is replaced, too."""
     name = f"{row.name}_{abs(hash(repr(sorted(fields.items())))) % 10**9}"
-    return scanops.register_operator(dataclasses.replace(row, name=name, **fields))
+    return scanops.register_operator(changed(row, name=name, **fields))
 
 
 def test_an_index_as_a_carry_out_and_in_int32(device: str) -> None:

@@ -168,9 +168,7 @@ class Built:
             x,
             r.op,
             r.dim,
-            mask=whole(self.mask),
-            gate=whole(self.gate),
-            starts=whole(self.starts),
+            **{role: whole(getattr(self, role)) for role in ("mask", "gate", "starts")},
             offsets=None if self.offsets is None else self.offsets.cpu(),
             initial=initial,
             reverse=r.reverse,
@@ -183,16 +181,9 @@ class Built:
     def options(self) -> dict[str, Any]:
         """The keywords of a right call."""
         r = self.call.recipe
-        found: dict[str, Any] = {
-            "mask": self.mask,
-            "reverse": r.reverse,
-            "exclusive": r.exclusive,
-            "initial": self.initial,
-            "final": r.final,
-            "segment_starts": self.starts,
-            "offsets": self.offsets,
-        }
-        return found if self.indexed else found | {"dtype": r.dtype, "accumulate": r.accumulate}
+        found = {name: getattr(self, name) for name in ("mask", "initial", "offsets")} | {"segment_starts": self.starts}
+        names = ("reverse", "exclusive", "final", *(() if self.indexed else ("dtype", "accumulate")))
+        return found | {name: getattr(r, name) for name in names}
 
     def out(self) -> torch.Tensor | None:
         kind, dtype, shape = self.call.out, self.dtype, self.call.recipe.shape

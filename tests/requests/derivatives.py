@@ -14,6 +14,7 @@ import torch
 
 import scanops
 from tests.numbers.covering import Target, cover
+from tests.numbers.oracle import call
 from tests.torch_integration.rows import COMPOUND
 
 __all__ = ["CELLS", "Case", "Tensors", "leaf", "walked"]
@@ -163,18 +164,12 @@ class Case:
 
     def scanned(self, *tensors: torch.Tensor) -> Tensors:
         """Every result of the public function that has a gradient."""
-        given, options = self._given(tensors), {"return_final": self._final}
-        x, of_gate = given.pop("x"), [given.pop("a")] if self.op == "linear" else []
-        name = {"linear": "linear_scan"}.get(self.op, self.op)
-        if of_gate or self.op.startswith("cum"):
-            found: Any = getattr(scanops, name)(*of_gate, x, 1, **given, **options)
-        else:
-            found = scanops.scan(x, self.op, 1, **given, **options)
-        found = found if self._final else (found,)
+        given = self._given(tensors)
+        found = call(given.pop("x"), self.op, 1, gate=given.pop("a", None), final=self._final, **given)
         if self.op.startswith("cum"):
-            assert not found[0].indices.requires_grad
-            found = (found[0].values, *found[1:])
-        return tuple(found)
+            assert not found[1].requires_grad
+            found = (found[0], *found[2:])
+        return found
 
     def walked(self, *tensors: torch.Tensor) -> Tensors:
         """The same, item by item."""

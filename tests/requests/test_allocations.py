@@ -31,9 +31,9 @@ class Recorded(TorchDispatchMode):
         self.bytes, self._kept = 0, {}  # type: tuple[int, dict[int, torch.UntypedStorage]]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if is_tensor(each)}
+        given = {each.untyped_storage().data_ptr() for each in tensors_of((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for each in filter(is_tensor, tree_leaves(result)):
+        for each in tensors_of(result):
             storage = each.untyped_storage()
             if storage.data_ptr() not in given | set(self._kept) and storage.nbytes():
                 self._kept[storage.data_ptr()] = storage  # held, so that no address is given twice
@@ -41,8 +41,8 @@ class Recorded(TorchDispatchMode):
         return result
 
 
-def is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+def tensors_of(tree: object) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 def allocated(call: Callable[[], Any], device: str) -> int:
@@ -71,7 +71,7 @@ LAYOUTS: dict[str, Laid] = {
     "dense": lambda x: x,
     "rows": lambda x: torch.cat([x, x], 2)[:, :, :24],
     "columns": lambda x: torch.cat([x, x], 2)[:, :, 8:32],
-    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "transposed": lambda x: x.mT.contiguous().mT,
     "batches apart": lambda x: torch.cat([x, x], 1)[:, :20],
     "strided": lambda x: torch.stack([x, x], -1)[..., 0],
     "off a boundary": lambda x: torch.cat([x.reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape),

@@ -11,6 +11,7 @@ import torch
 import scanops
 from scanops.errors import ScanopsError
 from tests.numbers.oracle import of_same_turn
+from tests.torch_integration.rows import flat
 
 invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
@@ -29,17 +30,13 @@ CASES = [(name, dtype) for name in NAMES for dtype in dtypes_of(name)]
 WITH_ERRORS = [name for name in NAMES if ROWS[name].error_inputs_func]
 
 
-def parts(result: Any) -> tuple[torch.Tensor, ...]:
-    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
-
 def agree(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], sample: Any) -> None:
-    found, wanted = (parts(scan(sample.input, *sample.args, **sample.kwargs)) for scan in (ours, theirs))
+    found, wanted = (flat(scan(sample.input, *sample.args, **sample.kwargs)) for scan in (ours, theirs))
     assert len(found) == len(wanted)
     right = wanted
     if wanted[0].dtype in HALVES:  # torch rounds each partial result on a GPU: what it has in 32 bits is rounded once
         options = {name: value for name, value in sample.kwargs.items() if name != "dtype"}
-        right = parts(theirs(sample.input.to(wanted[0].dtype).float(), *sample.args, **options))
+        right = flat(theirs(sample.input.to(wanted[0].dtype).float(), *sample.args, **options))
     for y, alike, value in zip(found, wanted, right, strict=True):
         y = of_same_turn(y, alike) if name == "logcumsumexp" and y.is_complex() else y
         assert (y.dtype, y.shape, y.stride()) == (alike.dtype, alike.shape, alike.stride())

@@ -85,14 +85,8 @@ def test_tensors_without_memory(pretended: str, shape: tuple[int, ...], dim: int
     with contextlib.nullcontext() if pretended == "meta" else FakeTensorMode():
         x, offsets = (torch.empty(size, dtype=torch.int32, device=pretended) for size in (shape, (3,)))
         flags = torch.empty(shape, dtype=torch.bool, device=pretended)
-        options: tuple[dict[str, Any], ...] = (
-            {},
-            {"reverse": True, "exclusive": True},
-            {"mask": flags},
-            {"dtype": torch.float16},
-            {"offsets": offsets},
-        )
-        for each in options:
+        both: dict[str, Any] = {"reverse": True, "exclusive": True}
+        for each in ({}, both, {"mask": flags}, {"dtype": torch.float16}, {"offsets": offsets}):
             y, last = scanops.cumprod(x, dim, return_final=True, **each)
             assert (y.shape, last.ndim) == (x.shape, max(0, len(shape) - 1))
             assert y.device.type == last.device.type == pretended and y.is_contiguous()
@@ -155,19 +149,10 @@ def test_deterministic_algorithms_need_no_other_path(shape: tuple[int, ...], dev
 # ---- out=
 
 
-def test_out_may_be_interleaved(device: str) -> None:
-    """Strides that do not nest, where no two items share an address."""
+def test_where_out_may_lie(device: str) -> None:
+    """Interleaved without sharing an address, beside x, or the weights themselves."""
     out = torch.zeros(8, device=device).as_strided((2, 3), (3, 2))
     assert scanops.cumsum(torch.ones(2, 3, device=device), 1, out=out).tolist() == [[1, 2, 3]] * 2
-
-
-def test_a_refused_call_leaves_out_alone(device: str) -> None:
-    x, mask, out = torch.ones(3, device=device), torch.ones(4, device=device), torch.full((3,), 5.0, device=device)
-    refused(UnsupportedRequest, lambda: scanops.cumsum(x, 0, mask=mask, out=out))
-    assert (out == 5).all()
-
-
-def test_out_may_be_the_weights_themselves_and_lie_beside_x(device: str) -> None:
     memory = torch.ones(12, device=device)
     scanops.cumsum(memory[:4], 0, mask=memory[4:8], out=memory[8:])
     assert memory[8:].tolist() == [1, 2, 3, 4]
@@ -176,10 +161,11 @@ def test_out_may_be_the_weights_themselves_and_lie_beside_x(device: str) -> None
     assert weights.tolist() == [1, 1, 3]
 
 
-def test_out_without_gradients_takes_tensors_that_require_them(device: str) -> None:
-    x, out = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device)
+def test_out_is_written_without_gradients_and_by_no_refused_call(device: str) -> None:
+    x, out = torch.ones(3, device=device, requires_grad=True), torch.full((3,), 5.0, device=device)
     with torch.no_grad():
-        assert scanops.cumsum(x, 0, out=out).tolist() == [1, 2, 3]
+        refused(UnsupportedRequest, lambda: scanops.cumsum(x, 0, mask=torch.ones(4, device=device), out=out))
+        assert (out == 5).all() and scanops.cumsum(x, 0, out=out).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["contiguous", "strided"])

@@ -13,12 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import scanops
 from tests.torch_integration import compilers
-from tests.torch_integration.comparing import close, floating, hold, leaves, weights
+from tests.torch_integration.comparing import Noting, close, floating, hold, leaves, weights
 from tests.torch_integration.rows import DIM, Row, Tensors, flat
 
 __all__ = ["COLUMNS", "Column", "as_one_function", "autocast_cell", "autocasting", "whole"]
@@ -58,13 +57,6 @@ def second(row: Row) -> None:
     assert gradgradcheck(values(row), leaves(row.tensors())[0])
 
 
-class Watching(TorchDispatchMode):
-    """A mode that changes nothing."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
-
-
 def twice(call: Callable[..., Tensors]) -> Callable[..., Tensors]:
     """Return two scans with operations around them, whose saved tensors must not be taken for one another."""
 
@@ -83,7 +75,7 @@ def checkpointed(row: Row) -> None:
     block, nothing = twice(row), contextlib.nullcontext
     for reentrant in (False, True):
         hold(partial(checkpoint, block, use_reentrant=reentrant), block, row.tensors())
-    for forwards, backwards in ((Watching, nothing), (nothing, Watching)):
+    for forwards, backwards in ((Noting, nothing), (nothing, Noting)):
 
         def call(*tensors: torch.Tensor, forwards: Any = forwards) -> Tensors:
             with forwards():

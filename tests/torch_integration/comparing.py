@@ -8,10 +8,24 @@ from typing import Any
 
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.torch_integration.rows import Tensors
 
-__all__ = ["close", "floating", "gradients", "hold", "leaves", "step", "weights"]
+__all__ = ["Noting", "close", "floating", "gradients", "hold", "leaves", "step", "weights"]
+
+
+class Noting(TorchDispatchMode):
+    """A mode that notes the scans it sees with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "scanops":
+            self.calls.append((function, args, kwargs))
+        return function(*args, **(kwargs or {}))
 
 
 def floating(tensors: Tensors) -> list[torch.Tensor]:

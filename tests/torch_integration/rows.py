@@ -102,66 +102,55 @@ def _of_torch(name: str) -> Row:
     return Row(name=f"`{name}`", call=lambda x: ours(x, DIM), composed=lambda x: theirs(x, DIM), torch_name=name)
 
 
+# By its name on the page: the operands, the call, and the same of torch's operations.
+_CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
+    "`linear_scan`": (("gate", "x"), lambda a, b: scanops.linear_scan(a, b, DIM), _recurrence),
+    '`scan(x, "max")`': (("x",), lambda x: scanops.scan(x, "max", DIM), lambda x: torch.cummax(x, DIM).values),
+    '`scan(x, "bitwise_xor")`': (
+        ("whole",),
+        lambda x: scanops.scan(x, "bitwise_xor", DIM),
+        lambda x: torch.stack(list(itertools.accumulate(x.unbind(DIM), operator.xor)), DIM),
+    ),
+    "`scan(x, Operator(...))`": (
+        ("x",),
+        lambda x: scanops.scan(x, COMPOUND, DIM),
+        lambda x: torch.cumprod(1 + x, DIM) - 1,
+    ),
+    "`reverse`, `exclusive`": (
+        ("x",),
+        lambda x: scanops.cumprod(x, DIM, reverse=True, exclusive=True),
+        lambda x: _backwards(torch.cat([x[:, 1:], torch.ones_like(x[:, :1])], DIM), torch.cumprod),
+    ),
+    "`mask` that selects": (
+        ("x", "keep"),
+        lambda x, keep: scanops.cumsum(x, DIM, mask=keep, reverse=True),
+        lambda x, keep: _backwards(torch.where(keep, x, 0), torch.cumsum),
+    ),
+    "`mask` that multiplies": (
+        ("x", "weights"),
+        lambda x, weights: scanops.cumsum(x, DIM, mask=weights),
+        lambda x, weights: torch.cumsum(x * weights, DIM),
+    ),
+    "`initial`, `return_final`": (
+        ("x", "initial"),
+        lambda x, initial: scanops.cumsum(x, DIM, initial=initial, return_final=True),
+        lambda x, initial: (initial[:, None] + torch.cumsum(x, DIM), initial + x.sum(DIM)),
+    ),
+    "`segment_starts`": (
+        ("gates of rows", "x", "starts"),
+        lambda a, x, starts: scanops.linear_scan(a, x, DIM, segment_starts=starts, return_final=True),
+        lambda a, x, starts: (_recurrence(a, x, starts), _recurrence(a, x, starts)[:, -1]),
+    ),
+    "`offsets`": (
+        ("x", "offsets"),
+        lambda x, offsets: scanops.logcumsumexp(x, DIM, offsets=offsets),
+        lambda x, offsets: _in_segments(x, offsets, torch.logcumsumexp),
+    ),
+}
 ROWS: dict[str, Row] = {
     row.name: row
     for row in (
         *(_of_torch(name) for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")),
-        Row(
-            name="`linear_scan`",
-            call=lambda a, b: scanops.linear_scan(a, b, DIM),
-            composed=_recurrence,
-            operands=("gate", "x"),
-        ),
-        Row(
-            name='`scan(x, "max")`',
-            call=lambda x: scanops.scan(x, "max", DIM),
-            composed=lambda x: torch.cummax(x, DIM).values,
-        ),
-        Row(
-            name='`scan(x, "bitwise_xor")`',
-            call=lambda x: scanops.scan(x, "bitwise_xor", DIM),
-            composed=lambda x: torch.stack(list(itertools.accumulate(x.unbind(DIM), operator.xor)), DIM),
-            operands=("whole",),
-        ),
-        Row(
-            name="`scan(x, Operator(...))`",
-            call=lambda x: scanops.scan(x, COMPOUND, DIM),
-            composed=lambda x: torch.cumprod(1 + x, DIM) - 1,
-        ),
-        Row(
-            name="`reverse`, `exclusive`",
-            call=lambda x: scanops.cumprod(x, DIM, reverse=True, exclusive=True),
-            composed=lambda x: _backwards(torch.cat([x[:, 1:], torch.ones_like(x[:, :1])], DIM), torch.cumprod),
-        ),
-        Row(
-            name="`mask` that selects",
-            call=lambda x, keep: scanops.cumsum(x, DIM, mask=keep, reverse=True),
-            composed=lambda x, keep: _backwards(torch.where(keep, x, 0), torch.cumsum),
-            operands=("x", "keep"),
-        ),
-        Row(
-            name="`mask` that multiplies",
-            call=lambda x, weights: scanops.cumsum(x, DIM, mask=weights),
-            composed=lambda x, weights: torch.cumsum(x * weights, DIM),
-            operands=("x", "weights"),
-        ),
-        Row(
-            name="`initial`, `return_final`",
-            call=lambda x, initial: scanops.cumsum(x, DIM, initial=initial, return_final=True),
-            composed=lambda x, initial: (initial[:, None] + torch.cumsum(x, DIM), initial + x.sum(DIM)),
-            operands=("x", "initial"),
-        ),
-        Row(
-            name="`segment_starts`",
-            call=lambda a, x, starts: scanops.linear_scan(a, x, DIM, segment_starts=starts, return_final=True),
-            composed=lambda a, x, starts: (_recurrence(a, x, starts), _recurrence(a, x, starts)[:, -1]),
-            operands=("gates of rows", "x", "starts"),
-        ),
-        Row(
-            name="`offsets`",
-            call=lambda x, offsets: scanops.logcumsumexp(x, DIM, offsets=offsets),
-            composed=lambda x, offsets: _in_segments(x, offsets, torch.logcumsumexp),
-            operands=("x", "offsets"),
-        ),
+        *(Row(name=name, operands=words, call=call, composed=same) for name, (words, call, same) in _CALLS.items()),
     )
 }

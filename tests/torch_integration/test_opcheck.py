@@ -9,12 +9,12 @@ import torch
 from torch.autograd import gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
 from scanops.codegen.operators import BUILT_IN
 from scanops.ops import BACKWARD
-from tests.torch_integration.comparing import floating, leaves, step
+from tests.requests.test_allocations import LAYOUTS as LAID
+from tests.torch_integration.comparing import Noting, floating, leaves, step
 from tests.torch_integration.rows import DIM, ROWS, Row
 
 OTHERS = ("min", "bitwise_and", "bitwise_or", "logical_and", "logical_or")
@@ -27,25 +27,7 @@ CALLS = ROWS | {
     )
     for op in OTHERS
 }
-LAYOUTS = {
-    "dense": lambda x: x,
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "stepped": lambda x: torch.stack([x, x], -1)[..., 0],
-    "expanded": lambda x: x[:1].expand(x.shape),
-}
-
-
-class Noting(TorchDispatchMode):
-    """A mode that notes the scans it sees with their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, Any, Any]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "scanops":
-            self.calls.append((function, args, kwargs))
-        return function(*args, **(kwargs or {}))
+LAYOUTS = ("dense", "transposed", "strided", "expanded")
 
 
 def alone(tensor: torch.Tensor, function: Any) -> torch.Tensor:
@@ -61,7 +43,7 @@ def alone(tensor: torch.Tensor, function: Any) -> torch.Tensor:
 def test_opcheck(name: str, layout: str, device: str) -> None:
     tensors = [each.to(device) for each in CALLS[name].tensors()]
     with Noting() as mode:
-        step(CALLS[name], tuple(LAYOUTS[layout](each) if each.ndim == 2 else each for each in tensors))
+        step(CALLS[name], tuple(LAID[layout](each) if each.ndim == 2 else each for each in tensors))
     assert len(mode.calls) == 1 + bool(floating(tensors))
     for function, given, kwargs in mode.calls:
         args = tuple(alone(each, function) if isinstance(each, torch.Tensor) else each for each in given)
