@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 912eaaa5145dadbf of everything below this banner
+// content  sha256 6e6a13937218bdd8 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,12 +55,13 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
 // exp(x) with a relative error of about (2 + |x| / 2) 2^-23: log2(e) as a sum of two floats.
 __device__ __forceinline__ Value near_exp(Value x) { return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f)); }
 
-// log(1 + x). With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial's relative error is at
-// most 2.8e-8, that of the sum 1.1 ulp. The result for x = -1 is arbitrary and finite: it is added to an infinity.
-__device__ __forceinline__ Value log_of_more(Value x) {
-    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, in the exponent bits of a float
+// high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: high + k log(2), and its rounding error beside
+// log(1 + f), whose polynomial has a relative error of at most 2.8e-8, so that the sum is rounded nearly once. The
+// logarithm of 0 is arbitrary and finite: it is added to an infinity.
+__device__ __forceinline__ Value plus_log(Value high, Value rest) {
+    const int twos = (int)((__float_as_uint(1 + rest) - 0x3f400000u) & 0xff800000u);  // k, in the bits of the exponent
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
-    const Value f = fma(x, unit, unit - 1);
+    const Value f = fma(rest, unit, unit - 1);
     Value p = fma((Value)0.054131854, f, (Value)-0.12067317);
     p = fma(p, f, (Value)0.14983916);
     p = fma(p, f, (Value)-0.16822818);
@@ -68,7 +69,11 @@ __device__ __forceinline__ Value log_of_more(Value x) {
     p = fma(p, f, (Value)-0.24993442);
     p = fma(p, f, (Value)0.3333355);
     p = fma(p, f, (Value)-0.5000006);
-    return fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // log(2) / 2^23
+    // log(2) / 2^23 in two parts: the first one times twos is exact, and so is what its sum with high loses
+    const Value high_part = (Value)8.2654878e-8, low_part = (Value)-2.5295548e-11;
+    const Value sum = fma((Value)twos, high_part, high);
+    const Value lost = fma((Value)twos, low_part, high - fma((Value)twos, -high_part, sum));
+    return sum + (fma(f * f, p, f) + fmin(lost, (Value)1));  // NaN beside an infinity
 }
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
@@ -123,7 +128,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state.high + log_of_more(state.rest); }
+__device__ __forceinline__ Output output_of(State state) { return plus_log(state.high, state.rest); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>

@@ -124,7 +124,7 @@ ROWS = (
             "        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high))",
         ),
         identity=("lowest", "-1"),
-        project="state.high + log_of_more(state.rest)",
+        project="plus_log(state.high, state.rest)",
         resume=("x", "0"),
         kinds=("float", "complex"),
         gives="kept",
