@@ -5,7 +5,7 @@
 // plan     wave: threads 352, items 4, tiles 3, vectors 5, boundary 0, stages 3, ahead 1, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 b20b85a7e29a93e9 of everything below this banner
+// content  sha256 2c123c4f86226d95 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -202,7 +202,7 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, uns
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[at], starts >> at & 1);
+        s.item[k] = element(a.x[access].item[at], starts >> place_of(k, kRun) & 1);
     }
     return s;
 }

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 ea2346fbbd935f5e of everything below this banner
+// content  sha256 03eaaab613e43835 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,11 +26,11 @@ constexpr int kThreads = 32;  // of a block
 constexpr int kWarps = 1;  // of a block
 constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 2;  // of an access
-constexpr int kVectors = 1;  // accesses of a thread at a time
+constexpr int kVectors = 1;  // accesses of a run
 constexpr int kRun = 2;  // consecutive items that a thread scans serially
 constexpr int kOutItems = 2;  // of a store
-constexpr int kAccesses = 7;  // of a lane to its piece of a row
-constexpr int kUnroll = 7;  // accesses of a lane in one step of its loop
+constexpr int kRuns = 7;  // of a lane's piece of a row
+constexpr int kUnroll = 7;  // runs of a lane in one step of its loop
 constexpr int kTurns = 1;  // rows of a lane in one step of its loop
 constexpr int kRoom = 400;  // items of a warp's rows in shared memory
 constexpr int kSlack = 0;  // bytes by which rows may follow a boundary
@@ -241,15 +241,28 @@ struct Piece {  // a lane's piece of a row in shared memory, and the carries and
     int start;  // scan position of that item
     State begin;  // carry-in of the row
 
-    __device__ __forceinline__ Items read(int i) const {
-        const Accesses a = {*reinterpret_cast<const InputVector*>(at.input + along(i)),
-                          *reinterpret_cast<const MaskVector*>(at.mask + along(i))};
+    // The run that begins with item i of the piece; `rest` items remain in the piece. Accesses past them repeat the
+    // first one: no stored result depends on them, and their items are as great as those of the row.
+    __device__ __forceinline__ Items read(int i, int rest) const {
+        Accesses a;
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+            const bool inside = j == 0 || j * kItems < rest;
+            const Rows from = advance(at, along(i + j * kItems));
+            a.x[j] = inside ? *reinterpret_cast<const InputVector*>(from.input) : a.x[0];
+            a.m[j] = inside ? *reinterpret_cast<const MaskVector*>(from.mask) : a.m[0];
+        }
         return lift_items(a, 0);
     }
 
-    __device__ __forceinline__ void write(int i, State prefix, const Items& s) const {
+    __device__ __forceinline__ void write(int i, int rest, State prefix, const Items& s) const {
         const Results r = make_results(prefix, s);
-        *reinterpret_cast<OutputVector*>(at.output + along(i)) = r.y[0];
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+            if (j > 0 && j * kItems >= rest) continue;
+            const Rows to = advance(at, along(i + j * kItems));
+            *reinterpret_cast<OutputVector*>(to.output) = r.y[j];
+        }
     }
 };
 
@@ -259,28 +272,29 @@ __device__ __forceinline__ void scan_row(const Piece& own, Position length, int 
     const int rest = length - part * piece;  // items to the end of the row
     const int items = rest < piece ? rest : piece;
     constexpr bool kept = kKept && !alone;  // the items stay in registers in between
-    constexpr int steps = kept ? kAccesses : kUnroll;
-    const int end = kept ? kAccesses * kItems : items;
-    Items s[kept ? kAccesses : 1];
+    constexpr int steps = kept ? kRuns : kUnroll;
+    const int end = kept ? kRuns * kRun : items;
+    Items s[kept ? kRuns : 1];
     State prefix = own.begin;
     if constexpr (!alone) {
         State total = identity();
 #pragma unroll steps
-        for (int i = 0; i < end; i += kItems) {
+        for (int i = 0; i < end; i += kRun) {
             if (i >= items) continue;
-            s[kept ? i / kItems : 0] = own.read(i);
-            total = combine(total, scan_items(s[kept ? i / kItems : 0]));
+            Items& scanned = s[kept ? i / kRun : 0];
+            scanned = own.read(i, items - i);
+            total = kRuns == 1 ? scan_items(scanned) : combine(total, scan_items(scanned));
         }
         const State older = shuffle_up(scan_lanes(total, part), 1);
         if (part > 0) prefix = kInitial ? combine(prefix, older) : older;
     }
 #pragma unroll steps
-    for (int i = 0; i < end; i += kItems) {
+    for (int i = 0; i < end; i += kRun) {
         if (i >= items) continue;
-        Items& scanned = s[kept ? i / kItems : 0];
-        if constexpr (!kept) scanned = own.read(i);
-        const State total = kept && !kSerial ? scanned.item[kItems - 1] : scan_items(scanned);
-        own.write(i, prefix, scanned);
+        Items& scanned = s[kept ? i / kRun : 0];
+        if constexpr (!kept) scanned = own.read(i, items - i);
+        const State total = kept && !kSerial ? scanned.item[kRun - 1] : scan_items(scanned);
+        own.write(i, items - i, prefix, scanned);
         prefix = combine(prefix, total);
     }
 }

@@ -188,10 +188,15 @@ class Plan:
         return self.spec.segments is not None or not self.spec.operator.of_elements
 
     @property
+    def run(self) -> int:
+        """Number of consecutive items that a thread scans serially."""
+        return self.items
+
+    @property
     def extends(self) -> bool:
         """Whether a thread's total is first computed with fewer instructions, and checked."""
         dear = self.spec.segments is not None or fragments(self.spec).calls
-        return bool(self.spec.operator.extend) and self.items > 1 and not dear
+        return bool(self.spec.operator.extend) and self.run > 1 and not dear
 
     @property
     def regains(self) -> bool:

@@ -79,7 +79,7 @@ class RowPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        runs, lanes = 1 if self.in_runs else self.vectors, self._lanes
+        lanes = self._lanes
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
         lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
@@ -91,8 +91,8 @@ class RowPlan(Plan):
             Constant("kItems", self.items, "of an access"),
             Constant("kVectors", self.vectors, "accesses of a thread"),
             Constant("kReads", self.vectors + self._reads_on, "accesses to rows that are aligned differently"),
-            Constant("kRun", self.items * self.vectors // runs, "consecutive items that a thread scans serially"),
-            Constant("kRuns", runs, "of a thread"),
+            Constant("kRun", self.run, "consecutive items that a thread scans serially"),
+            Constant("kRuns", 1 if self.in_runs else self.vectors, "of a thread"),
             Constant("kOutItems", out_items, "of a store"),
             Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
             *([] if "lane_bits" in self.chosen else [stripe, lane_bits]),
@@ -166,6 +166,11 @@ class RowPlan(Plan):
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         return False
+
+    @property
+    def run(self) -> int:
+        """Number of consecutive items that a thread scans serially: of one access, or of all."""
+        return self.items * self.vectors if self.in_runs else self.items
 
 
 def may_run(plan: RowPlan) -> bool:

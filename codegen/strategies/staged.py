@@ -79,11 +79,11 @@ class StagedPlan(Plan):
             Constant("kWarps", self.warps, "of a block"),
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "of an access"),
-            Constant("kVectors", 1, "accesses of a thread at a time"),
-            Constant("kRun", self.items, "consecutive items that a thread scans serially"),
+            Constant("kVectors", self.run // self.items, "accesses of a run"),
+            Constant("kRun", self.run, "consecutive items that a thread scans serially"),
             Constant("kOutItems", self.items, "of a store"),
-            Constant("kAccesses", self.piece // self.items, "of a lane to its piece of a row"),
-            Constant("kUnroll", self.unroll, "accesses of a lane in one step of its loop"),
+            Constant("kRuns", self.piece // self.run, "of a lane's piece of a row"),
+            Constant("kUnroll", ceil_div(self.unroll * self.items, self.run), "runs of a lane in one step of its loop"),
             Constant("kTurns", turns, "rows of a lane in one step of its loop"),
             Constant("kRoom", self._room, "items of a warp's rows in shared memory"),
             Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
@@ -113,9 +113,13 @@ class StagedPlan(Plan):
         return self.lanes * self.piece
 
     @property
-    def extends(self) -> bool:
-        """Always False: a thread's items are few."""
-        return False
+    def run(self) -> int:
+        """Number of consecutive items that a lane scans serially: its piece if their combine is expensive.
+
+        logcumsumexp of 127 fp32 items, access by access: 0.39.
+        """
+        fits = self.piece * fragments(self.spec).state_bytes <= KEPT_BYTES and not self.spec.takes_length
+        return self.piece if fits and self.serial and not self.code.calls else self.items
 
     @property
     def in_place(self) -> bool:
