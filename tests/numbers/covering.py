@@ -17,7 +17,7 @@ __all__ = ["Cells", "cover", "met_by"]
 Item = tuple[str, str]  # an axis and its value
 Target = tuple[Item, ...]  # sorted: what some cell has to have together
 ATTEMPTS = 200  # at a target, before it counts as one that no cell has: whoever adds an operator makes some rare
-DRAFTS = 300  # of a cell, the best of which is taken: fewer each time a target is tried again
+DRAFTS = 60  # of a cell, the best of which is taken: fewer each time a target is tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
