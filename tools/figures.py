@@ -138,7 +138,7 @@ def structure() -> list[Figure]:
         Figure("lines of templates", _template_lines(templates), 3_200, binding=False),
         Figure("percent of template lines with a directive", directive_percent(templates), 20),
         Figure("deepest nesting of directives in a template", max(map(directive_depth, texts)), 3),
-        Figure("template lines over 120 columns", wide, 0, binding=False),
+        Figure("template lines over 120 columns", wide, 0),
         Figure("codegen files over 300 lines", len(large), 0, note=", ".join(p.name for p in large)),
         Figure("most public members of a plan", plan_members(), 40),
         Figure("committed kernels", len(kernels)),
