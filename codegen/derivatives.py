@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from scanops.codegen.operator import Operator
@@ -12,8 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["Derivative", "Gradient"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
+class Gradient(NamedTuple):
     """The scan that computes the gradient of an operator, and the operands it reads besides the result's gradient.
 
     It is a scan of the result's gradient, ``x`` in its row, in the opposite direction over the same segments. Its
@@ -44,8 +42,7 @@ class Gradient:
         return tuple(row for row in own if row is not None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Derivative:
+class Derivative(NamedTuple):
     """The derivatives of h[i] = step(h[i-1], x[i], g[i]) by its arguments, as functions of ``line``; None stands for 1.
 
     ``line.term``, ``line.gate``, ``line.before`` and ``line.after`` are tensors of x[i], g[i], h[i-1] and h[i], and

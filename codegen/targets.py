@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scanops.errors import UnsupportedRequest
 
@@ -139,8 +140,7 @@ def target_of_capability(capability: tuple[int, int]) -> str:
     return max(runs, key=lambda row: row.capability).name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
+class Occupancy(NamedTuple):
     """Resident blocks and threads of a kernel on one multiprocessor."""
 
     blocks: int  # per multiprocessor; 0: a block does not fit, and a launch fails

@@ -13,8 +13,6 @@ Nets Over Sequence Length" (2018).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import Join, Operator
 
@@ -120,7 +118,7 @@ ROWS = (
         start=0,
         step=lambda h, x, g: g * h + x,
         function="linear_scan",
-        gradient=replace(_gradient(gates=True), of_terms=_gradient(gates=False)),
+        gradient=_gradient(gates=True)._replace(of_terms=_gradient(gates=False)),
         derivative=Derivative(before=lambda line: line.gate, gate=lambda line: line.before),
         join=Join(
             lift=lambda x, g, i: (g, x),
