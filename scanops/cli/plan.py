@@ -123,7 +123,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
         "registers": registers,
         "registers_from": "compiler" if resources else "estimate",
         "shared_bytes": {"declared": resources and resources.shared_bytes, "launch": plan.shared_bytes},
-        "occupancy": asdict(occupancy),
+        "occupancy": occupancy._asdict(),
         "resources": asdict(resources) if resources else None,
     }
 
