@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common import parser, require_gpu, write
-from benchmarks.variants import SHAPES, built, scans
+from benchmarks.variants import SHAPES, built, cell_name, scans
 
 METRICS = {
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -43,11 +43,9 @@ def wanted(path: Path, text: str) -> list[str]:
 def run(names: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Run each of these scans once and yield its name and its items."""
     for shape, dim in SHAPES:
-        place = f"{' x '.join(map(str, shape))}, dim {dim}: "
-        if any(name.startswith(place) for name in names):
-            for scan in built([scan for scan in scans(shape, dim) if place + scan.name in names], dim):
-                scan.run(dim)
-                yield place + scan.name, math.prod(shape)
+        for scan in built([scan for scan in scans(shape, dim) if cell_name(shape, dim, scan) in names], dim):
+            scan.run(dim)
+            yield cell_name(shape, dim, scan), math.prod(shape)
 
 
 def profiled(names: Sequence[str]) -> list[dict[str, float]]:

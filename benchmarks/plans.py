@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser
-from scanops.codegen.figures import expected_registers, lines_for, residents
-from scanops.codegen.plan import Plan, strategy_of
+from scanops.codegen.candidates import idle_part, is_resident
+from scanops.codegen.figures import lines_for
+from scanops.codegen.plan import Plan, by_rule, strategy_of
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import target_named
@@ -104,8 +105,7 @@ def specs() -> Iterator[tuple[ScanSpec, bool]]:
 def rule_plan(spec: ScanSpec, target: str, few: bool) -> Plan:
     """Return the plan of the strategy's own rule, without any measured table."""
     row = target_named(target)
-    plan = STRATEGIES[strategy_of(spec, row, few)].plan(spec, row, few)
-    return replace(plan, few=few, why="searched")
+    return replace(by_rule(strategy_of(spec, row, few), spec, row, few), why="searched")
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
@@ -114,7 +114,7 @@ def drawn(own: Plan, count: int) -> list[Plan]:
     for name, strategy in STRATEGIES.items():
         if name != own.strategy and strategy.fits(own.spec, own.target, own.few):
             try:
-                starts.append(replace(strategy.plan(own.spec, own.target, own.few), few=own.few))
+                starts.append(by_rule(name, own.spec, own.target, own.few))
             except (ValueError, ArithmeticError, StopIteration, ScanopsError):
                 continue  # the spec is too long or too short for this strategy
     weights = [max(1, len(starts) - 1), *[1] * (len(starts) - 1)]
@@ -156,19 +156,9 @@ def _changed(start: Plan, numbers: dict[str, Any], own: Plan) -> Plan | None:
     """The plan with these numbers, or None where no useful kernel has them."""
     try:
         plan = replace(rebuilt(start, **numbers), why="searched")
-        declared = 4096 if plan.shared_bytes else 0
-        if plan.shared_bytes + declared > plan.target.block_shared_bytes:
-            return None
-        if residents(plan, expected_registers(plan), declared).blocks < getattr(plan, "blocks", 1):
-            return None
-        allowed = max(IDLE, _idle(own))
-        return plan if _idle(plan) <= allowed else None
+        return plan if is_resident(plan) and idle_part(plan) <= max(IDLE, idle_part(own)) else None
     except (ValueError, ArithmeticError, ScanopsError):
         return None
-
-
-def _idle(plan: Plan) -> float:
-    return plan.tile * plan.tiles / plan.spec.capacity - 1
 
 
 # ---- measuring them

@@ -113,11 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stopwatch, found = Timer(BUDGET), {}
     for shape, dim in SHAPES:
         for scan in built([scan for scan in scans(shape, dim) if given.filter in scan.name], dim):
-            name = f"{' x '.join(map(str, shape))}, dim {dim}: {scan.name}"
+            name = cell_name(shape, dim, scan)
             found[name] = _of_a_copy(stopwatch, functools.partial(scan.run, dim), scan.moved)
             print(f"{found[name]:6.3f}  {name}", flush=True)
     write(given.output, {"of_a_copy": found})
     return 0
+
+
+def cell_name(shape: Sequence[int], dim: int, scan: Scan) -> str:
+    """Return the name of a scan of one shape in the results."""
+    return f"{' x '.join(map(str, shape))}, dim {dim}: {scan.name}"
 
 
 def built(scans: list[Scan], dim: int) -> list[Scan]:

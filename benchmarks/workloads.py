@@ -190,27 +190,20 @@ def workloads(device: str, small: bool = False) -> Iterator[Workload]:
             compiled=lambda a, b: associative(a.flip(0), b.flip(0), 0).flip(0),
             out_bytes=4,
         )
-    yield row(
-        "transmittance of rays, 65536 x 128, exclusive product",
-        (0.1 * random(65536, 128),),
-        lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
-        lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
-        out_bytes=4,
-        trains=True,
-    )
+    for what, sizes in {"transmittance of rays": (65536, 128), "monotonic attention": (256, 100, 600)}.items():
+        yield row(
+            f"{what}, {' x '.join(map(str, sizes))}, exclusive product",
+            (0.1 * random(*sizes),),
+            lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
+            lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
+            out_bytes=4,
+            trains=True,
+        )
     yield row(
         "knots of a spline flow, 1000000 x 8",
         (random(1000000, 8),),
         lambda x: F.pad(scanops.cumsum(x, -1), (1, 0)),
         lambda x: F.pad(torch.cumsum(x, -1), (1, 0)),
-        out_bytes=4,
-        trains=True,
-    )
-    yield row(
-        "monotonic attention, 256 x 100 x 600, exclusive product",
-        (0.1 * random(256, 100, 600),),
-        lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
-        lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
         out_bytes=4,
         trains=True,
     )
@@ -284,16 +277,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     require_gpu()
     stopwatch, found = Timer(BUDGET), {}
-    chosen = [each.name for each in workloads("cuda", small=True) if given.filter in each.name]
-    for name in chosen:
-        each = next(each for each in workloads("cuda") if each.name == name)
+    for each in workloads("cuda"):
+        if given.filter not in each.name:
+            continue
         build_kernels_of([lambda each=each: each.ours(*each.inputs)], default_target())  # type: ignore[misc]
         check(each)
         for backward in (False, True)[: 1 + (each.trains and not given.forward)]:
-            title = name + ", forward and backward" * backward
+            title = each.name + ", forward and backward" * backward
             figures = found[title] = measure(each, stopwatch, backward)
             print("  ".join(f"{k} {v}" for k, v in figures.items()), title, sep="  ", flush=True)
-        del each
         torch.cuda.empty_cache()
         write(given.output, {"microseconds": found})
     return 0

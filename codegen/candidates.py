@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
-from scanops.codegen.plan import make_plan
+from scanops.codegen.plan import by_rule, make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
@@ -20,7 +20,7 @@ from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest, shown
 
-__all__ = ["MOST", "candidates", "restored"]
+__all__ = ["MOST", "candidates", "idle_part", "is_resident", "restored"]
 
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many
@@ -59,7 +59,7 @@ def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, o
     serving = [] if spec.takes_length else _serving(spec, row, few)
     if strategy not in serving:
         raise _gone(spec, f"a strategy that serves it: {', '.join(serving)}", repr(strategy))
-    start = replace(STRATEGIES[strategy].plan(spec, row, few), few=few)
+    start = by_rule(strategy, spec, row, few)
     own = make_plan(spec, target, few)
     plan = _with_numbers(start, numbers) or (_with_numbers(own, numbers) if own.strategy == strategy else None)
     if plan is None:
@@ -108,7 +108,7 @@ def _starts(own: Plan) -> Iterator[Plan]:
     for name in _serving(own.spec, own.target, own.few):
         if name != own.strategy:
             try:
-                other = replace(STRATEGIES[name].plan(own.spec, own.target, own.few), few=own.few)
+                other = by_rule(name, own.spec, own.target, own.few)
             except UnsupportedRequest:
                 continue  # no kernel of this strategy
             if _possible(other):
@@ -118,11 +118,11 @@ def _starts(own: Plan) -> Iterator[Plan]:
 def _neighbours(start: Plan) -> Iterator[Plan]:
     """``start``, then the plans that the grids of its strategy make of it."""
     yield start
-    idle = max(IDLE, _idle(start))
+    idle = max(IDLE, idle_part(start))
     for grid in STRATEGIES[start.strategy].grids:
         for values in itertools.product(*grid.values()):
             other = _tried(start, dict(zip(grid, values, strict=True)))
-            if other is not None and _idle(other) <= idle:
+            if other is not None and idle_part(other) <= idle:
                 yield other
 
 
@@ -136,16 +136,20 @@ def _tried(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
 
 
 def _possible(plan: Plan) -> bool:
-    """Whether a plan is worth a measurement: its blocks are resident on an SM, by estimate."""
-    if isinstance(plan, StagedPlan) and plan.rows * plan.lanes > MOST_TURNS * WARP:
-        return False
+    """Whether a plan is worth a measurement."""
+    turns = plan.rows * plan.lanes / WARP if isinstance(plan, StagedPlan) else 1
+    return turns <= MOST_TURNS and is_resident(plan)
+
+
+def is_resident(plan: Plan) -> bool:
+    """Whether the blocks of a plan are resident on an SM, as many as it promises, by estimate."""
     declared = DECLARED_BYTES if plan.shared_bytes else 0
     if plan.shared_bytes + declared > plan.target.block_shared_bytes:
         return False
     return residents(plan, expected_registers(plan), declared).blocks >= int(getattr(plan, "blocks", 1))
 
 
-def _idle(plan: Plan) -> float:
+def idle_part(plan: Plan) -> float:
     """The fraction of a line's length by which its tiles reach past its end."""
     return max(0.0, plan.tile * plan.tiles / plan.spec.capacity - 1)
 

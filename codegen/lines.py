@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_named
+from scanops.codegen.targets import WARP, target_named
 from scanops.errors import UnsupportedRequest
 
-WARP = 32  # lanes
 WHOLE_BYTES = 64  # of contiguous memory: two 32-byte sectors
 
 PANEL_LINES = 32  # adjacent lines per block where the input is transposed

@@ -27,7 +27,7 @@ from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["Plan", "class_of", "make_plan", "measured_plan", "strategy_of"]
+__all__ = ["Plan", "by_rule", "class_of", "make_plan", "measured_plan", "strategy_of"]
 
 SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
@@ -50,7 +50,12 @@ def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET, few: bool = False) -
     """
     check_spec(spec)
     row = target_named(target)
-    plan = measured_plan(spec, row, few) or STRATEGIES[strategy_of(spec, row, few)].plan(spec, row, few)
+    return measured_plan(spec, row, few) or by_rule(strategy_of(spec, row, few), spec, row, few)
+
+
+def by_rule(strategy: str, spec: ScanSpec, target: Target, few: bool) -> Plan:
+    """Return the plan that the rule of a strategy makes for few lines or for many."""
+    plan = STRATEGIES[strategy].plan(spec, target, few)
     return replace(plan, few=True) if few else plan
 
 
@@ -110,9 +115,9 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
 
 def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | None:
     """The plan of an entry for a spec of its class, or None where it does not serve that length."""
-    strategy = STRATEGIES[entry["strategy"]]
     try:
-        return rebuilt(strategy.plan(spec, target, few), **{name: entry["plan"][name] for name in strategy.free})
+        start = by_rule(entry["strategy"], spec, target, few)
+        return rebuilt(start, **{name: entry["plan"][name] for name in STRATEGIES[start.strategy].free})
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
         return None  # the strategy has no plan for this length
 

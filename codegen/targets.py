@@ -20,6 +20,7 @@ from scanops.errors import UnsupportedRequest
 __all__ = [
     "DEFAULT_TARGET",
     "TARGETS",
+    "WARP",
     "Occupancy",
     "Target",
     "most_registers",

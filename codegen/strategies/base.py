@@ -7,12 +7,11 @@ from typing import ClassVar, NamedTuple
 
 from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.spec import ScanSpec, Source
-from scanops.codegen.targets import Target
+from scanops.codegen.targets import WARP, Target
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", "power_of_two_above", "require"]
 
-WARP = 32  # lanes
 HALF_BYTES = 2
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
