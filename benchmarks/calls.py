@@ -2,7 +2,8 @@
 
 torch, the C++ call path and the Python call path are interleaved in one process on tensors of 8 x 1024. Calls are
 queued; the GPU is synchronised between batches, outside of what is timed. Without a GPU a function that does nothing
-stands for the kernels and torch computes 8 items, so that host time alone is measured.
+stands for the kernels and torch computes 8 items, so that host time alone is measured. On a GPU the calls of an
+exported file, a ``ModelNew``, are measured as well.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 import scanops
 from benchmarks.common import build_kernels_of, parser, write
+from scanops.codegen.exports.formats import export
 from scanops.runtime import launcher, native
 from scanops.runtime.kernels import default_target
 
@@ -171,6 +174,16 @@ def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, di
     return found
 
 
+def exported(batches: int) -> float:
+    """Return the median microseconds of a call of the ``ModelNew`` that is exported for a sum."""
+    spec = scanops.ScanSpec(op="sum", dtype="float32", length=SHAPE[1])
+    module = ModuleType("model_new")
+    exec(export(spec, target=default_target(), lines=SHAPE[0]), module.__dict__)
+    model, x = module.ModelNew(1), torch.rand(SHAPE, device="cuda")
+    assert torch.allclose(model(x), torch.cumsum(x, 1))
+    return statistics.median(microseconds(lambda: model(x), batches))
+
+
 def heading() -> str:
     """Return the two lines above the rows."""
     directions = " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
@@ -212,11 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, case in cases.items():
             found[name] = compared(case, device, chosen.batches, chosen.rounds)
             print(line(name, found[name]), flush=True)
-    figures = {
+    figures: dict[str, object] = {
         "processor": platform.processor() or platform.machine(),
         "shape": SHAPE,
         "batch": BATCH,
         "native_ready_s": seconds,  # found or built
         "microseconds": found,
     }
+    if device == "cuda" and not chosen.case:
+        figures["exported_microseconds"] = exported(chosen.batches * chosen.rounds)
+        print(f"ModelNew of an exported file: {figures['exported_microseconds']:.2f}")
     write(chosen.output, figures)
