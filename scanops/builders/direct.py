@@ -47,7 +47,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     link = [str(cxx.path), "-shared", str(directory / "kernel.o"), *LINK_FLAGS, *libraries]
     library = directory / "kernel.so"
     log = run_all(request, compiler, directory, [[*command, *compiled], [*link, "-o", str(library)]])
-    return BuildReport(library=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
+    return BuildReport(file=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
 
 
 def _against_torch() -> tuple[list[str], list[str], str]:

@@ -114,7 +114,7 @@ import sys
 from pathlib import Path
 from scanops.store.library import load
 from scanops.store.store import Store
-entry = Store(Path(sys.argv[1])).lookup("key", "sum-f32", "cpu")
+entry = Store(Path(sys.argv[1])).lookup("sum-f32", "cpu", "key")
 assert load(entry).scanops_abi() == 3
 names = "torch", "filelock", "jinja2", "subprocess", "scanops.builders.build"
 print(*[name for name in names if name in sys.modules])

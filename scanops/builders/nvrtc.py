@@ -1,0 +1,184 @@
+"""Building cubins with NVRTC, in this process: no toolkit, no host compiler, no file and no child process.
+
+Every CUDA build of torch depends on NVRTC. It is called through ctypes, which releases the interpreter's lock: threads
+compile at the same time, and a fork waits until none does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanops import environment
+from scanops.artifact import CUBIN, BuildReport, BuildRequest, flags_of
+from scanops.builders.programs import build_failure, parse_ptxas
+from scanops.codegen.targets import TARGETS, nearest_targets
+from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
+from scanops.processes import NO_FORK, compiling
+
+_MAPS = Path("/proc/self/maps")
+_NAME = re.compile(r"libnvrtc\.so\.(\d+)[\d.]*")
+_OLDEST = 12  # the first whose cubins are loaded without a context
+# Of CUDA 13 and later, then 12, in the wheels that torch depends on; a toolkit's
+_WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")
+_TOOLKIT_FOLDERS = ("lib64", "lib", "targets/*/lib")
+_USUAL_ROOT = Path("/usr/local/cuda")
+_INVALID_OPTION = 5  # of nvrtcResult
+_NO_CACHE = (12, 9)  # the first that caches, by libcuda, which it would initialise
+_INSTALL = "pip install nvidia-cuda-nvrtc (-cu12 for CUDA 12), which a CUDA build of torch brings"
+_CORRECT = "correct SCANOPS_NVRTC, or unset it: nothing else is tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvrtc:
+    """One NVRTC, loaded into this process."""
+
+    library: ctypes.CDLL
+    path: Path
+    found_by: str  # "SCANOPS_NVRTC", "this process", "wheel" ...
+    version: str  # "13.0"
+    targets: tuple[str, ...]  # ("sm_75", "sm_80", ...), as it lists them
+
+    def __str__(self) -> str:
+        return f"NVRTC {self.version}"
+
+
+def find(target: str | None = None) -> Nvrtc:
+    """Return the first NVRTC that knows ``target``, or the first of all.
+
+    Raises MissingCompiler where there is none, UnsupportedRequest where none knows the target.
+    """
+    tried, known = [], []
+    for each in candidates():
+        if isinstance(each, Nvrtc):
+            if target is None or re.sub(r"\D+$", "", target) in each.targets:
+                return each
+            known.append(each)
+        else:
+            tried.append(each)
+    if known:
+        raise _unknown(str(target), known)
+    raise MissingCompiler(
+        "find NVRTC",
+        allowed=f"libnvrtc.so of CUDA {_OLDEST} or later: in this process, in a wheel or in a toolkit",
+        value="; ".join(tried) or "none in this process, in the wheels on sys.path or in a toolkit",
+        hint=_CORRECT if environment.nvrtc() else _INSTALL,
+    )
+
+
+def candidates() -> Iterator[Nvrtc | str]:
+    """Yield each NVRTC in the order of the search, loaded; for a library that is none, what is wrong with it."""
+    seen = set()
+    for found_by, path in _places():
+        real = path.resolve()
+        if real not in seen:
+            seen.add(real)
+            try:
+                facts = real.stat()
+                yield _opened(real, found_by, (facts.st_mtime_ns, facts.st_size))
+            except (OSError, AttributeError) as problem:  # not there, not to be loaded, or without a function
+                yield f"{found_by} ({path}): {problem}"
+
+
+def build(request: BuildRequest, directory: Path) -> BuildReport:
+    """Compile ``request`` and write kernel.cubin to ``directory``, which has kernel.cu.
+
+    Raises BuildFailure, MissingCompiler without NVRTC or its builtins, UnsupportedRequest for an unknown target.
+    """
+    nvrtc = find(request.target)
+    options = [*flags_of(request.target, CUBIN), *request.options, "--ptxas-options=-v", "-modify-stack-limit=false"]
+    options += ["-no-cache"] if tuple(map(int, nvrtc.version.split("."))) >= _NO_CACHE else []
+    status, log, cubin = compiled(nvrtc, request.source, directory / "kernel.cu", options)
+    if status == _INVALID_OPTION and "architecture" in log:  # listed, but not with this suffix
+        raise _unknown(request.target, [nvrtc])
+    if status:
+        raise build_failure(request, str(nvrtc), f"nvrtc {' '.join(options)} kernel.cu", log, directory)
+    file = directory / "kernel.cubin"
+    file.write_bytes(cubin)
+    versions = {"route": "nvrtc", "nvrtc": nvrtc.version}
+    return BuildReport(file=file, seconds=0.0, resources=parse_ptxas(log), toolchain=versions, form=CUBIN)
+
+
+def compiled(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> tuple[int, str, bytes]:
+    """Return NVRTC's status, 0 for success, what it says about the source, and the machine code."""
+    call, program = nvrtc.library, c_void_p()
+    words = (c_char_p * len(options))(*(option.encode() for option in options))
+    with compiling():
+        status = call.nvrtcCreateProgram(byref(program), source.encode(), str(name).encode(), 0, None, None)
+        if status:
+            return status, call.nvrtcGetErrorString(status).decode(), b""
+        try:
+            status = call.nvrtcCompileProgram(program, len(options), words)
+            log = _text(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            log = log if log.strip() or not status else call.nvrtcGetErrorString(status).decode()
+            return status, log, b"" if status else _text(nvrtc, program, "CUBIN")
+        finally:
+            call.nvrtcDestroyProgram(byref(program))
+
+
+def _text(nvrtc: Nvrtc, program: c_void_p, what: str) -> bytes:
+    """Return what nvrtcGet``what`` copies."""
+    size = c_size_t()
+    getattr(nvrtc.library, f"nvrtcGet{what}Size")(program, byref(size))
+    data = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc.library, f"nvrtcGet{what}")(program, data)
+    return data.raw
+
+
+def _unknown(target: str, known: list[Nvrtc]) -> UnsupportedRequest:
+    names = [name for name in TARGETS if any(name in each.targets for each in known)]
+    return UnsupportedRequest(
+        f"compile for target {target!r}",
+        allowed=f"what scanops and {' or '.join(map(str, known))} know: {', '.join(names)}",
+        value=repr(target),
+        hint=f"use {nearest_targets(target, names)}, or set SCANOPS_NVRTC to the libnvrtc.so of a CUDA that knows it",
+    )
+
+
+def _places() -> Iterator[tuple[str, Path]]:
+    """Yield (how it was found, path) of libraries that may be NVRTC, the newest first in each place."""
+    if chosen := environment.nvrtc():
+        yield "SCANOPS_NVRTC", chosen
+        return
+    mapped = []
+    with contextlib.suppress(OSError):
+        mapped = [line.split(maxsplit=5)[-1] for line in _MAPS.read_text(errors="surrogateescape").splitlines()]
+    yield from _named("this process", dict.fromkeys(map(Path, mapped)))
+    folders = [folder for base in sys.path if base for each in _WHEEL_FOLDERS for folder in Path(base).glob(each)]
+    yield from _named("wheel", (path for folder in folders for path in folder.glob("libnvrtc.so.*")))
+    with contextlib.suppress(ImportError, RuntimeError):  # not installed; it finds none
+        with NO_FORK:
+            from cuda.pathfinder import load_nvidia_dynamic_lib
+        yield "cuda-pathfinder", Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
+    for name, root in (*environment.cuda_homes(), (str(_USUAL_ROOT), _USUAL_ROOT)):
+        yield from _named(name, (path for each in _TOOLKIT_FOLDERS for path in root.glob(f"{each}/libnvrtc.so.*")))
+
+
+def _named(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:
+    versions = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return [(found_by, path) for major, path in sorted(versions, key=lambda each: -each[0]) if major >= _OLDEST]
+
+
+@functools.lru_cache(maxsize=16)
+def _opened(path: Path, found_by: str, _: tuple[int, int]) -> Nvrtc:
+    """Load an NVRTC and its builtins, which it opens by name at a compile: that of CUDA 13.0 finds none by itself."""
+    with NO_FORK:
+        library = ctypes.CDLL(str(path))
+        major, minor, count = c_int(), c_int(), c_int()
+        library.nvrtcVersion(byref(major), byref(minor))
+        version = f"{major.value}.{minor.value}"
+        builtins = path.with_name(f"libnvrtc-builtins.so.{version}")
+        ctypes.CDLL(str(builtins if builtins.exists() else builtins.name))  # or where the loader searches
+        library.nvrtcGetErrorString.restype = c_char_p
+        library.nvrtcGetNumSupportedArchs(byref(count))
+        numbers = (c_int * count.value)()
+        library.nvrtcGetSupportedArchs(numbers)
+    targets = tuple(f"sm_{number}" for number in numbers)
+    return Nvrtc(library=library, path=path, found_by=found_by, version=version, targets=targets)
