@@ -27,6 +27,7 @@ from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
 from scanops.processes import NO_FORK
 from scanops.store import usage
+from scanops.store.cubin import disagreement
 from scanops.store.entry import FILES, Entry, checked, write_manifest
 from scanops.store.layers import keys, layers, refusal
 from scanops.store.root import (
@@ -243,7 +244,7 @@ class Store:
 
 
 def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
-    """Put an entry together, on disk to the last byte, and load it once: a library; a cubin needs no GPU for that."""
+    """Put an entry together, on disk to the last byte. Load a library once; hold a cubin to its launch."""
     from scanops.store.library import load
 
     ready = stage / f"{request.name}-{request.identities[report.form][:16]}"
@@ -252,7 +253,10 @@ def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
     report.file.rename(ready / FILES[report.form][1])
     entry = write_manifest(ready, request, report)
     try:
-        load(entry)
+        if report.form != CUBIN:
+            load(entry)
+        elif wrong := disagreement(entry.library_path.read_bytes(), entry.manifest["launch"]["parameters"]):
+            raise BadStoreEntry("", allowed="a kernel with the parameters of its launch", value=wrong, hint="report it")
     except BadStoreEntry as problem:
         source = report.file.with_name("kernel.cu")
         raise BuildFailure(
