@@ -1,8 +1,8 @@
 """What a kernel is built from and known by: build requests and reports, its identity, its key in an index.
 
-A kernel has two forms: a shared library with a launcher in C, or a cubin, which the driver loads and which is launched by
-a record of data (codegen/launch.py). Each has an identity: the SHA-256 of its text, flags and target, with the ABI and
-platform of a library or the launch of a cubin; never a path, a time, or parameters. A cubin is of no host. Toolchain
+A kernel has two forms: a shared library with a launcher in C, and a cubin, which the driver loads and launches by a
+record of data (codegen/launch.py). Each has an identity: the SHA-256 of its text, flags and target, and of the ABI and
+platform of a library or the launch of a cubin, which is of no host; never a path, a time, or parameters. Toolchain
 versions are in the manifest instead, so that a machine without compilers can look kernels up.
 
 A new process would have to render a kernel to know its identity. An installed wheel carries the digests of everything
@@ -124,7 +124,9 @@ class BuildRequest:
             own[CUBIN] = {"form": CUBIN, "launch": self.launch}
         found = {}
         for form, parts in own.items():
-            text = json.dumps({**common, **parts, "flags": (*flags_of(self.target, form), *self.options)}, sort_keys=True)
+            text = json.dumps(
+                {**common, **parts, "flags": (*flags_of(self.target, form), *self.options)}, sort_keys=True
+            )
             found[form] = hashlib.sha256(text.encode()).hexdigest()
         made = {FORMS[name] for name in self.builders}
         identities = {form: identity for form, identity in found.items() if form in made}
@@ -144,7 +146,7 @@ def flags_of(target: str, form: str = LIBRARY) -> tuple[str, ...]:
     if target in (CPU, HOST):
         return _CPU_FLAGS if target == CPU else _HOST_FLAGS
     if form == CUBIN:
-        return _CUBIN_FLAGS + (f"-arch={target}",)
+        return (*_CUBIN_FLAGS, f"-arch={target}")
     number = target.removeprefix("sm_")
     # The long form holds the word "arch", which keeps load_inline from adding targets of its own.
     return (*_CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
@@ -198,9 +200,7 @@ def request_of(
         plan = plan_for(spec, target, measured, few)
         source, launch = render(plan), None if target == CPU else plan.launch._asdict()
     written = "" if is_built_in(row) else expressions(row)
-    return BuildRequest(
-        name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders
-    )
+    return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
 
 
 def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:

@@ -3,14 +3,14 @@
 Threads are enough: compilers are processes or let go of the interpreter's lock, and rendering takes milliseconds.
 
 A forked child has copies of the locks of all threads, and only the thread that forked. Where another thread was
-importing a module, for example, the child would wait for that module's lock for ever. The rule: whatever takes locks of
-Python, jinja2, torch or NVRTC on the way to a kernel does so inside one of the locks of this module, and every fork
+importing a module, for example, the child would wait for that module's lock for ever. The rule: whatever takes locks
+of Python, jinja2, torch or NVRTC on the way to a kernel does so inside one of the locks of this module, and every fork
 waits until no other thread holds any. ``NO_FORK`` is for moments: late imports, rendering, starting a program, changes
-of the environment. ``LOADING`` is for a build by load_inline, which takes seconds. A thread that holds ``NO_FORK`` never
-asks for ``LOADING``; the other way round is allowed. ``compiling()`` is for a compile by NVRTC, and holds off forks
-alone: any number of threads may be in it. All are registered here, together, when this module is imported. A fork that
-another thread began before that has not taken them: it must not release them either. ``logging`` has a lock of this
-kind, too, and is imported first: a fork takes it after these, as a thread does that imports or builds.
+of the environment. ``LOADING`` is for a build by load_inline, which takes seconds. A thread that holds ``NO_FORK``
+never asks for ``LOADING``; the other way round is allowed. ``compiling()`` is for a compile by NVRTC, and holds off
+forks alone: any number of threads may be in it. All are registered here, together, when this module is imported. A fork
+that another thread began before that has not taken them: it must not release them either. ``logging`` has a lock of
+this kind, too, and is imported first: a fork takes it after these, as a thread does that imports or builds.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ _COMPILING: set[int] = set()  # the threads that are in ``compiling()``
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Hold off forks for a ``with`` block that any number of threads may be in at once, and that takes no other lock."""
+    """Hold off forks for a ``with`` block, which takes no other lock. Any number of threads may be in it at once."""
     with NO_FORK, _COMPILES:  # a fork that waits for compiles to end holds NO_FORK: no other begins
         _COMPILING.add(threading.get_ident())
     try:
@@ -146,7 +146,7 @@ def compiling() -> Iterator[None]:
 def _before() -> None:
     for lock in (LOADING, NO_FORK, _COMPILES):
         lock.acquire()
-    _COMPILES.wait_for(lambda: _COMPILING <= {threading.get_ident()})
+    _COMPILES.wait_for(lambda: not _COMPILING - {threading.get_ident()})
     _FORKING.holds = True
 
 
@@ -162,7 +162,7 @@ def _after_in_child() -> None:
         _after_in_parent()
     else:
         for lock in (LOADING, NO_FORK, _COMPILES):
-            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of Python's own modules are
+            lock._at_fork_reinit()  # type: ignore[union-attr]  # as the locks of Python's own modules are
         _COMPILING.clear()
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,16 +27,24 @@ from scanops.processes import SEVERAL
 
 _LOG = logging.getLogger("scanops")
 _ROOM_BYTES = 1 << 20  # more than a build writes
-_BUILDERS = {"load_inline": inline.build, "nvcc": direct.build, "nvrtc": nvrtc.build}
-_REQUIRED = {"load_inline": inline.require, "nvcc": cuda_compilers, "nvrtc": nvrtc.find}  # raise what is missing
+_BUILDERS: dict[str, Callable[[BuildRequest, Path], BuildReport]] = {
+    "load_inline": inline.build,
+    "nvcc": direct.build,
+    "nvrtc": nvrtc.build,
+}
+_REQUIRED: dict[str, Callable[[str], object]] = {  # raise what is missing
+    "load_inline": inline.require,
+    "nvcc": cuda_compilers,
+    "nvrtc": nvrtc.find,
+}
 _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile ``request`` in ``directory``, which exists and is the build's own.
 
-    The first of the request's builders that works here builds for a GPU. A source or a target that it refuses goes to the next
-    one, if that is another compiler; the error is the last one's. Leaves kernel.cu, the library or cubin and
+    For a GPU the first of the request's builders that works here builds. A source or a target that it refuses goes to
+    the next one, if that is another compiler; the error is the last one's. Leaves kernel.cu, the library or cubin and
     intermediate files there, and the log of a failure. Where the name of the folder is not safe, compilers run in a
     temporary one. Raises BuildFailure when compilers are missing or refuse the source, UnsupportedRequest for a target
     that the last one does not know, OSError on a full disk.
@@ -105,8 +113,8 @@ def _compiled(request: BuildRequest, directory: Path) -> BuildReport:
             _LOG.info("built %s in %.2f s", what, report.seconds)
             return report
         _LOG.info("%s does not build %s: %s", name, what, (missing.get(name) or refused[FORMS[name]]).value)
-    for problem in reversed(refused.values()):
-        raise problem
+    for last in reversed(refused.values()):
+        raise last
     asked, allowed, value, hint = (
         "; ".join(dict.fromkeys(getattr(each, part) for each in missing.values()))
         for part in ("asked", "allowed", "value", "hint")

@@ -20,15 +20,14 @@ from scanops import environment
 from scanops.artifact import CUBIN, BuildReport, BuildRequest, flags_of
 from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.codegen.targets import TARGETS, nearest_targets
-from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
+from scanops.errors import MissingCompiler, UnsupportedRequest
 from scanops.processes import NO_FORK, compiling
 
 _MAPS = Path("/proc/self/maps")
 _NAME = re.compile(r"libnvrtc\.so\.(\d+)[\d.]*")
 _OLDEST = 12  # the first whose cubins are loaded without a context
-# Of CUDA 13 and later, then 12, in the wheels that torch depends on; a toolkit's
-_WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")
-_TOOLKIT_FOLDERS = ("lib64", "lib", "targets/*/lib")
+_IN_WHEELS = "nvidia/cu*/lib/libnvrtc.so.*"  # cu13 of CUDA 13 and later, cuda_nvrtc of 12
+_IN_TOOLKITS = ("lib64/libnvrtc.so.*", "lib/libnvrtc.so.*", "targets/*/lib/libnvrtc.so.*")
 _USUAL_ROOT = Path("/usr/local/cuda")
 _INVALID_OPTION = 5  # of nvrtcResult
 _NO_CACHE = (12, 9)  # the first that caches, by libcuda, which it would initialise
@@ -75,8 +74,8 @@ def find(target: str | None = None) -> Nvrtc:
 
 def candidates() -> Iterator[Nvrtc | str]:
     """Yield each NVRTC in the order of the search, loaded; for a library that is none, what is wrong with it."""
-    seen = set()
-    for found_by, path in _places():
+    seen, chosen = set(), environment.nvrtc()
+    for found_by, path in [("SCANOPS_NVRTC", chosen)] if chosen else _places():
         real = path.resolve()
         if real not in seen:
             seen.add(real)
@@ -144,21 +143,17 @@ def _unknown(target: str, known: list[Nvrtc]) -> UnsupportedRequest:
 
 def _places() -> Iterator[tuple[str, Path]]:
     """Yield (how it was found, path) of libraries that may be NVRTC, the newest first in each place."""
-    if chosen := environment.nvrtc():
-        yield "SCANOPS_NVRTC", chosen
-        return
     mapped = []
     with contextlib.suppress(OSError):
         mapped = [line.split(maxsplit=5)[-1] for line in _MAPS.read_text(errors="surrogateescape").splitlines()]
     yield from _named("this process", dict.fromkeys(map(Path, mapped)))
-    folders = [folder for base in sys.path if base for each in _WHEEL_FOLDERS for folder in Path(base).glob(each)]
-    yield from _named("wheel", (path for folder in folders for path in folder.glob("libnvrtc.so.*")))
+    yield from _named("wheel", (path for base in sys.path if base for path in Path(base).glob(_IN_WHEELS)))
     with contextlib.suppress(ImportError, RuntimeError):  # not installed; it finds none
         with NO_FORK:
             from cuda.pathfinder import load_nvidia_dynamic_lib
         yield "cuda-pathfinder", Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
     for name, root in (*environment.cuda_homes(), (str(_USUAL_ROOT), _USUAL_ROOT)):
-        yield from _named(name, (path for each in _TOOLKIT_FOLDERS for path in root.glob(f"{each}/libnvrtc.so.*")))
+        yield from _named(name, (path for each in _IN_TOOLKITS for path in root.glob(each)))
 
 
 def _named(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:

@@ -159,7 +159,8 @@ def precompile(
 
     Builds several kernels at a time; - reads the file from standard input. Needs nvcc or NVRTC and no GPU. Kernels
     that the folder has are left alone, so that a run that was stopped can be repeated. The folder has the layout of a
-    store and can be packed; with --builder nvrtc its kernels run on hosts of every kind. Exits with 1 when a kernel could not be built, after all others.
+    store and can be packed; with --builder nvrtc its kernels run on hosts of every kind. Exits with 1 when a kernel
+    could not be built, after all others.
     """
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]

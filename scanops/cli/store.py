@@ -39,12 +39,12 @@ def store() -> None:
 def list_() -> Answer:
     """List kernels, in the order of lookups.
 
-    Sizes are those of a kernel's files, then come the builder (nvrtc makes cubins, the others libraries) and the
-    beginning of the identity. Places that a lookup passes over are reported on standard error.
+    Sizes are those of a kernel's files, then come the beginning of the identity and the builder: nvrtc makes cubins,
+    the others make libraries. Places that a lookup passes over are reported on standard error.
     """
     found = rows()
     unused = [place for place in places() if place.problem]
-    width = min(31, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
+    width = min(39, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
     total = 0
     lines: list[str | tuple[str, str]] = []
     for place, each in groupby(found, key=lambda row: row[0]):
@@ -52,7 +52,7 @@ def list_() -> Answer:
         for _, entry in each:
             size = size_of(entry.directory)
             total += size
-            facts = f"{entry.target:<6}  {format_size(size):>8}  {entry.builder:<11}  {entry.identity[:12]}"
+            facts = f"{entry.target:<6}  {format_size(size):>8}  {entry.identity[:7]} {entry.builder}"
             lines.append(f"  {entry.slug:<{width}}  {facts}")
     lines.append(f"{len(found)} kernels, {format_size(total)}")
     for place in [] if as_json() else unused:

@@ -28,7 +28,6 @@ from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 
-
 AHEAD = tuple(FORMS)  # who builds kernels for GPUs before they are needed, in this order
 _ON_A_MISS = ("nvrtc", "load_inline", "nvcc")  # and while a call or its stand-in waits: the fastest first
 

@@ -35,7 +35,7 @@ _COMMON = {  # form of a manifest, as far as it is read later: see require_form
     "flags": [str],
     "toolchain": dict,
 }
-_OWN = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {"launch": dict}}
+_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {"launch": dict}}
 _FORM = {
     form: {**_COMMON, **own, "files": {name: {"size": int, "sha256": str} for name in FILES[form]}}
     for form, own in _OWN.items()

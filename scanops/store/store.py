@@ -64,8 +64,9 @@ class Store:
     def find(self, *identities: str) -> Entry | None:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
-        ``identities`` are those of a ``BuildRequest``: of several forms, the first that there is serves. A corrupt entry, or one that others could have written, counts as absent, and is moved aside if it is in the
-        store. With SCANOPS_REQUIRE_SIGNED only signed packs are searched.
+        ``identities`` are those of a ``BuildRequest``: of several forms, the first that there is serves. A corrupt
+        entry, or one that others could have written, counts as absent, and is moved aside if it is in the store. With
+        SCANOPS_REQUIRE_SIGNED only signed packs are searched.
 
         Raises:
             BadStoreEntry: others own the root of the store or of a pack, or may write there.
