@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.spec import ScanSpec, Source
+from scanops.codegen.launch import Launch
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.targets import WARP, Target
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", "power_of_two_above", "require"]
 
 HALF_BYTES = 2
+STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
@@ -88,14 +90,6 @@ class Plan:
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
         return ()
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it.
-
-        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an
-        argument, the number is that for the longest line.
-        """
-        raise NotImplementedError
-
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
         shared = {"spec", "target", "why", "few"}
@@ -133,19 +127,35 @@ class Plan:
         return 0
 
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return False
+    def launch(self) -> Launch:
+        """What the grid, the parameters and the workspace of a launch follow from, as data."""
+        raise NotImplementedError
 
-    @property
-    def takes_neighbours(self) -> bool:
-        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
-        return False
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ()
+    def _launch(self, *among: str, **numbers: Any) -> Launch:
+        """Return the launch of these numbers; ``among`` are the parameters that some strategies have."""
+        spec, chosen = self.spec, numbers.get("chosen", ())
+        there = {
+            **{source.name: True for source in spec.sources},
+            "output": True,
+            "indices": spec.doubled,
+            "geometry": spec.strided,
+            "neighbours": "neighbours" in among,
+            "lines": "lines" in among,
+            "carry_in": spec.initial,
+            "carry_in_step": spec.initial,
+            "carry_out": spec.final,
+            "offsets": spec.by_offsets,
+            "length": spec.takes_length,
+            **{name: True for name in chosen},
+            "workspace": "workspace" in among,
+        }
+        return Launch(
+            parameters=tuple(name for name, is_there in there.items() if is_there),
+            threads=self.threads,
+            shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
+            words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
+            **numbers,
+        )
 
     # ---- a tile
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
@@ -118,9 +119,12 @@ class BlockPlan(RowPlan):
         require(self, self.tiles == 1, "one tile")
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length: the stripes of a warp."""
-        return ("stripes",) if self.spec.takes_length else ()
+    def launch(self) -> Launch:
+        """What a launch follows from: a block takes a row, in as few warps and stripes as hold it."""
+        if not self.spec.takes_length:
+            return self._launch()
+        stripe = WARP * self.items
+        return self._launch(chosen=("stripes",), lead=self._lead, room=stripe * self.vectors, stripe=stripe)
 
     @property
     def before(self) -> Before | None:

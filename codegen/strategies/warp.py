@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, is_power_of_two, power_of_two_above, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
@@ -54,14 +55,11 @@ class WarpPlan(RowPlan):
         return self.lanes * self.vectors * self.items
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length: the lanes of a row."""
-        return ("lane_bits",) if self.spec.takes_length and not self.boundary else ()
-
-    @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
+    def launch(self) -> Launch:
+        """What a launch follows from: a block takes as many rows as it has lanes for."""
+        if self.spec.takes_length and not self.boundary:
+            return self._launch("lines", adjacent=0, chosen=("lane_bits",), room=self.vectors * self.items)
+        return self._launch("lines", adjacent=0, width=self.threads // self.lanes)
 
     @property
     def alone(self) -> bool:
@@ -72,7 +70,7 @@ class WarpPlan(RowPlan):
     def _reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         reach = self.spec.capacity + self._lead + self.items - 1  # to the end of the last access
-        return bool(self.chosen) or self.tile < reach
+        return bool(self.launch.chosen) or self.tile < reach
 
 
 def fits(spec: ScanSpec) -> bool:
