@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,20 +14,12 @@ from scanops.codegen.strategies.base import Plan
 
 __all__ = ["Parameter", "Unit", "python_name", "unit_of"]
 
-# CUDA toolkits that compile for a target and were tried, from 11.8 on. CUDA 13 dropped sm_70.
+# CUDA toolkits that compile for a target and have cudaLaunchKernelEx (11.8). CUDA 13 dropped sm_70.
 TOOLKITS = {
     "sm_70": "11.8 to 12.9",
     "sm_100": "12.8 or later",
     "sm_103": "12.9 or later",
     "sm_120": "12.8 or later",
-}
-ARRAY = "const long long*"  # of numbers in host memory
-CTYPES = {
-    "const void*": "ctypes.c_void_p",
-    "void*": "ctypes.c_void_p",
-    "long long": "ctypes.c_longlong",
-    "int": "ctypes.c_int",
-    ARRAY: "ctypes.POINTER(ctypes.c_longlong)",
 }
 
 
@@ -38,8 +29,7 @@ class Parameter(NamedTuple):
     type: str  # in C; pointers to void are to device memory
     name: str
     says: str  # what it holds, in a phrase
-    value: str  # the expression of its value in an exported Python file
-    member: str = ""  # of ScanArguments, where it does not have the argument's name
+    value: str = ""  # the expression of its value in an exported Python file; "": one of the sizes
 
     @property
     def declared(self) -> str:
@@ -48,13 +38,8 @@ class Parameter(NamedTuple):
 
     @property
     def ctype(self) -> str:
-        """The type of the argument in ctypes."""
-        return CTYPES[self.type]
-
-    @property
-    def each_call(self) -> bool:
-        """Whether the value differs between calls on tensors of the same shapes and strides."""
-        return self.type.endswith("void*")
+        """The type of the argument in an exported Python file."""
+        return {"long long": "integer", "int": "ctypes.c_int"}.get(self.type, "pointer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +56,19 @@ class Unit:
         return self.plan.spec
 
     @property
-    def name(self) -> str:
-        """A C identifier that is unique to the text."""
-        return f"scan_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"
+    def names(self) -> list[str]:
+        """The arguments of the launcher."""
+        return [row.name for row in self.parameters]
 
     @property
-    def conditions(self) -> dict[str, object]:
-        """What the kernel requires of a call, by the fields of an exported file's Kernel."""
+    def conditions(self) -> str:
+        """What the kernel requires of a call, as arguments of an exported file's Kernel."""
         spec = self.spec
+        least = spec.multiple if spec.takes_length else spec.capacity
         by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
-        return {
-            "lengths": (1 if spec.takes_length else spec.capacity, spec.capacity),
-            "multiple": spec.multiple,
-            "inner": spec.inner,
-            "boundary": ACCESS_BYTES if spec.aligned and not by_item else 1,
-            **({"mask": f"torch.{spec.mask}"} if spec.mask else {}),
-        }
-
-    @property
-    def signature(self) -> tuple[str, ...]:
-        """The parameters of the launcher in C."""
-        return tuple(row.declared for row in self.parameters)
+        alignment = ACCESS_BYTES if spec.aligned and not by_item else 1
+        lengths = f"range({least}, {spec.capacity + 1}, {spec.multiple})"
+        return f"{lengths}, inner={spec.inner}, alignment={alignment}" + f", mask=torch.{spec.mask}" * bool(spec.mask)
 
     @property
     def toolkit(self) -> str:
@@ -131,7 +108,6 @@ def python_name(source: Source) -> str:
 def _parameters(plan: Plan, takes_stream: bool) -> Iterator[Parameter]:
     """Yield the arguments of the launcher, in order."""
     spec = plan.spec
-    carry = spec.carry.name if spec.initial or spec.final else ""
     for source in spec.sources:
         says = f"{source.dtype.name}, {'the input' if source.name == 'input' else 'one per item'}"
         yield Parameter("const void*", source.name, says, f"{python_name(source)}.data_ptr()")
@@ -139,42 +115,25 @@ def _parameters(plan: Plan, takes_stream: bool) -> Iterator[Parameter]:
     if spec.indexed:
         yield Parameter("void*", "indices", "int64, contiguous: the index of each result", "indices.data_ptr()")
     if spec.initial:
-        yield Parameter("const void*", "carry_in", f"{carry}: the carry-in of each line", "carry_in.data_ptr()")
+        says = f"{spec.carry.name}: the carry-in of each line"
+        yield Parameter("const void*", "carry_in", says, "carry_in.data_ptr()")
         yield Parameter("long long", "carry_in_step", "1, or 0 where all lines share one carry-in", "1")
     if spec.final:
-        yield Parameter("void*", "carry_out", f"{carry}: the carry-out of each line", "carry_out.data_ptr()")
+        says = f"{spec.carry.name}: the carry-out of each line"
+        yield Parameter("void*", "carry_out", says, "carry_out.data_ptr()")
     if spec.by_offsets:
         says = f"{spec.segments}, rising: where each segment but the first begins"
         yield Parameter("const void*", "offsets", says, "offsets.data_ptr() + offsets.element_size()")
         yield Parameter("long long", "segments", "the number of these offsets", "offsets.numel() - 2")
-    yield Parameter("void*", "workspace", "scanops_workspace_bytes(lines, length) bytes, cleared", "workspace_at")
-    beside = f", {spec.inner} of them adjacent" if spec.inner > 1 else ""
-    yield Parameter("long long", "lines", f"scanned sequences{beside}", "lines")
-    yield Parameter("long long", "length", f"items of a line: {spec.items_text}", "length")
+    value = "workspace.data_ptr() if workspace_bytes else None"
+    yield Parameter("void*", "workspace", "scanops_workspace_bytes(lines, length) bytes, cleared", value)
     if spec.strided:
-        yield from _geometry(plan)
-    count = "torch.cuda.get_device_properties(device).multi_processor_count"
-    yield Parameter("int", "multiprocessors", "of the GPU", count)
+        yield Parameter("const Geometry*", "geometry", "of the operands; host memory")
+    if plan.takes_neighbours:
+        yield Parameter("const Neighbours*", "neighbours", "host memory")
+    beside = f", {spec.inner} of them adjacent" if spec.inner > 1 else ""
+    yield Parameter("long long", "lines", f"scanned sequences{beside}", "*sizes")
+    yield Parameter("long long", "length", f"items of a line: {spec.items_text}")
+    yield Parameter("int", "multiprocessors", "of the GPU")
     if takes_stream:
-        yield Parameter("void*", "stream", "a cudaStream_t of the current device", "_stream(device)")
-
-
-def _geometry(plan: Plan) -> Iterator[Parameter]:
-    """Yield the sizes of the dimensions that are not scanned, and the strides of the operands in items."""
-    names = [source.name for source in plan.spec.sources]
-    yield Parameter("int", "rank", "dimensions that are not scanned, at most 24", "len(sizes)", "geometry.rank")
-    yield Parameter(ARRAY, "size", "of each of them; host memory", "_array(sizes)", "geometry.size")
-    for at, source in enumerate(plan.spec.sources):
-        across, along = f"{source.name}_stride", f"{source.name}_step"
-        says = "its strides there, in items; host memory"
-        yield Parameter(ARRAY, across, says, f"_array(strides[{at}])", f"geometry.{across}")
-        says = "its stride along the line, in items"
-        yield Parameter("long long", along, says, f"{python_name(source)}.stride(dim)", f"geometry.{along}")
-    if "neighbours" in plan.launch.parameters:
-        beside = {
-            "size": "size of the dimension whose lines are adjacent in some operand",
-            "lines": "from a line to the number of its neighbour",
-            **{f"{name}_stride": "from a line to its neighbour, in items" for name in names},
-        }
-        for at, (member, says) in enumerate(beside.items()):
-            yield Parameter("long long", f"neighbour_{member}", says, f"beside[{at}]", f"neighbours.{member}")
+        yield Parameter("void*", "stream", "a cudaStream_t of the current device", "_raw_stream(device)")

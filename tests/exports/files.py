@@ -36,12 +36,11 @@ def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90"
     return export([ScanSpec.parse(slug) for slug in slugs], format, target, lines=lines)
 
 
-def texts(file: str) -> dict[str, str]:
-    """The CUDA in a Python file, by the name of its library: what load_inline is given."""
+def texts(file: str) -> list[str]:
+    """The CUDA in a Python file, kernel by kernel: what load_inline is given."""
     statements = (each for each in ast.parse(file).body if isinstance(each, ast.Assign))
-    values: dict[str, Any] = {ast.unparse(each.targets[0]): each.value for each in statements}
-    kernels = [kernel.args[:2] for kernel in values["KERNELS"].elts]
-    return {ast.literal_eval(name): ast.literal_eval(values[source.id]) for name, source in kernels}
+    values = {ast.unparse(each.targets[0]): each.value for each in statements}
+    return [ast.literal_eval(value) for name, value in values.items() if name.startswith("SOURCE_")]
 
 
 def run(
@@ -55,8 +54,8 @@ def run(
     for number, (text, calls) in enumerate(files):
         path = folder / f"exported_{number}.py"
         path.write_text(text)
-        requests = [BuildRequest(name=name, source=source, target="cpu") for name, source in texts(text).items()]
-        libraries = {request.name: str(Store().get_or_build(request).library_path) for request in requests}
+        requests = [BuildRequest(name="exported", source=source, target="cpu") for source in texts(text)]
+        libraries = {each.source: str(Store().get_or_build(each).library_path) for each in requests}
         jobs.append((str(path), libraries, list(calls)))
     torch.save(jobs, folder / "jobs")
     ran(sys.executable, ALONE, folder / "jobs", folder=folder, TORCH_EXTENSIONS_DIR=str(folder / "extensions"))
