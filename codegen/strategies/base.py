@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.launch import Launch
+from scanops.codegen.launch import FIELDS, ceil_div
+from scanops.codegen.launch import Launch as Launch
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.targets import WARP, Target
 from scanops.errors import UnsupportedRequest
@@ -16,6 +17,10 @@ __all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", 
 HALF_BYTES = 2
 STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
+TAKEN = {  # a flag of the spec -> parameters of its kernels
+    **{"doubled": ("indices",), "strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
+    **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
+}
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
@@ -131,29 +136,17 @@ class Plan:
         """What the grid, the parameters and the workspace of a launch follow from, as data."""
         raise NotImplementedError
 
-    def _launch(self, *among: str, **numbers: Any) -> Launch:
-        """Return the launch of these numbers; ``among`` are the parameters that some strategies have."""
-        spec, chosen = self.spec, numbers.get("chosen", ())
-        there = {
-            **{source.name: True for source in spec.sources},
-            "output": True,
-            "indices": spec.doubled,
-            "geometry": spec.strided,
-            "neighbours": "neighbours" in among,
-            "lines": "lines" in among,
-            "carry_in": spec.initial,
-            "carry_in_step": spec.initial,
-            "carry_out": spec.final,
-            "offsets": spec.by_offsets,
-            "length": spec.takes_length,
-            **{name: True for name in chosen},
-            "workspace": "workspace" in among,
-        }
+    def _launch(self, *among: str, chosen: tuple[str, ...] = (), **numbers: Any) -> Launch:
+        """Return the launch of these numbers, with parameters of the strategy, and ``chosen`` if it takes a length."""
+        chosen = chosen if self.spec.takes_length else ()
+        among += (*(source.name for source in self.spec.sources), "output", *chosen)
+        taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         return Launch(
-            parameters=tuple(name for name, is_there in there.items() if is_there),
+            parameters=tuple(name for name in FIELDS if name in taken),
             threads=self.threads,
             shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
             words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
+            chosen=chosen,
             **numbers,
         )
 
@@ -229,11 +222,6 @@ def require(plan: Plan, holds: bool, words: str) -> None:
             value=plan.describe(),
             hint=f"use the planner's own plan, or measure again: scanops tune {plan.spec}",
         )
-
-
-def ceil_div(a: int, b: int) -> int:
-    """The least whole number that is not below a / b."""
-    return -(-a // b)
 
 
 def is_power_of_two(n: int) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
 from scanops.codegen.strategies.rows import (
     RowPlan,
@@ -121,8 +120,6 @@ class BlockPlan(RowPlan):
     @property
     def launch(self) -> Launch:
         """What a launch follows from: a block takes a row, in as few warps and stripes as hold it."""
-        if not self.spec.takes_length:
-            return self._launch()
         stripe = WARP * self.items
         return self._launch(chosen=("stripes",), lead=self._lead, room=stripe * self.vectors, stripe=stripe)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.panel import (
     ROWS,
     WIDE_ROW_BYTES,

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, is_power_of_two, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
 from scanops.codegen.strategies.panel import (
     PanelPlan,
@@ -55,14 +54,14 @@ class PanelsPlan(PanelPlan):
     @property
     def launch(self) -> Launch:
         """What a launch follows from: a block for each tile of each panel."""
-        spans = zip((1, self.group, self.group * self.stretch), self._looks, strict=True)
+        spans = zip((1, self.group, self.group * self.stretch), self.looks, strict=True)
         statuses = tuple(span for span, is_there in spans if is_there)
         adjacent, width = self.spec.inner, self.columns
         return self._launch("lines", "workspace", adjacent=adjacent, width=width, tile=self.tile, statuses=statuses)
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""
-        peers, groups, carry = self._looks
+        peers, groups, carry = self.looks
         return (
             *PanelPlan.constants(self),
             Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
@@ -74,12 +73,7 @@ class PanelsPlan(PanelPlan):
         )
 
     @property
-    def folds(self) -> bool:
-        """Whether lanes fold totals of tiles or groups across a warp; otherwise inclusive prefixes form one chain."""
-        return any(self._looks[:2])
-
-    @property
-    def _looks(self) -> tuple[bool, bool, bool]:
+    def looks(self) -> tuple[bool, bool, bool]:
         """Whether a tile looks back at tiles of its group, at groups in its group of groups, at a chained prefix."""
         peers, groups = self.group > 1 and self.tiles > 1, self.stretch > 1 and self.tiles > self.group
         return peers, groups, self.tiles > self.group * self.stretch

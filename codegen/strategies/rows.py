@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import ClassVar, Literal
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
@@ -66,6 +66,8 @@ class RowPlan(Plan):
     One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe.
     """
 
+    spans_block: ClassVar[bool] = True  # all warps of a block scan the same row
+
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
 
@@ -117,11 +119,6 @@ class RowPlan(Plan):
     def _lead(self) -> int:
         """Number of items by which the first tile may begin before its row."""
         return max(0, self.boundary - 1)
-
-    @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return True
 
     @property
     def tile(self) -> int:

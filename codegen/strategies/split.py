@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import Launch
 from scanops.codegen.strategies.rows import RowPlan, fills_registers, registers_of, row_of, vectors_in_registers
 from scanops.codegen.targets import Target, most_registers
 

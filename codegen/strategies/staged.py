@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, is_power_of_two, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -97,9 +96,8 @@ class StagedPlan(Plan):
     @property
     def launch(self) -> Launch:
         """What a launch follows from: a warp takes as many rows as it has room for."""
-        if self.spec.takes_length:
-            return self._launch("lines", adjacent=0, chosen=("rows", "lane_bits", "piece"), room=self._room)
-        return self._launch("lines", adjacent=0, width=self.warps * self.rows)
+        chosen, width = ("rows", "lane_bits", "piece"), self.warps * self.rows
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self._room)
 
     @property
     def tile(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, is_power_of_two, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Launch, ceil_div, is_power_of_two, power_of_two_above, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -29,6 +28,8 @@ class WarpPlan(RowPlan):
 
     strategy: ClassVar[str] = "warp"
     template: ClassVar[str] = "registers.cu.j2"
+    spans_block: ClassVar[bool] = False
+    alone: ClassVar[bool] = False  # a block is small: it never has the registers of a multiprocessor to itself
 
     lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 
@@ -45,11 +46,6 @@ class WarpPlan(RowPlan):
         return self.lanes
 
     @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return False
-
-    @property
     def tile(self) -> int:
         """Number of items that the lanes of a row hold."""
         return self.lanes * self.vectors * self.items
@@ -57,14 +53,9 @@ class WarpPlan(RowPlan):
     @property
     def launch(self) -> Launch:
         """What a launch follows from: a block takes as many rows as it has lanes for."""
-        if self.spec.takes_length and not self.boundary:
-            return self._launch("lines", adjacent=0, chosen=("lane_bits",), room=self.vectors * self.items)
-        return self._launch("lines", adjacent=0, width=self.threads // self.lanes)
-
-    @property
-    def alone(self) -> bool:
-        """Whether a block has the registers of a multiprocessor to itself: never, as it is small."""
-        return False
+        chosen = () if self.boundary else ("lane_bits",)
+        width, room = self.threads // self.lanes, self.vectors * self.items
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=room)
 
     @property
     def _reads_on(self) -> bool:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.rows import (
     ASYNC_BYTES,
     LENGTH_BYTES,
