@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from scanops.codegen.exports.launcher import Unit, unit_of
+from scanops.codegen.exports.launcher import units_of
 from scanops.codegen.exports.module import python_text
+from scanops.codegen.lines import few_for
+from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -80,10 +82,11 @@ def export(
     if format == "kernelbench":  # draws bool masks, which the evaluator casts to the precision of the run
         masks = [replace(spec, mask=mask) if spec.mask else spec for spec in listed for mask in ("bool", spec.dtype)]
         listed = tuple(dict.fromkeys(masks))
-    units = [unit_of(spec, target, lines, takes_stream=format != "gpumode") for spec in listed]
+    _check_alike(listed)
+    plans = [make_plan(spec, target, few_for(spec, target, lines)) for spec in listed]
+    units = units_of(plans, takes_stream=format != "gpumode")
     if format == "cu":
         return environment().get_template("exports/kernel.cu.j2").render(unit=units[0], command=command)
-    _check_alike(units)
     text = python_text(units, format, command)
     if format == "gpumode" and "stream" in text.lower():
         allowed = "a text without the word stream, which the server refuses anywhere"
@@ -101,28 +104,26 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
             "no segments: the evaluator casts flags and offsets": first.segments is None,
             f"operands of {', '.join(KERNELBENCH_DTYPES)}": dtypes <= set(KERNELBENCH_DTYPES),
             "lines without a carry-in": not first.initial,
-            "one result: the evaluator compares a single tensor": not (first.final or first.indexed),
+            "one result: the evaluator compares a single tensor": not (first.final or first.doubled),
             "contiguous operands, as the evaluator's are": first.input_layout != "transposed",
         },
         "gpumode": {
             "one input": first.alone and not (first.by_offsets or first.initial),
-            "one output": not (first.final or first.indexed),
+            "one output": not (first.final or first.doubled),
             "one dimension, contiguous": first.inner == 1 and not first.strided,
         },
     }
     return rules.get(format, {})
 
 
-def _check_alike(units: Sequence[Unit]) -> None:
-    """Raise UnsupportedRequest for kernels that one function cannot launch."""
-    first, fields = units[0], units[0].spec.to_dict()
-    for unit in units[1:]:
-        apart = [name for name, value in unit.spec.to_dict().items() if value != fields[name] and name not in ALIKE]
-        apart += ["the arguments of the launcher"] if unit.names != first.names else []
+def _check_alike(specs: Sequence[ScanSpec]) -> None:
+    """Raise UnsupportedRequest for specs that one function cannot serve."""
+    first = specs[0].to_dict()
+    for spec in specs:
+        apart = [name for name, value in spec.to_dict().items() if value != first[name] and name not in ALIKE]
         if apart:
-            allowed = f"specs that differ in {', '.join(ALIKE)} alone, and whose launchers take the same arguments"
-            value = f"they differ in {', '.join(apart)}"
-            raise _refused(f"one file of {first.spec} and {unit.spec}", allowed, value, "export them to a file each")
+            allowed, value = f"specs that differ in {', '.join(ALIKE)} alone", f"they differ in {', '.join(apart)}"
+            raise _refused(f"one file of {specs[0]} and {spec}", allowed, value, "export them to a file each")
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

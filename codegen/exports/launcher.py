@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
-from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 
-__all__ = ["Parameter", "Unit", "parameters_of", "unit_of"]
+__all__ = ["Parameter", "Unit", "python_name", "units_of"]
 
 # CUDA toolkits that compile for a target and were tried, from 11.8 on. CUDA 13 dropped sm_70.
 TOOLKITS = {
@@ -57,7 +57,7 @@ PARAMETERS = (
     ),
     Parameter("segments", "long long", "the number of these offsets", "offsets.numel() - 2"),
     Parameter("workspace", "void*", "scanops_workspace_bytes(lines, length) bytes, cleared", "workspace.data_ptr()"),
-    Parameter("lines", "long long", "scanned sequences, of which {spec.inner} are adjacent", "lines"),
+    Parameter("lines", "long long", "scanned sequences", "lines"),
     Parameter("length", "long long", "items of a line: {spec.items_text}", "length"),
     Parameter("multiprocessors", "int", "of the GPU", "multiprocessors"),
     Parameter("stream", "void*", "a cudaStream_t of the current device", "_raw_stream(device)"),
@@ -105,22 +105,23 @@ def python_name(source: Source) -> str:
 
 
 def units_of(plans: Sequence[Plan], *, takes_stream: bool) -> list[Unit]:
-    """Return the kernels of a file, whose launchers all take the same arguments, else without a stream."""
-    needed = [_needed(plan) for plan in plans]
+    """Return the kernels of a file, whose launchers take the same arguments; without a stream, on the default one."""
+    needed = [_needed(plan, takes_stream) for plan in plans]
     parameters = [row for row in PARAMETERS if any(row.name in names for names in needed)]
-    parameters = [row for row in parameters if takes_stream or row.name != "stream"]
     template = environment().get_template("exports/launcher.cuh.j2")
-    units = []
-    for plan, names in zip(plans, needed, strict=True):
-        rows = [(row.declared(row.name in names), row.says.format(spec=plan.spec)) for row in parameters]
-        text = template.render(plan=plan, rows=rows, takes_stream=takes_stream, addresses=list(map(_address, plan.launch.parameters)))
-        units.append(Unit(plan=plan, parameters=parameters, text=render(plan, text)))
-    return units
+    texts = [
+        render(plan, template.render(plan=plan, parameters=parameters, needed=names))
+        for plan, names in zip(plans, needed, strict=True)
+    ]
+    return [Unit(plan=plan, parameters=parameters, text=text) for plan, text in zip(plans, texts, strict=True)]
 
 
-def _needed(plan: Plan) -> set[str]:
+def _needed(plan: Plan, takes_stream: bool) -> set[str]:
     """Return the names of the arguments that a launch of this plan reads."""
-    names = {*plan.launch.parameters, "lines", "stream"}
-    names |= {"segments"} if plan.spec.by_offsets else set()
-    names |= {"multiprocessors"} if plan.launch.resident else set()
-    return names
+    also = {
+        "lines": True,
+        "segments": plan.spec.by_offsets,
+        "multiprocessors": plan.launch.resident,
+        "stream": takes_stream,
+    }
+    return {*plan.launch.parameters, *(name for name, reads in also.items() if reads)}

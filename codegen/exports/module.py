@@ -60,30 +60,31 @@ class Tensor(NamedTuple):
 
 def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     """Return the Python file of kernels that take the same kinds of tensors; ``command`` writes it."""
-    spec, masks = units[0].spec, list(dict.fromkeys(str(unit.spec.mask) for unit in units))
-    gathered = {} if units[0].plan.takes_neighbours else {"transposed": "strided"}
+    spec, names = units[0].spec, [row.name for row in units[0].parameters]
+    masks = list(dict.fromkeys(str(unit.spec.mask) for unit in units))
+    gathered = {} if "neighbours" in names else {"transposed": "strided"}
     operands = [
         Tensor(
-            python_name(source),
-            masks if source.name == "mask" else [source.dtype.name],
-            gathered.get(source.layout, source.layout),
+            name=python_name(source),
+            dtypes=masks if source.name == "mask" else [source.dtype.name],
+            layout=gathered.get(source.layout, source.layout),
         )
         for source in spec.sources
     ]
     operands += [Tensor("y", [spec.out.name], "dense")] if format == "gpumode" else []
     others = [Tensor("offsets", [str(spec.segments)])] if spec.by_offsets else []
     others += [Tensor("initial", [spec.carry.name])] if spec.initial else []
+    dtypes = {spec.out.name, *(source.dtype.name for source in spec.sources)}
     return (
         environment()
         .get_template("exports/scan.py.j2")
         .render(
             units=units,
+            names=names,
             format=format,
             command=command,
             operands=operands,
             others=others,
-            torch=max(
-                LATER_TORCH.get(row.name, TORCH) for row in (spec.out, *(source.dtype for source in spec.sources))
-            ),
+            torch=max(LATER_TORCH.get(name, TORCH) for name in dtypes),
         )
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scanops.artifact import BuildRequest
+from scanops.artifact import ABI, BuildRequest
 from scanops.codegen.exports.formats import export
 from scanops.codegen.spec import ScanSpec
 from scanops.store.store import Store
@@ -28,6 +28,13 @@ PROBLEMS: dict[str, tuple[str, ...]] = {
     "masked_cumsum": ("sum-f32-n32768-mask_b8",),
     "cumsum_exclusive": ("sum-f32-n32768-exclusive",),
 }
+
+
+# What a store wants of a library that exported texts lack, or those of kernels without a workspace.
+BESIDE = f"""extern "C" int scanops_abi() {{ return {ABI}; }}
+extern "C" int scanops_launch(void*, void*) {{ return 0; }}
+"""
+NO_WORKSPACE = 'extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }\n'
 
 
 def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90", lines: int | None = None) -> str:
@@ -54,8 +61,11 @@ def run(
     for number, (text, calls) in enumerate(files):
         path = folder / f"exported_{number}.py"
         path.write_text(text)
-        requests = [BuildRequest(name="exported", source=source, target="cpu") for source in texts(text)]
-        libraries = {each.source: str(Store().get_or_build(each).library_path) for each in requests}
+        libraries = {}
+        for source in texts(text):
+            whole = source + BESIDE + ("" if "scanops_workspace_bytes(" in source else NO_WORKSPACE)
+            entry = Store().get_or_build(BuildRequest(name="exported", source=whole, target="cpu"))
+            libraries[source] = str(entry.library_path)
         jobs.append((str(path), libraries, list(calls)))
     torch.save(jobs, folder / "jobs")
     ran(sys.executable, ALONE, folder / "jobs", folder=folder, TORCH_EXTENSIONS_DIR=str(folder / "extensions"))

@@ -17,7 +17,8 @@ from tests.exports.files import PROBLEMS, parsed, texts
 from tools.golden import GOLDEN
 
 # What torch 1.13 has of all that a file may name. Each was looked up in its documentation or source:
-# load_inline (0.4) with these arguments, get_default_build_root (0.4), is_conj and is_neg (1.10), memory formats (1.5), the rest before 1.0.
+# load_inline (0.4) with these arguments, get_default_build_root (0.4), is_conj and is_neg (1.10), memory formats (1.5),
+# the rest before 1.0.
 TORCH = {
     "torch.Size", "torch.Tensor", "torch.__version__", "torch.dtype", "torch.empty", "torch.empty_like", "torch.full",
     "torch.contiguous_format", "torch.zeros", "torch.is_grad_enabled", "torch.nn.Module", "torch.cuda.device",
@@ -130,7 +131,6 @@ def test_what_somebody_wrote_of_their_operator_is_no_python(
     [
         ("sum-f32-n8 sum-f32-n9", "cu", "one: every kernel has a launcher"),
         ("sum-f32-n8 prod-f32-n8", "modelnew", "specs that differ in length"),
-        ("sum-f32-n96-inner3-transposed sum-f32-n96-inner96-transposed", "modelnew", "same arguments"),
         ("sum-f32-n8", "pdf", "modelnew, cu, kernelbench, gpumode"),
         ("", "modelnew", "one spec or more"),
         ("sum-i64-n8", "kernelbench", "float32, float16, bfloat16"),

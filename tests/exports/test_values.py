@@ -59,7 +59,11 @@ WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
     (1, (_X[:, ::2], _MASK[:, ::2]), "ValueError: x of shape (3, 50) and strides (100, 2) has to be contiguous"),
     (2, (_X, _MASK), "IndexError: dim 2 of a tensor of shape (3, 100)"),
     (0, (_X, _MASK), "no kernel here takes 3 items along dim, inner 100"),
-    (1, (torch.ones(304)[1:301].view(3, 100), _MASK), "alignment {'x': 4, 'mask': 16}, mask torch.bool: there is one for 100"),
+    (
+        1,
+        (torch.ones(304)[1:301].view(3, 100), _MASK),
+        "alignment {'x': 4, 'mask': 16}, mask torch.bool: ",
+    ),
     (1, (_X.clone().requires_grad_(), _MASK), "RuntimeError: x requires a gradient, and there is none here"),
     (1.5, (_X, _MASK), "TypeError: dim is 1.5: it has to be a whole number"),
 )
