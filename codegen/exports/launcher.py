@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
-from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
+from scanops.codegen.spec import ACCESS_BYTES, Source
 
 __all__ = ["Parameter", "Unit", "python_name", "units_of"]
 
@@ -64,8 +63,7 @@ PARAMETERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(NamedTuple):
     """The CUDA translation unit of one spec on one target."""
 
     plan: Plan
@@ -73,14 +71,9 @@ class Unit:
     text: str
 
     @property
-    def spec(self) -> ScanSpec:
-        """The spec of the kernel."""
-        return self.plan.spec
-
-    @property
     def conditions(self) -> str:
         """What the kernel requires of a call, as arguments of an exported file's Kernel."""
-        spec = self.spec
+        spec = self.plan.spec
         least = spec.multiple if spec.takes_length else spec.capacity
         by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
         alignment = ACCESS_BYTES if spec.aligned and not by_item else 1

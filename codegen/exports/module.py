@@ -35,8 +35,8 @@ LAYOUTS = {
     "columns": '{0}[(slice(1),) * (dim + 1)].is_contiguous(), "contiguous behind dim", range(dim + 1)',
     "line": "(length == 1 or {0}.stride(dim) == 0) and len(_merged([{0}], range(dim + 1, {0}.ndim))) < 2, "
     '"of size 1 along dim, with one stride behind dim"',
-    "strided": 'True, "strided"',
-    "transposed": '{0}.stride(unit) == 1, "transposed, as x.t() is", [d for d in range({0}.ndim) if d != unit]',
+    "transposed": 'unit is not None and {0}.stride(unit) == 1, "transposed, as x.t() is", '
+    "[d for d in range({0}.ndim) if d != unit]",
 }
 
 
@@ -60,8 +60,8 @@ class Tensor(NamedTuple):
 
 def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     """Return the Python file of kernels that take the same kinds of tensors; ``command`` writes it."""
-    spec, names = units[0].spec, [row.name for row in units[0].parameters]
-    masks = list(dict.fromkeys(str(unit.spec.mask) for unit in units))
+    spec, names = units[0].plan.spec, [row.name for row in units[0].parameters]
+    masks = list(dict.fromkeys(str(unit.plan.spec.mask) for unit in units))
     gathered = {} if "neighbours" in names else {"transposed": "strided"}
     operands = [
         Tensor(

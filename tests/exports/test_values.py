@@ -58,7 +58,7 @@ WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
     (1, (_X, _MASK[0]), "ValueError: mask of shape (3, 100) and strides (0, 1) has to be contiguous"),
     (1, (_X[:, ::2], _MASK[:, ::2]), "ValueError: x of shape (3, 50) and strides (100, 2) has to be contiguous"),
     (2, (_X, _MASK), "IndexError: dim 2 of a tensor of shape (3, 100)"),
-    (0, (_X, _MASK), "no kernel here takes 3 items along dim, inner 100"),
+    (0, (_X, _MASK), "no kernel takes 3 items along dim, inner 100"),
     (
         1,
         (torch.ones(304)[1:301].view(3, 100), _MASK),
@@ -69,9 +69,13 @@ WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
 )
 # Calls of a kernel with a carry-in and a mask of any strides, for lines of up to 200 items.
 WRONG_EXPANDED: tuple[tuple[float, tuple[Any, ...], str], ...] = (
-    (1, (_X, _MASK[:2], 0.0), "ValueError: mask of shape (2, 100) does not expand to (3, 100)"),
-    (1, (_X, _MASK[None], 0.0), "ValueError: mask of shape (1, 3, 100) does not expand to (3, 100)"),
-    (1, (_X, _MASK, torch.zeros(4)), "ValueError: initial of shape (4,) does not expand to (3,)"),
+    (1, (_X, _MASK[:2], 0.0), "RuntimeError: The expanded size of the tensor (3) must match the existing size (2)"),
+    (1, (_X, _MASK[None], 0.0), "the number of sizes provided (2) must be greater or equal"),
+    (
+        1,
+        (_X, _MASK, torch.zeros(4)),
+        "RuntimeError: The expanded size of the tensor (3) must match the",
+    ),
     (1, (_X, _MASK, "0"), "TypeError: initial is str: it has to be a tensor"),
     (1, (torch.ones(3, 201), torch.ones(3, 201) > 0, 0.0), "takes 201 items along dim, inner 1, alignment"),
 )
