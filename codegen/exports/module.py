@@ -54,7 +54,7 @@ class Tensor(NamedTuple):
 
     @property
     def required(self) -> str:
-        """What the layout requires."""
+        """What the layout requires, as arguments of _alignment."""
         return LAYOUTS[self.layout].format(self.name)
 
 
