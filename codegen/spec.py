@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result, promote
@@ -11,12 +12,12 @@ from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
 from scanops.codegen.spec_checks import (
     MAX_LENGTH,
-    check_again,
-    check_fields,
-    check_indices,
-    check_operands,
-    check_output,
+    in_again,
+    in_fields,
+    in_indices,
+    in_output,
     named_accumulator,
+    refuse,
 )
 from scanops.errors import UnsupportedRequest
 
@@ -118,21 +119,20 @@ class ScanSpec:
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
                 self._set(**{name: dtype_named(getattr(self, name), role=role).name})
-        check_operands(self, row)
+        refuse(self, in_fields(self, row))
         weight = None if self.mask in (None, "bool") else dtype_named(self.mask)
         term = items = dtype_named(self.dtype)
         term = promote(term, weight) if weight else term
         term = promote(term, dtype_named(self.gate)) if self.gate else term
         out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
         self._set(out_dtype=out.name, input=items, weight=weight, term=term, out=out)
-        check_output(self, row)
+        refuse(self, in_output(self, row))
         self._set(accumulate=named_accumulator(self, row))
-        check_fields(self, row)
         self._derive(row)
         if row.places_items and not is_built_in(row):
-            check_indices(self, row)
+            refuse(self, in_indices(self, row))
         if self.again:
-            check_again(self)
+            refuse(self, in_again(self))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -185,7 +185,7 @@ class ScanSpec:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of_fields, (self.to_dict(),)
+        return partial(ScanSpec, **self.to_dict()), ()
 
     @property
     def items_text(self) -> str:
@@ -227,17 +227,13 @@ class ScanSpec:
         parts += [f"accumulated {way}"] if self.accumulate else []
         return ", ".join([*parts, f"{self.out_dtype} out"])
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return every given field by name, for JSON."""
         return {each.name: getattr(self, each.name) for each in FIELDS}
 
 
 FIELDS: tuple[Field[Any], ...] = tuple(each for each in fields(ScanSpec) if each.init)
 """The fields that a spec is given; the others are derived from them."""
-
-
-def _of_fields(values: dict[str, Any]) -> ScanSpec:
-    return ScanSpec(**values)
 
 
 def check_spec(value: object) -> None:
