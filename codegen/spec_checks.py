@@ -73,8 +73,8 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             yield f"{name} must be {listed}", listed, told(name), f"pass one of these as {name}"
     for name, hint in WHOLE.items():
         value, allowed = getattr(spec, name), f"an integer from 1 to {MAX_LENGTH}"
-        given = value is not None or name not in ("length", "at_most")
-        if given and not (type(value) is int and 1 <= value <= MAX_LENGTH):
+        absent = value is None and name in ("length", "at_most")
+        if not absent and not (type(value) is int and 1 <= value <= MAX_LENGTH):
             yield f"{name} must be {allowed}", allowed, told(name), hint
     for name, default in (("at_most", None), ("multiple", 1)):
         if spec.length is not None and getattr(spec, name) != default:
