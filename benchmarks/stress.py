@@ -41,9 +41,9 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input", "mask", "gate", "starts", "output", "indices")),
-        *((name, ctypes.c_void_p) for name in ("carry_in", "carry_out", "offsets", "workspace")),
-        *((name, ctypes.c_longlong) for name in ("carry_in_step", "segments", "lines", "length")),
-        ("multiprocessors", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("carry_in", "carry_out", "workspace", "offsets")),
+        *((name, ctypes.c_longlong) for name in ("segments", "carry_in_step", "lines", "length")),
+        *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
     )
 
 

@@ -43,7 +43,7 @@ except ImportError:  # a checkout has no such file
 
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
 # here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
-ABI = 3
+ABI = 4
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)
 PLATFORM = f"{sys.platform}-{os.uname().machine}"  # where libraries of this process run, such as linux-x86_64

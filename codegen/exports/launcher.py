@@ -15,7 +15,7 @@ from scanops.codegen.strategies.base import Plan
 
 __all__ = ["Parameter", "Unit", "python_name", "unit_of"]
 
-# CUDA toolkits that compile for a target and have cudaLaunchKernelEx (11.8). CUDA 13 dropped sm_70.
+# CUDA toolkits that compile for a target and were tried, from 11.8 on. CUDA 13 dropped sm_70.
 TOOLKITS = {
     "sm_70": "11.8 to 12.9",
     "sm_100": "12.8 or later",
@@ -170,7 +170,7 @@ def _geometry(plan: Plan) -> Iterator[Parameter]:
         yield Parameter(ARRAY, across, says, f"_array(strides[{at}])", f"geometry.{across}")
         says = "its stride along the line, in items"
         yield Parameter("long long", along, says, f"{python_name(source)}.stride(dim)", f"geometry.{along}")
-    if plan.takes_neighbours:
+    if "neighbours" in plan.launch.parameters:
         beside = {
             "size": "size of the dimension whose lines are adjacent in some operand",
             "lines": "from a line to the number of its neighbour",

@@ -88,7 +88,7 @@ def module_of(units: Sequence[Unit], format: str, command: str, lines: int) -> M
     """
     spec = units[0].spec
     masks = tuple(dict.fromkeys(str(unit.spec.mask) for unit in units))
-    gathered = {} if units[0].plan.takes_neighbours else {"transposed": "strided"}
+    gathered = {} if "neighbours" in units[0].plan.launch.parameters else {"transposed": "strided"}
     operands = (
         Tensor(
             name=python_name(source),

@@ -103,8 +103,9 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
     spec, target = plan.spec, plan.target
     if lines is None and not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
-    columns = spec.inner if spec.inner > 1 else None
-    blocks = None if lines is None else plan.grid(lines, target.multiprocessors, columns)
+    beside = spec.inner if spec.inner > 1 else 0
+    grid = lines and plan.launch.numbers(lines, spec.capacity, target.multiprocessors, beside)
+    blocks = grid.blocks if grid else None
     moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
     registers = (resources and resources.registers) or expected_registers(plan)
     declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))

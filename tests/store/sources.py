@@ -52,12 +52,9 @@ ABI_HERE
 struct ScanArguments { const void* x; const void* mask; void* out; void* workspace; long long lines; };
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
-extern "C" int scanops_launch(const ScanArguments* a, void* stream) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)a->lines);
-    config.blockDim = dim3(512);
-    config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const float*)a->x, (float*)a->out, Geometry{a->lines});
+extern "C" int scanops_launch(ScanArguments* a, void* stream) {
+    void* parameters[] = {&a->x, &a->out, &a->lines};
+    return cudaLaunchKernel(scan_kernel, (unsigned)a->lines, 512, parameters, 0, (cudaStream_t)stream);
 }
 #endif
 """.replace("ABI_HERE", ABI_SOURCE)

@@ -52,7 +52,7 @@ Launch launch_of(py::tuple told) {
         const auto dtype = reinterpret_cast<THPDtype*>(each[2].ptr())->scalar_type;
         launch.outputs.push_back({each[0].cast<int64_t>(), each[1].cast<Numbers>(), dtype});
     }
-    launch.launch = reinterpret_cast<int (*)(const void*, void*)>(run);
+    launch.launch = reinterpret_cast<int (*)(void*, void*)>(run);
     launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
     launch.launcher = told[2].ptr();
     return launch;

@@ -28,7 +28,7 @@ struct Launch {
     std::vector<char> arguments;  // ScanArguments without pointers
     std::vector<Read> reads;
     std::vector<Output> outputs;
-    int (*launch)(const void* arguments, void* stream) = nullptr;
+    int (*launch)(void* arguments, void* stream) = nullptr;
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
     PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
 };
