@@ -135,12 +135,6 @@ class BuildRequest:
             object.__setattr__(self, name, value)
 
 
-def forms_of(builders: Iterable[str]) -> list[str]:
-    """Return the forms that ``builders`` make, in the order of lookups: a library is the first to serve."""
-    made = {FORMS[name] for name in builders}
-    return [form for form in (LIBRARY, CUBIN) if form in made]
-
-
 def flags_of(target: str, form: str = LIBRARY) -> tuple[str, ...]:
     """Return the compiler flags of a target that change the code: normalised, without paths and verbosity."""
     if target in (CPU, HOST):
@@ -241,6 +235,13 @@ def store_key(
     made_from = _fingerprint(target, form, tuple(digests[name] for name in files.TREES))
     key = f"{spec.slug}{' few' * few} {target} {made_from}"
     return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
+
+
+def store_keys(spec: ScanSpec, target: str, measured: Choice | None, few: bool, builders: Iterable[str]) -> list[str]:
+    """Return the ``store_key`` of each form that ``builders`` make, in the order of lookups: a library serves first."""
+    made = {FORMS[name] for name in builders}
+    forms = [form for form in (LIBRARY, CUBIN) if form in made] if target != CPU else [LIBRARY]
+    return [key for form in forms if (key := store_key(spec, target, measured, few, form=form))]
 
 
 def sources_key(

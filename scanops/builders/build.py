@@ -13,30 +13,21 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scanops import environment
-from scanops.artifact import CPU, CUBIN, FORMS, HOST, BuildReport, BuildRequest
+from scanops.artifact import CPU, FORMS, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, inline, nvrtc
-from scanops.builders.toolchain import cuda_compilers
 from scanops.errors import BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.files import write_owned
 from scanops.processes import SEVERAL
 
 _LOG = logging.getLogger("scanops")
 _ROOM_BYTES = 1 << 20  # more than a build writes
-_BUILDERS: dict[str, Callable[[BuildRequest, Path], BuildReport]] = {
-    "load_inline": inline.build,
-    "nvcc": direct.build,
-    "nvrtc": nvrtc.build,
-}
-_REQUIRED: dict[str, Callable[[str], object]] = {  # raise what is missing
-    "load_inline": inline.require,
-    "nvcc": cuda_compilers,
-    "nvrtc": nvrtc.find,
-}
+_BUILDERS: dict[str, Any] = {"load_inline": inline, "nvcc": direct, "nvrtc": nvrtc}
 _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
 
 
@@ -84,7 +75,7 @@ def show_lines() -> None:
 def unavailable(builder: str, target: str) -> ScanopsError | None:
     """Return why a builder cannot build kernels for ``target`` on this machine; None when it can."""
     try:
-        _REQUIRED[builder](target)
+        _BUILDERS[builder].require(target)
     except (BuildFailure, UnsupportedRequest) as problem:
         return problem
     return None
@@ -94,31 +85,30 @@ def _compiled(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile in a folder with a safe name."""
     (directory / "kernel.cu").write_text(request.source, encoding="utf-8")
     what, for_gpu = f"{request.name} for {request.target}", request.target not in (CPU, HOST)
-    missing: dict[str, MissingCompiler] = {}
+    missing: list[MissingCompiler] = []
     refused: dict[str, ScanopsError] = {}  # by form: load_inline and nvcc are one compiler, which is asked once
     for name in request.builders if for_gpu else ("nvcc",):
         several = name == "load_inline" and "nvcc" in request.builders and SEVERAL.get()
-        if several or FORMS[name] in refused or (FORMS[name] == CUBIN and request.launch is None):
+        if several or FORMS[name] in refused or (for_gpu and FORMS[name] not in request.identities):
             continue
         _LOG.info("building %s%s", what, f" by {name}" * for_gpu)
         started = time.perf_counter()
         try:
-            report = _BUILDERS[name](request, directory)
-        except MissingCompiler as problem:
-            missing[name] = problem
+            report: BuildReport = _BUILDERS[name].build(request, directory)
         except (BuildFailure, UnsupportedRequest) as problem:
-            refused[FORMS[name]] = problem
+            _LOG.info("%s does not build %s: %s", name, what, problem.value)
+            if isinstance(problem, MissingCompiler):
+                missing.append(problem)
+            else:
+                refused[FORMS[name]] = problem
         else:
             report = replace(report, seconds=time.perf_counter() - started)
             _LOG.info("built %s in %.2f s", what, report.seconds)
             return report
-        _LOG.info("%s does not build %s: %s", name, what, (missing.get(name) or refused[FORMS[name]]).value)
     for last in reversed(refused.values()):
         raise last
-    asked, allowed, value, hint = (
-        "; ".join(dict.fromkeys(getattr(each, part) for each in missing.values()))
-        for part in ("asked", "allowed", "value", "hint")
-    )
+    parts = (dict.fromkeys(getattr(each, part) for each in missing) for part in ("asked", "allowed", "value", "hint"))
+    asked, allowed, value, hint = map("; ".join, parts)
     raise MissingCompiler(
         f"build {what}: {asked}",
         allowed=allowed,

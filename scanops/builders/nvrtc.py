@@ -11,7 +11,7 @@ import ctypes
 import functools
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,36 +54,27 @@ def find(target: str | None = None) -> Nvrtc:
 
     Raises MissingCompiler where there is none, UnsupportedRequest where none knows the target.
     """
-    tried, known = [], []
-    for each in candidates():
-        if isinstance(each, Nvrtc):
-            if target is None or re.sub(r"\D+$", "", target) in each.targets:
-                return each
-            known.append(each)
-        else:
-            tried.append(each)
-    if known:
-        raise _unknown(str(target), known)
+    problems, others, chosen = [], {}, environment.nvrtc()
+    for found_by, path in [("SCANOPS_NVRTC", chosen)] if chosen else _places():
+        try:
+            found = _opened(path.resolve(), found_by)
+        except (OSError, AttributeError) as problem:  # not there, not to be loaded, or without a function
+            problems.append(f"{found_by} ({path}): {problem}")
+            continue
+        if target is None or re.sub(r"\D+$", "", target) in found.targets:
+            return found
+        others[str(found)] = found.targets
+    if others:
+        raise _unknown(str(target), others)
     raise MissingCompiler(
         "find NVRTC",
-        allowed=f"libnvrtc.so of CUDA {_OLDEST} or later: in this process, in a wheel or in a toolkit",
-        value="; ".join(tried) or "none in this process, in the wheels on sys.path or in a toolkit",
-        hint=_CORRECT if environment.nvrtc() else _INSTALL,
+        allowed=f"libnvrtc.so of CUDA {_OLDEST} or later, and libnvrtc-builtins.so beside it",
+        value="; ".join(problems) or "none in this process, in the wheels on sys.path or in a toolkit",
+        hint=_CORRECT if chosen else _INSTALL,
     )
 
 
-def candidates() -> Iterator[Nvrtc | str]:
-    """Yield each NVRTC in the order of the search, loaded; for a library that is none, what is wrong with it."""
-    seen, chosen = set(), environment.nvrtc()
-    for found_by, path in [("SCANOPS_NVRTC", chosen)] if chosen else _places():
-        real = path.resolve()
-        if real not in seen:
-            seen.add(real)
-            try:
-                facts = real.stat()
-                yield _opened(real, found_by, (facts.st_mtime_ns, facts.st_size))
-            except (OSError, AttributeError) as problem:  # not there, not to be loaded, or without a function
-                yield f"{found_by} ({path}): {problem}"
+require = find  # as of each builder
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
@@ -96,46 +87,41 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     options += ["-no-cache"] if tuple(map(int, nvrtc.version.split("."))) >= _NO_CACHE else []
     status, log, cubin = compiled(nvrtc, request.source, directory / "kernel.cu", options)
     if status == _INVALID_OPTION and "architecture" in log:  # listed, but not with this suffix
-        raise _unknown(request.target, [nvrtc])
+        raise _unknown(request.target, {str(nvrtc): nvrtc.targets})
     if status:
         raise build_failure(request, str(nvrtc), f"nvrtc {' '.join(options)} kernel.cu", log, directory)
-    file = directory / "kernel.cubin"
+    file, versions = directory / "kernel.cubin", {"route": "nvrtc", "nvrtc": nvrtc.version}
     file.write_bytes(cubin)
-    versions = {"route": "nvrtc", "nvrtc": nvrtc.version}
     return BuildReport(file=file, seconds=0.0, resources=parse_ptxas(log), toolchain=versions, form=CUBIN)
 
 
 def compiled(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> tuple[int, str, bytes]:
     """Return NVRTC's status, 0 for success, what it says about the source, and the machine code."""
-    call, program = nvrtc.library, c_void_p()
+    call, program, size = nvrtc.library, c_void_p(), c_size_t()
+
+    def text(what: str) -> bytes:
+        getattr(call, f"nvrtcGet{what}Size")(program, byref(size))
+        data = ctypes.create_string_buffer(size.value)
+        getattr(call, f"nvrtcGet{what}")(program, data)
+        return data.raw
+
     words = (c_char_p * len(options))(*(option.encode() for option in options))
     with compiling():
         status = call.nvrtcCreateProgram(byref(program), source.encode(), str(name).encode(), 0, None, None)
-        if status:
-            return status, call.nvrtcGetErrorString(status).decode(), b""
         try:
-            status = call.nvrtcCompileProgram(program, len(options), words)
-            log = _text(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
-            log = log if log.strip() or not status else call.nvrtcGetErrorString(status).decode()
-            return status, log, b"" if status else _text(nvrtc, program, "CUBIN")
+            status = status or call.nvrtcCompileProgram(program, len(options), words)
+            log = text("ProgramLog").rstrip(b"\0").decode(errors="replace") if program else ""
+            return status, log or call.nvrtcGetErrorString(status).decode(), b"" if status else text("CUBIN")
         finally:
             call.nvrtcDestroyProgram(byref(program))
 
 
-def _text(nvrtc: Nvrtc, program: c_void_p, what: str) -> bytes:
-    """Return what nvrtcGet``what`` copies."""
-    size = c_size_t()
-    getattr(nvrtc.library, f"nvrtcGet{what}Size")(program, byref(size))
-    data = ctypes.create_string_buffer(size.value)
-    getattr(nvrtc.library, f"nvrtcGet{what}")(program, data)
-    return data.raw
-
-
-def _unknown(target: str, known: list[Nvrtc]) -> UnsupportedRequest:
-    names = [name for name in TARGETS if any(name in each.targets for each in known)]
+def _unknown(target: str, others: Mapping[str, Collection[str]]) -> UnsupportedRequest:
+    """Return the error for a target that none of ``others`` knows: versions of NVRTC -> targets."""
+    names = [name for name in TARGETS if any(name in known for known in others.values())]
     return UnsupportedRequest(
         f"compile for target {target!r}",
-        allowed=f"what scanops and {' or '.join(map(str, known))} know: {', '.join(names)}",
+        allowed=f"what {' or '.join(others)} knows: {', '.join(names)}",
         value=repr(target),
         hint=f"use {nearest_targets(target, names)}, or set SCANOPS_NVRTC to the libnvrtc.so of a CUDA that knows it",
     )
@@ -157,12 +143,13 @@ def _places() -> Iterator[tuple[str, Path]]:
 
 
 def _named(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Return those of ``paths`` that are called as an NVRTC is, the newest first."""
     versions = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return [(found_by, path) for major, path in sorted(versions, key=lambda each: -each[0]) if major >= _OLDEST]
 
 
 @functools.lru_cache(maxsize=16)
-def _opened(path: Path, found_by: str, _: tuple[int, int]) -> Nvrtc:
+def _opened(path: Path, found_by: str) -> Nvrtc:
     """Load an NVRTC and its builtins, which it opens by name at a compile: that of CUDA 13.0 finds none by itself."""
     with NO_FORK:
         library = ctypes.CDLL(str(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources, forms_of, plan_for, planned, request_of, sources_key
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key
 from scanops.builders.build import unavailable
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
@@ -219,22 +219,19 @@ def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
     measured = None if target == CPU else entry_for(spec, target, few=few)
     if measured is not None and not usable(measured, spec):
         measured = None
-    request = request_of(spec, target, measured, few)
-    forms = [form for form in forms_of(_builders(target)) if form in request.identities]
-    keys = {request.identities[form]: sources_key(spec, target, measured, few, form) for form in forms}
+    builders = _builders(target)
+    request = request_of(spec, target, measured, few, builders)
+    keys = {each: sources_key(spec, target, measured, few, form) for form, each in request.identities.items()}
     searches = [_search(place, spec, request, keys) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
     entry = read_entry(Path(found)) if found else None
-    facts = {
-        "identity": entry.identity if entry else next(iter(keys)),
-        "key": next(iter(keys.values())),
-        "found": found,
-    }
-    return {**facts, "form": entry and entry.form, "builder": entry and entry.builder, "searches": searches}
+    identity = entry.identity if entry else next(iter(keys))
+    made = {"form": entry.form, "builder": entry.builder} if entry else {"form": None, "builder": None}
+    return {"identity": identity, "key": keys[identity], "found": found, **made, "searches": searches}
 
 
-def _builders(target: str) -> Sequence[str]:
-    """Return who may build for a target, in the order of a call that misses: with SCANOPS_BUILDER that one alone."""
+def _builders(target: str) -> tuple[str, ...]:
+    """Return who may build for a target, in the order in which a call asks."""
     return STRICT.builders if target == CPU else POLICIES["build"].asked()
 
 
@@ -247,13 +244,12 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, keys: Mapping[s
     facts |= {"entry": None, "problem": None, "nearest": []}
     if place.unused:
         return {**facts, "problem": place.unused}
-    entries = ((each, entry) for each in keys for entry in place.root.glob(f"*-{each[:16]}"))
-    identity, entry = next(entries, ("", None))
+    there = ((each, entry) for each in keys for entry in place.root.glob(f"*-{each[:16]}"))
+    identity, entry = next(there, ("", None))
     if entry is None:
         near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
         return {**facts, "nearest": near[:_NEAREST]}
-    key = keys[identity]
-    indexed = bool(key and read_index(place.root, key))  # then nothing is rendered
+    indexed = bool((key := keys[identity]) and read_index(place.root, key))  # then nothing is rendered
     verdict = usable_entry(entry, identity)
     problem = verdict if isinstance(verdict, str) else None
     return {**facts, "hit": not problem, "indexed": indexed, "entry": str(entry), "problem": problem}

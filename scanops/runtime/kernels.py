@@ -7,22 +7,12 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import artifact
-from scanops.artifact import (
-    CPU,
-    LIBRARY,
-    BuildRequest,
-    Resources,
-    forms_of,
-    plan_for,
-    request_of,
-    sources_key,
-    store_key,
-)
+from scanops.artifact import CPU, CUBIN, BuildRequest, Resources, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -71,24 +61,15 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
     choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
     builders = policy.builders if target == CPU else policy.asked()
-    entry = _indexed(spec, target, choice, store, few, builders) if artifact.DIGESTS else None
+    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, builders))
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = _indexed(spec, target, None, store, few, builders)
+        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, builders))
     if entry is not None:
         return Kernel(spec, target, entry, choice, few)
     request = request_of(spec, target, choice, few, builders)
     miss, entry = Miss(spec, target, choice, request, store, few), store.find(*request.identities.values())
     return miss.served(policy) if entry is None else miss.kernel(entry)
-
-
-def _indexed(
-    spec: ScanSpec, target: str, choice: Choice | None, store: Store, few: bool, builders: Sequence[str]
-) -> Entry | None:
-    """Return the entry that an index has for ``spec`` and a measured plan, in a form that ``builders`` make."""
-    forms = [LIBRARY] if target == CPU else forms_of(builders)
-    keys = (store_key(spec, target, choice, few, form=form) for form in forms)
-    return store.lookup(spec.slug, target, *filter(None, keys))
 
 
 class Miss(NamedTuple):
@@ -153,7 +134,7 @@ class Miss(NamedTuple):
         """Build as the worker's job: by NVRTC here, else in a child process. Then hold the kernel, loaded."""
         with NO_FORK:
             from scanops.builders.build import unavailable
-        quick = self.target != CPU and self.request.builders[0] == "nvrtc" and unavailable("nvrtc", self.target) is None
+        quick = CUBIN in self.request.identities and unavailable("nvrtc", self.target) is None
         if not quick and is_built_in(operator_named(self.spec.op)) and sys.executable:
             lines = self.spec.inner * (1 if self.few else 2**20)  # which fill any GPU
             words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))

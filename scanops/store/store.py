@@ -82,7 +82,7 @@ class Store:
         The keys are those of the forms of a kernel: the first that leads to an entry counts. None is a cache miss. The
         index is a claim: a record that leads to the kernel of another spec is a miss, too.
         """
-        entry = next(filter(None, self._indexed(keys)), None)
+        entry = next(filter(None, self._indexed(keys)), None) if keys else None
         if entry is None or (entry.slug, entry.target) == (spec, target):
             return entry
         _LOG.warning("an index record of %s for %s leads to %s; it is ignored", spec, target, entry.directory)
