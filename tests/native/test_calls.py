@@ -155,8 +155,8 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
         native.forget()
     codes = iter([0])  # the first time by Python, and learnt
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: next(codes, 98))
-    monkeypatch.setattr(launcher.kernel.library, "scanops_error_string", lambda code: f"number {code}".encode())
-    monkeypatch.setattr(launcher, "_launch", refuse)
+    bound = launcher._bound._replace(launch=refuse, function=refuse, words=lambda code: f"number {code}")
+    monkeypatch.setattr(launcher, "_bound", bound)
     call()
     assert native.learnt() == 1 + backward
     served = counted.calls
