@@ -47,18 +47,18 @@ def driver() -> ctypes.CDLL:
         library = ctypes.CDLL(PATH)
         library.cuDriverGetVersion(byref(version))
         found = f"a driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-        for name, types in _FUNCTIONS.items():
-            getattr(library, name).argtypes = types
+        if version.value >= VERSION:
+            for name, types in _FUNCTIONS.items():
+                getattr(library, name).argtypes = types
+            return library
     except (OSError, AttributeError) as problem:
         found += f": {problem}"
-    if version.value < VERSION:
-        raise MissingRequirement(
-            "a kernel that is a cubin needs a newer CUDA driver",
-            allowed="an NVIDIA driver for CUDA 12.0 or later",
-            value=found,
-            hint="update the driver, or build a library: SCANOPS_BUILDER=load_inline, or nvcc",
-        )
-    return library
+    raise MissingRequirement(
+        "a kernel that is a cubin needs a newer CUDA driver",
+        allowed="an NVIDIA driver for CUDA 12.0 or later",
+        value=found,
+        hint="update the driver, or build a library: SCANOPS_BUILDER=load_inline, or nvcc",
+    )
 
 
 def words(code: int) -> str:

@@ -164,8 +164,10 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
     assert "sum-f32-n40" in error.asked and counted.calls == served
 
 
-def test_threads(counted: Counted) -> None:
+@pytest.mark.parametrize("code", ["counted", "cuda"], ids=["library", "cubin"])
+def test_threads(code: str, counted: Counted, request: pytest.FixtureRequest) -> None:
     """Of calls that are known, learnt and forgotten meanwhile."""
+    request.getfixturevalue(code)
     inputs = [torch.randn(3, 40) for _ in range(4)]
 
     def work(number: int) -> None:

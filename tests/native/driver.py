@@ -27,50 +27,47 @@ DRIVER = r"""
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-typedef int (*Kernel)(unsigned blocks, unsigned threads, unsigned shared, void** parameters);
 int version = 12000, codes[8];  // codes: of the next launches; 0 is the end
-char calls[1 << 20], fails[64];  // fails: the name of a function that returns 999
+char notes[1 << 20], fails[64];  // fails: the name of a function that returns 999
 static __thread void* current;
-static int told(const char* name, long a, long b, long c, long d) {
-    char* end = calls + strlen(calls);
-    snprintf(end, calls + sizeof calls - end, "%s %ld %ld %ld %ld\n", name, a, b, c, d);
+static int noted(const char* name, long a, long b, long c, long d) {
+    char* end = notes + strlen(notes);
+    snprintf(end, notes + sizeof notes - end, "%s %ld %ld %ld %ld\n", name, a, b, c, d);
     return strcmp(name, fails) ? 0 : 999;
 }
-int cuDriverGetVersion(int* found) { *found = version; return 0; }
-int cuGetErrorName(int code, const char** found) { *found = code == 999 ? "CUDA_ERROR_UNKNOWN" : 0; return !*found; }
-int cuGetErrorString(int code, const char** found) { *found = code == 999 ? "unknown error" : 0; return !*found; }
+int cuDriverGetVersion(int* found) { return *found = version, 0; }
+int cuGetErrorName(int code, const char** found) { return *found = code == 999 ? "CUDA_ERROR_UNKNOWN" : 0, !*found; }
+int cuGetErrorString(int code, const char** found) { return *found = code == 999 ? "bad" : 0, !*found; }
+int cuCtxPushCurrent_v2(void* context) { return current = context, 0; }
+int cuCtxPopCurrent_v2(void** context) { return *context = current, current = 0; }
+int cuCtxSetCurrent(void* context) { return current = context, noted("cuCtxSetCurrent", 0, 0, 0, 0); }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
-    *context = calls + device + 1;
-    return told("cuDevicePrimaryCtxRetain", device, 0, 0, 0);
+    *context = notes + device + 1;
+    return noted("cuDevicePrimaryCtxRetain", device, 0, 0, 0);
 }
-int cuCtxPushCurrent_v2(void* context) { current = context; return 0; }
-int cuCtxPopCurrent_v2(void** context) { *context = current; current = 0; return 0; }
-int cuCtxSetCurrent(void* context) { current = context; return told("cuCtxSetCurrent", 0, 0, 0, 0); }
 int cuLibraryLoadData(void** library, const char* cubin, void* a, void* b, unsigned c, void* d, void* e, unsigned f) {
     *library = dlopen(cubin + 64, RTLD_NOW | RTLD_LOCAL);
-    return *library ? told("cuLibraryLoadData", 0, 0, 0, 0) : 200;
+    return *library ? noted("cuLibraryLoadData", 0, 0, 0, 0) : 200;
 }
 int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
     *kernel = strcmp(name, "scan_kernel") ? 0 : dlsym(library, "run_kernel");
-    return *kernel ? told("cuLibraryGetKernel", 0, 0, 0, 0) : 500;
+    return *kernel ? noted("cuLibraryGetKernel", 0, 0, 0, 0) : 500;
 }
 int cuKernelGetFunction(void** function, void* kernel) {
     *function = kernel;
-    return current ? told("cuKernelGetFunction", (char*)current - calls - 1, 0, 0, 0) : 201;
+    return current ? noted("cuKernelGetFunction", (char*)current - notes - 1, 0, 0, 0) : 201;
 }
 int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
-    return told("cuKernelSetAttribute", attribute, value, device, 0);
+    return noted("cuKernelSetAttribute", attribute, value, device, 0);
 }
-int cuLaunchKernel(void* kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned b, unsigned c,
-                   unsigned shared, void* stream, void** parameters, void** extra) {
-    told("cuLaunchKernel", x, threads, shared, (long)stream);
-    if (!current) return 201;
-    if (codes[0]) {
-        const int code = codes[0];
-        memmove(codes, codes + 1, sizeof codes - sizeof *codes);
-        return code;
-    }
-    return x > 2147483647u || y * z * b * c != 1 || extra ? 1 : ((Kernel)kernel)(x, threads, shared, parameters);
+int cuLaunchKernel(int (*kernel)(unsigned, unsigned, unsigned, void**), unsigned x, unsigned y, unsigned z,
+                   unsigned threads, unsigned b, unsigned c, unsigned shared, void* stream, void** parameters,
+                   void** extra) {
+    noted("cuLaunchKernel", x, threads, shared, (long)stream);
+    const int code = current ? *codes : 201;
+    if (code && current) memmove(codes, codes + 1, sizeof codes - sizeof *codes);
+    if (code) return code;
+    return x > 2147483647u || y * z * b * c != 1 || extra ? 1 : kernel(x, threads, shared, parameters);
 }
 """
 RUN = """
@@ -89,21 +86,18 @@ class Driver:
         command = ["g++", "-x", "c", "-shared", "-fPIC", "-o", str(self.path), "-", "-ldl"]
         subprocess.run(command, input=DRIVER, text=True, check=True)
         library = ctypes.CDLL(str(self.path))
-        self._calls, self._fails = ((ctypes.c_char * size).in_dll(library, name) for name, size in SIZES.items())
         self.version, self.codes = ctypes.c_int.in_dll(library, "version"), (ctypes.c_int * 8).in_dll(library, "codes")
+        self.fails = (ctypes.c_char * 64).in_dll(library, "fails")
+        self._log = (ctypes.c_char * (1 << 20)).in_dll(library, "notes")
+        self._seen: list[str] = []
 
     def calls(self, function: str = "") -> list[str]:
         """Return and forget the calls, or those of one function."""
-        found = [line for line in self._calls.value.decode().splitlines() if line.startswith(function)]
-        self._calls.value = b""
+        self._seen += self._log.value.decode().splitlines()
+        self._log.value = b""
+        found = [line for line in self._seen if line.startswith(function)]
+        self._seen = [line for line in self._seen if not line.startswith(function)]
         return found
-
-    def fail(self, function: str) -> None:
-        """Let a function return error 999 from now on."""
-        self._fails.value = function.encode()
-
-
-SIZES = {"calls": 1 << 20, "fails": 64}
 
 
 def entry_of(kernel: Kernel, folder: Path) -> Entry:
