@@ -136,9 +136,9 @@ def prepare(
         what = [what]
     if not isinstance(what, Iterable):
         raise _not_prepared(what, "is neither a spec nor a function")
-    chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
-    import torch  # default_target() needs it, what only precompiles does not
+    import torch  # as default_target() does
 
+    chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
     with policies.resumed(policies.strict().name):
