@@ -1,14 +1,15 @@
 """Search the fastest plans of a table of specs: ``plans -o codegen/measured/sm_90.json`` writes what the planner reads.
 
-For each spec the plan of the strategy's rule and random ones of every strategy that serves it are built and timed, then
-neighbours of the fastest. The fastest few are timed once more against the rule's plan, in turns: the median decides. A
-plan whose results differ from those of the rule's plan is left out.
+For each spec the plan of the strategy's rule, the one in the table and random ones of every strategy that serves it are
+built and timed, then neighbours of the fastest, twice. The fastest few are timed once more against the rule's plan, in
+turns: the median decides. A plan whose results differ from those of the rule's plan is left out.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ import torch
 from benchmarks.common import parser
 from scanops.codegen.candidates import idle_part, is_resident
 from scanops.codegen.figures import lines_for
-from scanops.codegen.plan import Plan, by_rule, strategy_of
+from scanops.codegen.plan import Plan, by_rule, measured_plan, strategy_of
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import target_named
@@ -47,6 +48,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"op": "linear", "dtype": "bfloat16", "gate": "bfloat16"},
     {"op": "linear", "dtype": "complex64", "gate": "complex64"},
     {"op": "linear", "dtype": "float32", "gate": "float32", "segments": "flags"},
+    {"op": "linear", "dtype": "float32", "gate": "float32", "gate_layout": "line"},
     {"op": "logcumsumexp", "dtype": "float32"},
     {"op": "logcumsumexp", "dtype": "bfloat16"},
     {"op": "cummax", "dtype": "float32"},
@@ -62,10 +64,13 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 4097},
     {"length": 512, "inner": 1024},
     {"length": 4096, "inner": 512},
+    {"length": 4096, "inner": 2560},
+    {"length": 32768, "inner": 4096},
     {"length": 65536, "inner": 256, "few": True},
 )
 ITEMS = 2**27  # of a tensor
-DRAWN, NEAR, FINAL = 18, 10, 3  # plans of the three comparisons
+DRAWN, NEAR, FINAL = 18, 8, 3  # plans of each comparison
+ROUNDS = 2  # of neighbours of the fastest
 RUNS, LAST_RUNS = 5, 11
 IDLE = 0.2  # fraction of a tile that may lie past the end of a line
 GAIN = 0.99  # a plan must take less than this part of the time of the rule's
@@ -109,7 +114,7 @@ def rule_plan(spec: ScanSpec, target: str, few: bool) -> Plan:
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
-    """Return up to ``count`` random plans of every strategy that serves the spec, half of them of the rule's."""
+    """Return the table's plan and random ones of every strategy that serves the spec, half of them of the rule's."""
     starts = [own]
     for name, strategy in STRATEGIES.items():
         if name != own.strategy and strategy.fits(own.spec, own.target, own.few):
@@ -118,7 +123,8 @@ def drawn(own: Plan, count: int) -> list[Plan]:
             except (ValueError, ArithmeticError, StopIteration, ScanopsError):
                 continue  # the spec is too long or too short for this strategy
     weights = [max(1, len(starts) - 1), *[1] * (len(starts) - 1)]
-    found: dict[Plan, None] = {}
+    known = measured_plan(own.spec, own.target, own.few)
+    found: dict[Plan, None] = dict.fromkeys([replace(known, why="searched")] if known else [])
     for _ in range(200 * count):
         start = random.choices(starts, weights)[0]
         numbers = {name: random.choice(_values(start, name)) for name in STRATEGIES[start.strategy].free}
@@ -271,15 +277,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path: Path | None = given.output
     entries = {(entry.spec, entry.few): entry for entry in read(path).values()} if path else {}
     for _, group in itertools.groupby(specs(), lambda each: (each[0].length, each[0].inner)):
-        wanted = [(spec, few) for spec, few in group if given.filter in spec.slug]
+        wanted = [(spec, few) for spec, few in group if re.search(given.filter, spec.slug)]
         searches = [Search(spec, rule_plan(spec, target, few), {}, {}) for spec, few in wanted]
         _build_all([(search, plan) for search in searches for plan in (search.own, *drawn(search.own, DRAWN))])
         for search in searches:
             search.measure(stopwatch)
-        further = [(search, plan) for search in searches for plan in near(search.best(), search.own, NEAR)]
-        _build_all([(search, plan) for search, plan in further if plan not in search.builds])
+        for _ in range(ROUNDS):
+            further = [(search, plan) for search in searches for plan in near(search.best(), search.own, NEAR)]
+            _build_all([(search, plan) for search, plan in further if plan not in search.builds])
+            for search in searches:
+                search.measure(stopwatch)
         for search in searches:
-            search.measure(stopwatch)
             entry = search.decide(stopwatch, gpu)
             entries[entry.spec, entry.few] = entry
         if path:

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a0c29ee4e4fe6d25 of everything below this banner
+// content  sha256 d6e7d9827922e29f of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,8 +52,11 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-// exp(x) with a relative error of about (2 + |x| / 2) 2^-23: log2(e) as a sum of two floats.
-__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f)); }
+// exp(a - b) with a relative error of about (2 + |a - b| / 2) 2^-23: log2(e) as a sum of two floats.
+__device__ __forceinline__ Value near_exp(Value a, Value b) {
+    const Value x = a - b;
+    return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f));
+}
 
 // high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: high + k log(2), and its rounding error beside
 // log(1 + f), whose polynomial has a relative error of at most 2.8e-8, so that the sum is rounded nearly once. The
@@ -103,7 +106,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 __device__ __forceinline__ State extend(State older, State newer) {
     State s;
     s.high = older.high;
-    s.rest = older.rest + near_exp(newer.high - older.high);
+    s.rest = older.rest + near_exp(newer.high, older.high);
     return s;
 }
 

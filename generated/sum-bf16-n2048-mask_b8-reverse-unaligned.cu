@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c40e8cd5066fea9c of everything below this banner
+// content  sha256 6919ff29e2245e54 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -38,7 +38,9 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
-    return __uint_as_float((unsigned)bits << 16);
+    float value;
+    asm("mov.b32 %0, { %1, %2 };" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
+    return value;
 }
 
 __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
