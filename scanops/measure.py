@@ -67,17 +67,7 @@ class Outcome:
 
     def entry(self, gpu: str) -> Measurement | None:
         """Return the entry for the tuning file; None where the planner's plan stays."""
-        if not self.improved:
-            return None
-        return Measurement(
-            target=self.best.target.name,
-            gpu=gpu,
-            spec=self.best.spec.slug,
-            few=self.best.few,
-            strategy=self.best.strategy,
-            plan=self.best.numbers(),
-            measured=self.measured,
-        )
+        return Measurement.of(self.best, gpu, self.measured) if self.improved else None
 
 
 def tune(

@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.operator import Join, Operator, States
+from scanops.codegen.operator import BACKWARD, Join, Operator, States
 
 __all__ = ["EXAMPLE", "ROWS"]
 
@@ -66,7 +66,7 @@ _GRADIENT = Operator(
     name="logcumsumexp_gradient",
     formula="y[i] = m[i] ? x[0] * exp(g[i] - v[0]) + ... + x[i] * exp(g[i] - v[i]) : 0",
     fields=("high", "value", "item", "keep"),
-    places=("keep",),
+    types=("value", "value", "value", "index"),
     own=("item", "keep"),
     masked=True,
     saved="value",
@@ -87,10 +87,8 @@ _GRADIENT = Operator(
     identity=("highest", "0", "0", "0"),
     project="state.keep && state.item != -infinity()\n"
     "        ? state.value * (state.item == state.high ? 1 : near_exp(state.item, state.high)) : 0",
-    kinds=("float",),
-    gives="kept",
+    **BACKWARD,
     costly=True,
-    commutative=False,
     start=(0, 0, 0, 0),
     step=lambda h, x, g, v, m: (x + (h[0] * math.exp(v - h[1]) if h[0] else 0), v, g, m),
     output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,

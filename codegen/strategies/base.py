@@ -70,7 +70,7 @@ class Plan:
 
     spec: ScanSpec
     target: Target
-    why: str  # the reason for the strategy and the shape, in a sentence
+    why: str = field(compare=False)  # the reason for the strategy and the shape, in a sentence
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     few: bool = False  # for so few lines that one block per line would leave the GPU idle
