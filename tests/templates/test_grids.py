@@ -90,14 +90,12 @@ BROKEN = (
     *({"chosen": bad} for bad in (["rows"], ["length"], "stripes", [["stripes"]], {})),
     *({"statuses": bad} for bad in ([1], [0], {}, [True], ["1"])),
     *({name: bad} for name in ("room", "stripe", "width") for bad in (0, 2**63, -1)),
-    {"further": 1},
+    *({"further": 1}, {"lead": ...}),
 )
 
 
 @pytest.mark.parametrize("change", BROKEN, ids=str)
 def test_a_malformed_launch_is_refused(change: dict[str, object]) -> None:
-    """Types, bounds, names and fields of what a manifest holds."""
-    for mapping in ({**SOUND, **change}, {name: value for name, value in SOUND.items() if name not in change}):
-        if mapping != SOUND:
-            with pytest.raises((TypeError, ValueError)):
-                Launch.read(mapping)
+    """Types, bounds, names and fields of what a manifest holds; ... stands for a field that is not there."""
+    with pytest.raises((TypeError, ValueError)):
+        Launch.read({name: value for name, value in {**SOUND, **change}.items() if value is not ...})
