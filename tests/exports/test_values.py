@@ -84,6 +84,7 @@ WRONG_EXPANDED: tuple[tuple[float, tuple[Any, ...], str], ...] = (
 def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
     """A repeated call on tensors of the same layout runs no check; other tensors are checked."""
     x, keep = oracle.values("sum", (3, 100), torch.float32), oracle.selection((3, 100))
+    tall = oracle.values("sum", (64, 48), torch.float32)
     row, cube = oracle.values("sum", (70001,), torch.float32), oracle.values("prod", (64, 64), torch.float32)
     masked, line = x.where(keep, 0).cumsum(1), row.cumsum(0)
     # (exported file, its calls with their results, its wrong calls)
@@ -98,7 +99,19 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
             [(0, (row,), line), (0, ((row, torch.full_like(row, 7.0)),), line)],
             (),
         ),
-        (parsed(["prod-f32-n64", "prod-f32-n64-inner64"]), [(dim, (cube,), cube.cumprod(dim)) for dim in (0, 1)], ()),
+        (  # the kernel for any length has a workspace, the others leave arguments of their launcher unread
+            parsed(["prod-f32-n64", "prod-f32-n64-inner64", "prod-f32-any"]),
+            [(dim, (each,), each.cumprod(dim)) for each, dim in ((cube, 0), (cube, 1), (row, 0))],
+            (),
+        ),
+        (
+            parsed(["sum-f32-n64-transposed-mask_b8-transposed_mask"]),
+            [(1, (tall.t(), (tall > 0).t()), tall.relu().t().cumsum(1))],
+            (
+                (1, (cube, cube > 0), "x of shape (64, 64) and strides (64, 1) has to be transposed, as x.t() is"),
+                (1, (tall[:, :20].t(), (tall[:, :20] > 0).t()), "alignment {'x': 16, 'mask': 4, 'neighbours': 4}"),
+            ),
+        ),
         (
             parsed(["sum-f32-any-le200-mask_b8-strided_mask-initial"]),
             [(1, (_X, _MASK[:1], 2.0), _X.cumsum(1) + 2)],
@@ -120,14 +133,14 @@ FILES = (
     ("sum-f32-n32768-mask_b8", "cu"),
     ("linear-bf16-n300-inner64-gate_f32-offsets_i32-initial-final-reverse-strided-strided_gate", "cu"),
     ("cummax-f32-n4096-transposed", "cu"),
-    ("sum-f32-any-le1073741824", "gpumode"),
+    ("sum-f32-n32768 sum-f32-any-le1073741824", "modelnew"),  # the first leaves arguments of its launcher unread
     ("sum-f64-n32768-inner1000-mask_f32-reverse-exclusive-initial", "cu"),
 )
 
 
 @needs_nvcc
 def test_nvcc(tmp_path: Path) -> None:
-    files = [(parsed([slug], format), format) for slug, format in FILES]
+    files = [(parsed(slugs.split(), format), format) for slugs, format in FILES]
     cuda = [text for file, format in files for text in ([file] if format == "cu" else texts(file))]
     source = tmp_path / "exports.cu"
     source.write_text(together(cuda))
