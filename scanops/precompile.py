@@ -39,9 +39,8 @@ def compile(
         target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU;
             inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc or NVRTC, and no GPU.
         lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
-        builder: ``"load_inline"``, ``"nvcc"`` or ``"nvrtc"``: that one and no other builds for a GPU, and the kernel
-            has its form: a library, or the cubin of NVRTC. ``"auto"`` leaves it to ``SCANOPS_BUILDER``, and otherwise
-            asks them in this order.
+        builder: ``"load_inline"``, ``"nvcc"`` or ``"nvrtc"``, which makes a cubin and no library: that one and no other
+            builds for a GPU. ``"auto"``: that of ``SCANOPS_BUILDER``, else the first of these that works here.
 
     Raises:
         UnsupportedRequest: a target or a builder that is not known, or an impossible number of lines.
@@ -71,10 +70,8 @@ def check_wanted(spec: ScanSpec, target: str, builder: str = environment.AUTO) -
         target_named(target)
     known = environment.BUILDERS if target != CPU else (environment.AUTO,)
     if builder not in known:
-        hint = "" if target != CPU else "emulated kernels are built by the host compiler; "
-        raise environment.no_such(
-            builder, known, f"build for {target} by {builder!r}", f"{hint}pass one of these words"
-        )
+        hint = "pass one of these words: the host compiler builds emulated kernels"
+        raise environment.no_such(builder, known, f"build for {target} by {builder!r}", hint)
 
 
 @contextmanager
@@ -147,6 +144,8 @@ def prepare(
         what = [what]
     if not isinstance(what, Iterable):
         raise _not_prepared(what, "is neither a spec nor a function")
+    import torch  # as default_target() does
+
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
@@ -162,7 +161,7 @@ def prepare(
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
-                _ = kernel.library  # the first call would load it
+                kernel.code.ready(-1 if here == CPU else torch.cuda.current_device())
         pairs = zip(wanted, found, strict=True)
         problems = [
             (f"{spec.slug} for {target}", each) for (spec, target, _), each in pairs if isinstance(each, Exception)
@@ -233,11 +232,6 @@ class Built:
     def name(self) -> str:
         """Spec, target and situation, for messages."""
         return f"{self.spec.slug} for {self.target}{FEW * self.few}"
-
-    @property
-    def bytes(self) -> int:
-        """Size of the library or cubin; 0 when there is none."""
-        return self.kernel.path.stat().st_size if self.kernel else 0
 
 
 def precompile(

@@ -224,7 +224,7 @@ def _fields(outcome: Built) -> dict[str, object]:
         "error": error_fields(error) if error else None,
         "found": outcome.found,
         "seconds": round(outcome.seconds, 3),
-        "bytes": outcome.bytes,
+        "bytes": kernel.path.stat().st_size if kernel else 0,
         "build_seconds": kernel and kernel.build_seconds,
         "resources": asdict(kernel.resources) if kernel and kernel.resources else None,
         "builder": kernel and kernel.builder,

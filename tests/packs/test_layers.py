@@ -31,7 +31,7 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
         patch.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the kernel
         found = scanops.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack)
-    assert found.library.scanops_abi() == ABI
+    assert found.code.scanops_abi() == ABI
     assert not (tmp_path / "absent").exists()
     assert Store(tmp_path / "own").find(OTHER.identity) is None  # packs are below the user's store and no other
     shutil.rmtree(pack / "index")  # as in a pack of another version: found by the text, and not recorded in the store

@@ -100,7 +100,7 @@ def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pyte
     deployed.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # the signed index has it
     for _ in range(3):
         found = scanops.compile(SPEC, "cpu")
-    assert (found.path.parent, found.library.scanops_abi(), checked) == (kernel(signed), ABI, [signed])
+    assert (found.path.parent, found.code.scanops_abi(), checked) == (kernel(signed), ABI, [signed])
     assert Store().find(OTHER.identity) is not None
 
 

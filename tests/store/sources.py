@@ -33,6 +33,7 @@ CPU_SOURCE = (
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
 extern "C" int scanops_launch(const void*, void*) { return 0; }
+extern "C" void scanops_emulator_configure(unsigned long long, int) {}
 """
 )
 

@@ -149,7 +149,7 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
     if what not in REBUILT:
         return
     kernel = scanops.compile(SPEC, "cpu")
-    assert kernel.library.scanops_abi() == ABI
+    assert kernel.code.scanops_abi() == ABI
     assert kernel.path.parent == folder(root)
     assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
 
