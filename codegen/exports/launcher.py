@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
-from scanops.codegen.spec import ACCESS_BYTES, Source
+from scanops.codegen.spec import Source
 
 __all__ = ["Parameter", "Unit", "python_name", "units_of"]
 
@@ -71,14 +71,19 @@ class Unit(NamedTuple):
     text: str
 
     @property
-    def conditions(self) -> str:
-        """What the kernel requires of a call, as arguments of an exported file's Kernel."""
+    def condition(self) -> str:
+        """What the kernel requires of a call, in an exported Python file."""
         spec = self.plan.spec
-        least = spec.multiple if spec.takes_length else spec.capacity
         by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
-        alignment = ACCESS_BYTES if spec.aligned and not by_item else 1
-        lengths = f"range({least}, {spec.capacity + 1}, {spec.multiple})"
-        return f"{lengths}, inner={spec.inner}, alignment={alignment}" + f", mask=torch.{spec.mask}" * bool(spec.mask)
+        return " and ".join(
+            [
+                f"{spec.multiple} <= length <= {spec.capacity}" if spec.takes_length else f"length == {spec.length}",
+                *([f"length % {spec.multiple} == 0"] if spec.multiple > 1 else []),
+                f"inner == {spec.inner}",
+                *(["not any(past)"] if spec.aligned and not by_item else []),
+                *([f"mask.dtype == torch.{spec.mask}"] if spec.mask else []),
+            ]
+        )
 
     @property
     def toolkit(self) -> str:
