@@ -74,7 +74,8 @@ def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     """Return the Python file of kernels that take the same kinds of tensors; ``command`` writes it."""
     spec, names = units[0].plan.spec, [row.name for row in units[0].parameters]
     masks = list(dict.fromkeys(str(unit.plan.spec.mask) for unit in units))
-    gathered = {} if "neighbours" in names else {"transposed": "strided"}
+    gathers = any("neighbours" in unit.plan.launch.parameters for unit in units)
+    gathered = {} if gathers else {"transposed": "strided"}
     operands = [
         Tensor(
             name=python_name(source),
@@ -87,16 +88,15 @@ def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     others = [Tensor("offsets", [str(spec.segments)])] if spec.by_offsets else []
     others += [Tensor("initial", [spec.carry.name])] if spec.initial else []
     dtypes = {spec.out.name, *(source.dtype.name for source in spec.sources)}
-    return (
-        environment()
-        .get_template("exports/scan.py.j2")
-        .render(
-            units=units,
-            names=names,
-            format=format,
-            command=command,
-            operands=operands,
-            others=others,
-            torch=max(LATER_TORCH.get(name, TORCH) for name in dtypes),
-        )
+    template = environment().get_template("exports/scan.py.j2")
+    return template.render(
+        units=units,
+        names=names,
+        gathers=gathers,
+        format=format,
+        command=command,
+        operands=operands,
+        others=others,
+        sources=", ".join(f'"{source.name}": {python_name(source)}' for source in spec.sources),
+        torch=max(LATER_TORCH.get(name, TORCH) for name in dtypes),
     )

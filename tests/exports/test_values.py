@@ -109,7 +109,7 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
             [(1, (tall.t(), (tall > 0).t()), tall.relu().t().cumsum(1))],
             (
                 (1, (cube, cube > 0), "x of shape (64, 64) and strides (64, 1) has to be transposed, as x.t() is"),
-                (1, (tall[:, :20].t(), (tall[:, :20] > 0).t()), "inner 1, [0, 0, 0, 4, 4] bytes past 16-byte"),
+                (1, (tall[:, :20].t(), (tall[:, :20] > 0).t()), "inner 1, [0, 0, 0, 4, 0, 4] bytes past 16-byte"),
             ),
         ),
         (
