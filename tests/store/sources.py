@@ -87,7 +87,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None
 from pathlib import Path
-from scanops.artifact import BuildRequest
+from scanops.artifact import ABI, BuildRequest
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL as request
