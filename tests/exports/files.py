@@ -51,10 +51,8 @@ def run(
     Returns for each file the results of its calls and the Python functions that a repetition of the first call runs.
     """
     # What a store wants of a library, and exported texts lack: all, or those of kernels without a workspace.
-    beside = (
-        f'extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch(void*, void*) {{ return 0; }} }}\n'
-    )
-    no_workspace = 'extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }\n'
+    beside = f'extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch(void*, void*) {{ return 0; }} }}'
+    no_workspace = '\nextern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }'
     jobs = []
     for number, (text, calls) in enumerate(files):
         path = folder / f"exported_{number}.py"
