@@ -4,8 +4,8 @@ The specs are those of the grid, then its shapes, odd lengths and the longest ro
 over them; --wide compiles every dtype and layout of each. nvcc compiles each spec for each target; no GPU is needed.
 The report holds the worst of each strategy on each target. A figure out of bounds makes the exit status 1.
 
-With --builder nvrtc the report holds what NVRTC refuses, what it spills where nvcc spills nothing, and the median and the
-95th percentile of the times, in wall time and in CPU time, which hardly depends on what else the machine does.
+With --builder nvrtc the report holds what NVRTC refuses, what it spills where nvcc spills nothing, and the median and
+the 95th percentile of the times, in wall time and in CPU time, which hardly depends on what else the machine does.
 """
 
 from __future__ import annotations

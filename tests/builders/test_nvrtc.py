@@ -119,7 +119,7 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return BuildReport(file=tmp_path / "kernel", seconds=0, resources=None, toolchain={"route": name})
 
     for name in AHEAD:
-        stub = SimpleNamespace(build=lambda request, directory, name=name: built(name))
+        stub = SimpleNamespace(require=id, build=lambda request, directory, name=name: built(name))
         monkeypatch.setitem(build._BUILDERS, name, stub)
     request = replace(CUDA, builders=builders)
     if outcome in AHEAD:
