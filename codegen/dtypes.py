@@ -9,7 +9,7 @@ are a struct of two reals (stages/complex.cuh.j2).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
@@ -22,13 +22,27 @@ __all__ = [
     "DType",
     "accumulator_of",
     "default_result",
+    "derived",
     "dtype_named",
     "kept_result",
     "literal",
     "numbers_of",
     "promote",
     "scan_result",
+    "set_derived",
 ]
+
+
+def derived() -> Any:
+    """Return a field of a frozen dataclass that follows from the others: ``set_derived`` gives it its value."""
+    return field(init=False, repr=False, compare=False)
+
+
+def set_derived(row: object, **values: object) -> None:
+    """Set fields of a frozen dataclass in its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(row, name, value)
+
 
 Kind = Literal["bool", "int", "float", "complex"]
 

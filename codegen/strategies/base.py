@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
+from scanops.codegen.dtypes import set_derived
 from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.launch import FIELDS, ceil_div
 from scanops.codegen.launch import Launch as Launch
@@ -78,7 +79,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Derive the tiles of a line and check the numbers."""
-        object.__setattr__(self, "tiles", 0)
+        set_derived(self, tiles=0)
         numbers = self.numbers()
         whole = all(
             type(value) is bool or (type(value) is int and value >= (0 if name in FROM_ZERO else 1))
@@ -89,7 +90,7 @@ class Plan:
         require(self, bounded, "at most " + ", ".join(f"{most} {name}" for name, most in MOST.items()))
         fits = self.threads % WARP == 0 and self.threads <= self.target.block_threads
         require(self, fits, "a block of whole warps that the target takes")
-        object.__setattr__(self, "tiles", ceil_div(self.spec.capacity + self._lead, max(1, self.tile)))
+        set_derived(self, tiles=ceil_div(self.spec.capacity + self._lead, max(1, self.tile)))
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
