@@ -63,15 +63,15 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None 
     return render(make_plan(spec, target, few_for(spec, target, lines)))
 
 
-def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> str:
-    """Return the CUDA source of a plan, banner included.
+def render(plan: Plan, launcher: str = "") -> str:
+    """Return the CUDA source of a plan, banner included; a ``launcher`` replaces the host side of the text.
 
-    The banner of an ``exported`` text has no digest, since a launcher follows the kernel there. Without
-    ``takes_stream`` the launcher queues on the default stream and does not name it.
+    Then the banner has no digest, as it is that of the text of a library.
     """
     jinja = environment()
-    body = tidied(jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream))
-    digest = None if exported else hashlib.sha256(body.encode()).hexdigest()[:16]
+    body = tidied(jinja.get_template(plan.template).render(plan=plan))
+    digest = None if launcher else hashlib.sha256(body.encode()).hexdigest()[:16]
+    body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 
 

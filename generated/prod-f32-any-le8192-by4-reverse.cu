@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5333d401bdde4cb1 of everything below this banner
+// content  sha256 f86afc74b648ae4d of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -318,7 +318,8 @@ extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long length = arguments->length;
     const long long reach = length + 0;
     const int warps = (int)((reach + 639) / 640);  // the fewest that hold a row
-    arguments->stripes = (int)((reach + 128 * warps - 1) / (128 * warps));
+    int stripes = (int)((reach + 128 * warps - 1) / (128 * warps));
+    arguments->stripes = stripes;
     const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     void* parameters[] = {&arguments->input, &arguments->output, &arguments->length,
