@@ -157,10 +157,14 @@ def fits(spec: ScanSpec) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
-    """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little."""
+    """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little.
+
+    Where the length is an argument, the plan is for the longest row or the most rows; the launcher derives the numbers
+    for a length.
+    """
     threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:
-        return _any_plan(spec, target, threads)
+        return shaped(spec, target, threads=threads, rows=1 << (_any_room(spec).bit_length() - 1), lanes=WARP, items=1)
     rows = _rows(spec)
     least = WARP // min(WARP, rows)
     choices = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
@@ -169,38 +173,20 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
     return shaped(spec, target, threads=threads, rows=rows, lanes=lanes)
 
 
-def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
-    """Plan for the longest row or the most rows; the launcher derives the numbers for a length."""
-    room = _any_room(spec)
-    return StagedPlan(
-        spec=spec,
-        target=target,
-        why=f"rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
-        threads=threads,
-        items=1,
-        rows=1 << (room.bit_length() - 1),
-        lanes=WARP,
-        piece=ceil_div(room, WARP) | 1,
-        unroll=ANY_UNROLL,
-    )
-
-
-def shaped(
-    spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0, unroll: int = UNROLL
-) -> StagedPlan:
+def shaped(spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0) -> StagedPlan:
     """Plan with a given shape."""
-    items = items or vector_width(spec)
-    _, piece = _best_piece(spec, lanes, items)
+    items, count = items or vector_width(spec), "" if spec.takes_length else f"{rows} "
+    piece = ceil_div(_any_room(spec), WARP) | 1 if spec.takes_length else _best_piece(spec, lanes, items)[1]
     return StagedPlan(
         spec=spec,
         target=target,
-        why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
+        why=f"{count}rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
         threads=threads,
         items=items,
         rows=rows,
         lanes=lanes,
         piece=piece,
-        unroll=min(unroll, piece // items),
+        unroll=min(ANY_UNROLL if spec.takes_length else UNROLL, piece // items),
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.codegen import ScanSpec, generate
+from scanops import ScanSpec, generate
 from scanops.codegen.plan import STRATEGIES
 from tools.golden import GOLDEN, golden_files, main
 
