@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["FIELDS", "MOST_BLOCKS", "Launch", "Numbers", "ceil_div"]
+__all__ = ["FIELDS", "MOST_BLOCKS", "Launch", "Numbers"]
 
 WARP, MOST_THREADS = 32, 1024  # threads of a warp, and of a block at most
 MOST_BLOCKS = 2**31 - 1  # of a grid; a launch of more tiles is refused, even if fewer blocks are resident
@@ -59,12 +59,12 @@ class Launch(NamedTuple):
         """
         threads, width, chosen = self._choose(length)
         adjacent = self.adjacent or neighbours or max(1, lines)
-        groups = lines // adjacent * ceil_div(adjacent, width)
-        tiles = ceil_div(length + self.lead, self.tile) if self.tile else 1
+        groups = lines // adjacent * _ceil_div(adjacent, width)
+        tiles = _ceil_div(length + self.lead, self.tile) if self.tile else 1
         blocks = groups * tiles
         if self.resident and blocks <= MOST_BLOCKS:
             blocks = min(blocks, multiprocessors * self.resident)
-        statuses = groups * self.width * sum(ceil_div(tiles, span) for span in self.statuses)
+        statuses = groups * self.width * sum(_ceil_div(tiles, span) for span in self.statuses)
         workspace_bytes = TICKET_BYTES + statuses * self.words * WORD_BYTES if self.words else 0
         return Numbers(blocks, threads, self.shared_bytes, chosen, workspace_bytes)
 
@@ -77,13 +77,13 @@ class Launch(NamedTuple):
             # as many lanes per row as fit without bank conflicts between lanes that start a row
             while lane_bits < 5 and (WARP >> lane_bits > rows or 2 << lane_bits < length & -length):
                 lane_bits += 1
-            piece = ceil_div(length, 1 << lane_bits) | 1  # odd, so that neighbouring lanes start in different banks
+            piece = _ceil_div(length, 1 << lane_bits) | 1  # odd, so that neighbouring lanes start in different banks
             return self.threads, self.threads // WARP * rows, (rows, lane_bits, piece)
         if "stripes" in self.chosen:  # the fewest warps that hold a row, then the fewest stripes per warp
-            warps = ceil_div(length + self.lead, self.room)
-            return WARP * warps, self.width, (ceil_div(length + self.lead, warps * self.stripe),)
+            warps = _ceil_div(length + self.lead, self.room)
+            return WARP * warps, self.width, (_ceil_div(length + self.lead, warps * self.stripe),)
         if self.chosen:  # the fewest lanes that hold a row
-            lane_bits = (ceil_div(length, self.room) - 1).bit_length()
+            lane_bits = (_ceil_div(length, self.room) - 1).bit_length()
             return self.threads, self.threads >> lane_bits, (lane_bits,)
         return self.threads, self.width, ()
 
@@ -93,7 +93,8 @@ class Launch(NamedTuple):
 
         Raises TypeError or ValueError for any other fields, types, names or numbers.
         """
-        launch = cls(**{name: tuple(value) if type(value) is list else value for name, value in mapping.items()})
+        values: dict[str, Any] = {name: tuple(each) if type(each) is list else each for name, each in mapping.items()}
+        launch = cls(**values)
         tuples = launch.parameters, launch.statuses, launch.chosen
         numbers = (*(each for each in launch if each not in tuples), *launch.statuses)
         sound = (
@@ -109,6 +110,5 @@ class Launch(NamedTuple):
         return launch
 
 
-def ceil_div(a: int, b: int) -> int:
-    """The least whole number that is not below a / b."""
+def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)

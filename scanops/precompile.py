@@ -136,6 +136,8 @@ def prepare(
         what = [what]
     if not isinstance(what, Iterable):
         raise _not_prepared(what, "is neither a spec nor a function")
+    import torch  # as default_target() does
+
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
@@ -151,7 +153,7 @@ def prepare(
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
-                _ = kernel.library  # the first call would load it
+                kernel.code.ready(-1 if here == CPU else torch.cuda.current_device())
         pairs = zip(wanted, found, strict=True)
         problems = [
             (f"{spec.slug} for {target}", each) for (spec, target, _), each in pairs if isinstance(each, Exception)

@@ -11,7 +11,7 @@ from scanops.codegen.spec import ACCESS_BYTES, Source
 
 __all__ = ["Parameter", "Unit", "python_name", "units_of"]
 
-# CUDA toolkits that compile for a target and were tried, from 11.8 on. CUDA 13 dropped sm_70.
+# CUDA toolkits that compile for a target: 11.8 was the first for sm_90, and CUDA 13 dropped sm_70.
 TOOLKITS = {
     "sm_70": "11.8 to 12.9",
     "sm_100": "12.8 or later",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from scanops.codegen.dtypes import set_derived
 from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.launch import FIELDS, ceil_div
+from scanops.codegen.launch import FIELDS
 from scanops.codegen.launch import Launch as Launch
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.targets import WARP, Target
@@ -223,6 +223,11 @@ def require(plan: Plan, holds: bool, words: str) -> None:
             value=plan.describe(),
             hint=f"use the planner's own plan, or measure again: scanops tune {plan.spec}",
         )
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The least whole number that is not below a / b."""
+    return -(-a // b)
 
 
 def is_power_of_two(n: int) -> bool:

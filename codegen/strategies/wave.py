@@ -96,8 +96,8 @@ class WavePlan(RowPlan):
     @property
     def launch(self) -> Launch:
         """What a launch follows from: resident blocks claim the tiles of all rows."""
-        split = {"lead": self._lead, "tile": self.tile, "resident": self.blocks}
-        return self._launch("lines", "workspace", **split, statuses=(1,))
+        takes, lead, tile = ("lines", "workspace"), self._lead, self.tile
+        return self._launch(*takes, lead=lead, tile=tile, resident=self.blocks, statuses=(1,))
 
     @property
     def shared_bytes(self) -> int:

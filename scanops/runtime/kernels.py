@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import sys
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.codegen.plan import Plan
+    from scanops.store.code import Code
 
 _LOG = logging.getLogger("scanops")
 Value = TypeVar("Value")
@@ -140,7 +140,7 @@ class Miss(NamedTuple):
             words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
             WORKER.run(python_command("scanops", *words))
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
-        _ = kernel.library
+        _ = kernel.code
         hold(kernel, self.spec, self.target, policies.STRICT, self.few)
 
 
@@ -162,7 +162,7 @@ class Kernel:
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
         self._plan: Plan | None = None
         self._source: str | None = None
-        self._library: ctypes.CDLL | None = None
+        self._code: Code | None = None
 
     def __repr__(self) -> str:
         return f"<scanops kernel {self.spec} for {self.target}>"
@@ -182,24 +182,23 @@ class Kernel:
         return self._source
 
     @property
-    def library(self) -> ctypes.CDLL:
-        """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
-        if self._library is None:
-            needed = ("scanops_emulator_configure",) if self.target == CPU else ()
-            self._library = self._read(load, *needed)
-        return self._library
+    def code(self) -> Code:
+        """The machine code, verified against its manifest. Obtained again if it was evicted before it was loaded."""
+        if self._code is None:
+            self._code = self._read(load)
+        return self._code
 
-    def _read(self, read: Callable[..., Value], *needed: str) -> Value:
+    def _read(self, read: Callable[[Entry], Value]) -> Value:
         """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
         try:
-            return read(self._entry, *needed)
+            return read(self._entry)
         except (FileNotFoundError, BadStoreEntry) as problem:
             if not isinstance(problem.__cause__ or problem, FileNotFoundError):
                 raise
         again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
         self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
-        return read(self._entry, *needed)
+        return read(self._entry)
 
     @property
     def path(self) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import BuildRequest, Resources
+from scanops.artifact import ABI, BuildRequest, Resources
 from scanops.builders import inline, toolchain
 from scanops.builders.build import build
 from scanops.builders.programs import parse_ptxas
@@ -83,7 +83,7 @@ def test_a_library_needs_the_cuda_runtime_at_most(
     else:
         assert entry.resources is None
     loaded = load(entry)
-    assert loaded.scanops_abi() == 3
+    assert loaded.scanops_abi() == ABI
     assert loaded.scanops_error_string(0) == b"no error"
 
 
@@ -188,7 +188,7 @@ def test_names_of_folders_are_read_by_no_shell(
     monkeypatch.setattr(tempfile, "tempdir", None)
     entry = Store(place / "store").get_or_build(kernel)
     assert entry.manifest["toolchain"]["route"] == route
-    assert load(entry).scanops_abi() == 3
+    assert load(entry).scanops_abi() == ABI
     assert [path for path in Path(tmp_path).rglob("*") if path.name == "PWNED"] == []
     assert [path.name for path in place.iterdir()] == ["store"]
     with pytest.raises(BuildFailure, match="nonsense") as caught:

@@ -30,6 +30,7 @@ CPU_SOURCE = (
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
 extern "C" int scanops_launch(const void*, void*) { return 0; }
+extern "C" void scanops_emulator_configure(unsigned long long, int) {}
 """
 )
 
@@ -86,7 +87,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None
 from pathlib import Path
-from scanops.artifact import BuildRequest
+from scanops.artifact import ABI, BuildRequest
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL as request

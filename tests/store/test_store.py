@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
@@ -131,7 +130,7 @@ def test_no_cuda_runtime_anywhere(store: Store, monkeypatch: pytest.MonkeyPatch)
         raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(toolchain, "find_nvcc", no_toolkit)
-    monkeypatch.setattr(ctypes, "CDLL", no_runtime)
+    monkeypatch.setattr("scanops.store.library.Library", no_runtime)
     with pytest.raises(BadStoreEntry, match=r"libcudart\.so\.13") as caught:
         load(entry)
     assert "CUDA 13" in caught.value.allowed

@@ -82,3 +82,21 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
                 narrow = 4 if name == "length" else wide  # a position of 32 bits is the low half
                 assert parameter.raw[:narrow] == bytes(arguments)[field.offset : field.offset + narrow], name
     assert 0 < refused < 40
+
+
+SOUND = PLANS["prod-f32-any-le8192-by4-reverse"].launch._asdict()
+BROKEN = (
+    *({"threads": bad} for bad in (0, 33, 2048, -32, True, "416", None, 1.0, [32])),
+    *({"parameters": bad} for bad in ([], ["stream"], "input", [3], None, [["input"]], ["input", "workspace"])),
+    *({"chosen": bad} for bad in (["rows"], ["length"], "stripes", [["stripes"]], {})),
+    *({"statuses": bad} for bad in ([1], [0], {}, [True], ["1"])),
+    *({name: bad} for name in ("room", "stripe", "width") for bad in (0, 2**63, -1)),
+    *({"further": 1}, {"lead": ...}),
+)
+
+
+@pytest.mark.parametrize("change", BROKEN, ids=str)
+def test_a_malformed_launch_is_refused(change: dict[str, object]) -> None:
+    """Types, bounds, names and fields of what a manifest holds; ... stands for a field that is not there."""
+    with pytest.raises((TypeError, ValueError)):
+        Launch.read({name: value for name, value in {**SOUND, **change}.items() if value is not ...})

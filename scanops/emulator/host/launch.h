@@ -119,7 +119,8 @@ cudaError_t run_locked(const Launch& launch) {
 
 cudaError_t run_grid(const Launch& launch) {
     if (!legal(launch.grid, launch.block)) return fail_launch(cudaErrorInvalidConfiguration);
-    if (launch.shared_bytes > shared_bytes()) return fail_launch(cudaErrorInvalidValue);
+    // A launch asks for whole units of 16 bytes.
+    if (launch.shared_bytes > (shared_bytes() + 15) / 16 * 16) return fail_launch(cudaErrorInvalidValue);
     pthread_mutex_lock(&launch_lock);
     const cudaError_t error = run_locked(launch);
     pthread_mutex_unlock(&launch_lock);
