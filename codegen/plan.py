@@ -19,11 +19,10 @@ from typing import Any
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
-from scanops.codegen.launch import ceil_div
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
-from scanops.codegen.strategies.base import WARP, Plan, require
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div, require
 from scanops.codegen.strategies.rows import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named

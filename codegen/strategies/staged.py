@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, is_power_of_two, require
@@ -52,18 +53,23 @@ class StagedPlan(Plan):
     lanes: int  # threads per row, a power of two up to 32
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
+    in_place: bool = derived()  # results overwrite the items that they come from
+    kept: bool = derived()  # a lane keeps the states of its piece in registers while lanes exchange totals
+    on_boundary: bool = derived()  # a warp's rows start and end on a 16-byte boundary in every operand
 
     def __post_init__(self) -> None:
         """Check that lanes share rows evenly, and that the rows of a block fit in static shared memory."""
         Plan.__post_init__(self)
+        on_boundary = not self.spec.takes_length and _on_boundary(self.spec, self.rows)
+        kept = _kept(self.spec, self.lanes, self.piece)
+        set_derived(self, in_place=_in_place(self.spec), kept=kept, on_boundary=on_boundary)
         require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1 and not self.spec.strided, "one tile of dense operands")
         require(self, self.rows * self.lanes % WARP == 0, "rows that are a multiple of those scanned at once")
         require(self, self.piece % self.items == 0, "a piece of whole accesses")
         begin = self.piece < self.spec.capacity + self.items * self.lanes
         require(self, begin, "pieces that begin in the row")
-        fits = self.declared_bytes <= STATIC_BYTES
-        require(self, fits, f"at most {STATIC_BYTES} bytes of shared memory")
+        require(self, self.declared_bytes <= STATIC_BYTES, f"at most {STATIC_BYTES} bytes of shared memory")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
@@ -112,21 +118,6 @@ class StagedPlan(Plan):
         """
         fits = self.piece * fragments(self.spec).state_bytes <= KEPT_BYTES and not self.spec.takes_length
         return self.piece if fits and self.serial and not self.code.calls else self.items
-
-    @property
-    def in_place(self) -> bool:
-        """Whether results overwrite the items that they come from."""
-        return _in_place(self.spec)
-
-    @property
-    def kept(self) -> bool:
-        """Whether a lane keeps the states of its piece in registers while lanes exchange totals."""
-        return _kept(self.spec, self.lanes, self.piece)
-
-    @property
-    def on_boundary(self) -> bool:
-        """Whether a warp's rows start and end on a 16-byte boundary in every operand."""
-        return not self.spec.takes_length and _on_boundary(self.spec, self.rows)
 
     @property
     def declared_bytes(self) -> int:

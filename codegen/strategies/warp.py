@@ -36,8 +36,7 @@ class WarpPlan(RowPlan):
     def __post_init__(self) -> None:
         """Check that a row lies within its lanes."""
         RowPlan.__post_init__(self)
-        lanes = is_power_of_two(self.lanes) and self.lanes <= WARP
-        require(self, lanes, "lanes that are a power of two up to 32")
+        require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1, "one tile")
         require(self, self.lanes == WARP or not self.boundary, "a whole warp for rows that are shifted")
 
@@ -85,19 +84,14 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
     rows.
     """
     items, lanes, vectors, boundary = _shape(spec)
+    wide = THREADS_LONG if vectors >= LONG else THREADS_WIDE
     return WarpPlan(
         spec=spec,
         target=target,
         why=f"a row of {spec.items_text} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
-        threads=_threads(spec, items, vectors),
+        threads=wide if reads_wide(spec, items) else THREADS_NARROW,
         items=items,
         vectors=vectors,
         boundary=boundary,
         lanes=lanes,
     )
-
-
-def _threads(spec: ScanSpec, items: int, vectors: int) -> int:
-    if not reads_wide(spec, items):
-        return THREADS_NARROW
-    return THREADS_LONG if vectors >= LONG else THREADS_WIDE
