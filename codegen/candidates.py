@@ -20,8 +20,6 @@ from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest, shown
 
-__all__ = ["MOST", "candidates", "idle_part", "neighbours", "restored", "starts", "tried"]
-
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many
 DECLARED_BYTES = 4096  # of shared memory, reserved for arrays that a kernel declares beside its dynamic ones

@@ -15,23 +15,6 @@ from typing import Any, Literal
 
 from scanops.errors import UnsupportedRequest, did_you_mean
 
-__all__ = [
-    "BOUNDS",
-    "DTYPES",
-    "FIELD_TYPES",
-    "DType",
-    "accumulator_of",
-    "default_result",
-    "derived",
-    "dtype_named",
-    "kept_result",
-    "literal",
-    "numbers_of",
-    "promote",
-    "scan_result",
-    "set_derived",
-]
-
 
 def derived() -> Any:
     """Return a field of a frozen dataclass that follows from the others: ``set_derived`` gives it its value."""

@@ -35,8 +35,6 @@ from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import DType, derived, numbers_of, set_derived
 from scanops.codegen.operator_rules import in_meaning, in_texts, refuse
 
-__all__ = ["BACKWARD", "COMPENSATED", "Join", "Operator", "where"]
-
 COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
 BACKWARD: dict[str, Any] = {"kinds": ("float",), "gives": "kept", "commutative": False}  # fields of gradients' rows
 

@@ -22,13 +22,12 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div, require
+from scanops.codegen.strategies.base import WARP, ceil_div, require
+from scanops.codegen.strategies.base import Plan as Plan
 from scanops.codegen.strategies.rows import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
 from scanops.errors import UnsupportedRequest
-
-__all__ = ["STRATEGIES", "Plan", "by_rule", "class_of", "make_plan", "measured_plan", "rebuilt", "strategy_of"]
 
 SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes

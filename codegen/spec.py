@@ -10,10 +10,9 @@ from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
-from scanops.codegen.spec_checks import MAX_LENGTH, accumulators, in_fields, in_results, refuse
+from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
+from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
-
-__all__ = ["ACCESS_BYTES", "FIELDS", "MAX_LENGTH", "ScanSpec", "Source", "check_spec"]
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}

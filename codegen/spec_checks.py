@@ -15,8 +15,6 @@ from scanops.errors import UnsupportedRequest
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-__all__ = ["AGAIN_LENGTHS", "MAX_LENGTH", "accumulators", "in_fields", "in_results", "refuse"]
-
 MAX_LENGTH = 2**31
 """Maximum number of items in a line. Offsets inside a row are 32-bit where they fit, offsets of rows always 64-bit."""
 

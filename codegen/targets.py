@@ -18,19 +18,6 @@ from typing import NamedTuple
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.errors import UnsupportedRequest
 
-__all__ = [
-    "DEFAULT_TARGET",
-    "TARGETS",
-    "WARP",
-    "Occupancy",
-    "Target",
-    "most_registers",
-    "nearest_targets",
-    "occupancy",
-    "target_named",
-    "target_of_capability",
-]
-
 WARP = 32  # lanes
 KIB = 1024  # bytes
 PARTITIONS = 4  # of a multiprocessor: a warp's registers lie in one partition

@@ -10,10 +10,9 @@ from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.launch import FIELDS
 from scanops.codegen.launch import Launch as Launch
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.targets import WARP, Target
+from scanops.codegen.targets import WARP as WARP
+from scanops.codegen.targets import Target
 from scanops.errors import UnsupportedRequest
-
-__all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", "power_of_two_above", "require"]
 
 HALF_BYTES = 2
 STATUS_BYTES = 4  # of a state in a status word

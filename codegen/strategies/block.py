@@ -20,8 +20,6 @@ from scanops.codegen.strategies.rows import (
 )
 from scanops.codegen.targets import Target, most_registers
 
-__all__ = ["BlockPlan", "fits", "plan"]
-
 MIN_THREADS = 64
 WORD_BYTES = 4  # bytes of the accumulator up to which an expensive combine was counted
 RUN_BYTES = 40 * 1024  # bytes of shared memory that a block may declare; above it lanes exchange nothing

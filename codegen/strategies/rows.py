@@ -11,26 +11,6 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
 
-__all__ = [
-    "ACCESS_BYTES",
-    "ASYNC_BYTES",
-    "LENGTH_BYTES",
-    "LINE_BYTES",
-    "STRIDED_BYTES",
-    "Operand",
-    "RowPlan",
-    "begins_anywhere",
-    "boundary_of",
-    "fills_registers",
-    "gathers",
-    "may_run",
-    "reads_wide",
-    "registers_of",
-    "row_of",
-    "vector_width",
-    "vectors_in_registers",
-]
-
 ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
 LINE_BYTES = 128  # bytes of a memory sector group that is fetched together

@@ -13,12 +13,10 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, is_power_of_two, require
-from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
+from scanops.codegen.strategies.rows import reads_wide, vector_width
 from scanops.codegen.targets import Target
-
-__all__ = ["StagedPlan", "bank_cycles", "fits", "plan", "shaped"]
 
 # Fractions of a copy are an H200's, of fp32 sums unless a dtype is named.
 # Longest row in items, and in bytes of the wider type. 255, 383, 600: 0.99, 0.99, 1.00; by warp 0.98 each;

@@ -20,8 +20,6 @@ from scanops.codegen.strategies.rows import (
 )
 from scanops.codegen.targets import Target
 
-__all__ = ["WavePlan", "plan"]
-
 THREADS = 512  # threads per block, at most
 # The same where a thread's items are consecutive because combine is expensive: each warp's three lane scans are
 # then shared by more items. Counted, not timed: linear takes 75 instructions per item with 24 items per thread, 134
