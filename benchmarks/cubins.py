@@ -23,10 +23,11 @@ import torch
 
 import scanops
 from benchmarks import variants
-from benchmarks.calls import CASES, SHAPE, compared
+from benchmarks.calls import CASES, compared
 from benchmarks.common import kernel_of, parser, require_gpu, write
-from benchmarks.store import SPECS, milliseconds
+from benchmarks.store import SPECS, look_ups, milliseconds
 from benchmarks.timing import Timer
+from scanops import artifact
 from scanops.codegen.lines import are_few
 from scanops.requests.request import make_request
 from scanops.runtime import calls, kernels, native
@@ -34,6 +35,7 @@ from scanops.runtime.kernels import default_target
 from scanops.runtime.launcher import Launcher, device_of, places_for
 
 BUILDERS = {"library": "load_inline", "cubin": "nvrtc"}
+KINDS: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "most": max}
 COLD_CALL = """
 import sys, time
 import torch
@@ -43,17 +45,6 @@ began = time.perf_counter()
 import scanops
 scanops.cumsum(x, 1)
 torch.cuda.synchronize()
-print(time.perf_counter() - began)
-"""
-LOAD = """
-import sys, time
-import torch, scanops
-from scanops.runtime import kernels
-torch.zeros(1, device="cuda")
-spec, target = scanops.ScanSpec.parse(sys.argv[1]), kernels.default_target()
-kernel = kernels.find(spec, target)
-began = time.perf_counter()
-kernel.code.ready(0)
 print(time.perf_counter() - began)
 """
 
@@ -128,12 +119,12 @@ def first_calls(form: str, count: int) -> dict[str, list[float]]:
     return found
 
 
-def loads(form: str, processes: int) -> list[float]:
-    """Return the milliseconds from an entry that was looked up to one that is ready, in new processes."""
+def loads(form: str, processes: int) -> dict[str, float]:
+    """Return medians over new processes: milliseconds of a look-up, and of a load until a first launch may follow."""
     with tempfile.TemporaryDirectory() as store, forms(form, store) as variables:
         for slug in SPECS:
             kernel_of((scanops.ScanSpec.parse(slug), False), default_target())
-        return [milliseconds(LOAD, variables, SPECS[n % len(SPECS)])[0] for n in range(processes)]
+        return look_ups(processes, variables, "wheel" if artifact.DIGESTS else "checkout")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,26 +139,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     geometric = math.exp(statistics.fmean(map(math.log, ratios)))
     same = sum(row["same_bits"] for row in cells.values())
     print(f"speed of cubins / libraries: geometric mean {geometric:.3f}, least {min(ratios):.3f}; ", end="")
-    print(f"same bits in {same} of {len(cells)}\n\nmedian (worst)      library             cubin")
-    host, table = {}, {}
+    print(f"same bits in {same} of {len(cells)}\n\n{'':28}" + "".join(f"{form:>10}" for form in BUILDERS))
+    rows: dict[str, dict[str, float]] = {}
     for form in BUILDERS:
         with forms(form):
-            host[form] = {
-                name: compared(CASES[name], "cuda", 10, 3)["forward"] for name in ("sum", "sum, masked", "linear")
-            }
-        count = given.count if form == "cubin" else max(2, given.count // 5)
-        table[form] = {**first_calls(form, count), "load_ms": loads(form, given.count)}
-    for what in table["cubin"]:
-        cells_of = [f"{statistics.median(table[f][what]):.3f} ({max(table[f][what]):.3f})" for f in BUILDERS]
-        print(f"{what:<20}" + "".join(f"{cell:<20}" for cell in cells_of))
-    for name in host["cubin"]:
-        for way in ("native", "python"):
-            pair = [
-                f"{host[f][name][way]:.2f}" + (f" / {host[f][name]['torch']:.2f}" if "torch" in host[f][name] else "")
-                for f in BUILDERS
-            ]
-            print(f"{name + ', ' + way:<20}" + "".join(f"{cell:<20}" for cell in pair))
-    print(f"the last are microseconds of host time per call on {SHAPE[0]} x {SHAPE[1]}, / torch's in the same run")
-    figures = {"geometric_mean": geometric, "least": min(ratios), "same_bits": same, "cells": cells}
-    write(given.output, {**figures, "host_us": host, **table})
+            host = {name: compared(CASES[name], "cuda", 10, 3)["forward"] for name in ("sum", "sum, masked", "linear")}
+        firsts = first_calls(form, given.count if form == "cubin" else max(2, given.count // 5))
+        rows[form] = {
+            **{f"{what}, {kind}": of(times) for what, times in firsts.items() for kind, of in KINDS.items()},
+            **{name: ms for name, ms in loads(form, given.count).items() if name in ("find_ms", "load_ms")},
+            **{f"{name}, {way}, us": us for name, ways in host.items() for way, us in ways.items()},
+        }
+    print(
+        "\n".join(f"{what:<28}" + "".join(f"{rows[form][what]:10.3f}" for form in BUILDERS) for what in rows["cubin"])
+    )
+    figures = {"geometric_mean": geometric, "least": min(ratios), "same_bits": same, **rows, "cells": cells}
+    write(given.output, figures)
     return int(same < len(cells))

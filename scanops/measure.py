@@ -202,7 +202,8 @@ def same(result: torch.Tensor, wanted: torch.Tensor, *, exactly: bool) -> bool:
 def entry_of(plan: Plan) -> Entry | ScanopsError:
     """Return the store entry of a plan, built if it is missing, or the error if it cannot be built."""
     try:
-        request = BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name)
+        launch = plan.launch._asdict()
+        request = BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name, launch=launch)
         return Store().get_or_build(request)
     except ScanopsError as problem:
         return problem

@@ -170,7 +170,7 @@ subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", stub], input=tex
 def stubbed(request, directory):
     library = directory / "kernel.so"
     shutil.copy(stub, library)
-    return artifact.BuildReport(library=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
+    return artifact.BuildReport(file=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
 build.build = stubbed
 ran, importing = set(), 0
 def profiled(frame, event, _):

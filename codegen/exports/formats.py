@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from scanops.codegen.exports.launcher import units_of
 from scanops.codegen.exports.module import python_text
@@ -15,25 +15,16 @@ from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["FORMATS", "Format", "export"]
+__all__ = ["FORMATS", "export"]
 
 # Fields in which the kernels of one file may differ.
 ALIKE = ("length", "at_most", "multiple", "inner", "mask", "aligned")
 KERNELBENCH_DTYPES = ("float32", "float16", "bfloat16")  # the evaluator casts every tensor to one of these
-
-
-class Format(NamedTuple):
-    """A format of exported files."""
-
-    suffix: str  # of the file name
-    says: str  # a description in a phrase
-
-
 FORMATS = {
-    "modelnew": Format(".py", "a torch.nn.Module that builds its CUDA with load_inline"),
-    "cu": Format(".cu", "CUDA with a plain C launcher"),
-    "kernelbench": Format(".py", "a file for KernelBench"),
-    "gpumode": Format(".py", "a submission to GPU MODE's prefix sum boards"),
+    "modelnew": "a torch.nn.Module that builds its CUDA with load_inline",
+    "cu": "CUDA with a plain C launcher",
+    "kernelbench": "a file for KernelBench",
+    "gpumode": "a submission to GPU MODE's prefix sum boards",
 }
 
 
@@ -72,17 +63,16 @@ def export(
         raise _refused(f"an export in the format {format!r}", ", ".join(FORMATS), repr(format), "name one of these")
     if not listed:
         raise _refused("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
-    asked, value = f"the scan {listed[0]} in the format {format}", ", ".join(spec.describe() for spec in listed)
-    instead = "export it with --format modelnew, which takes any spec"
+    slugs = [spec.slug for spec in listed]
+    asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, which takes any spec, in a file each"
     for allowed, holds in _rules(format, listed).items():
         if not holds:
-            raise _refused(asked, allowed, value, instead)
+            raise _refused(asked, allowed, ", ".join(slugs), instead)
     planned = "" if lines is None else f" --lines {lines}"
-    command = f"scanops export {' '.join(spec.slug for spec in listed)} --format {format} --target {target}{planned}"
+    command = f"scanops export {' '.join(slugs)} --format {format} --target {target}{planned}"
     if format == "kernelbench":  # draws bool masks, which the evaluator casts to the precision of the run
         masks = [replace(spec, mask=mask) if spec.mask else spec for spec in listed for mask in ("bool", spec.dtype)]
         listed = tuple(dict.fromkeys(masks))
-    _check_alike(listed)
     plans = [make_plan(spec, target, few_for(spec, target, lines)) for spec in listed]
     units = units_of(plans, takes_stream=format != "gpumode")
     if format == "cu":
@@ -95,9 +85,10 @@ def export(
 
 
 def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
-    """Return what a format can hold, and whether ``specs`` keep to it."""
+    """Return what a file of a format can hold, and whether ``specs`` keep to it."""
     first = specs[0]
     dtypes = {source.dtype.name for source in first.sources if source.name != "mask"}
+    kinds = [{**spec.to_dict(), **dict.fromkeys(ALIKE)} for spec in specs]
     rules = {
         "cu": {"one: every kernel has a launcher of the same name": len(specs) == 1},
         "kernelbench": {
@@ -113,17 +104,8 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
             "one dimension, contiguous": first.inner == 1 and not first.strided,
         },
     }
-    return rules.get(format, {})
-
-
-def _check_alike(specs: Sequence[ScanSpec]) -> None:
-    """Raise UnsupportedRequest for specs that one function cannot serve."""
-    first = specs[0].to_dict()
-    for spec in specs:
-        apart = [name for name, value in spec.to_dict().items() if value != first[name] and name not in ALIKE]
-        if apart:
-            allowed, value = f"specs that differ in {', '.join(ALIKE)} alone", f"they differ in {', '.join(apart)}"
-            raise _refused(f"one file of {specs[0]} and {spec}", allowed, value, "export them to a file each")
+    alike = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
+    return rules.get(format, {}) | alike
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
-from scanops.codegen.spec import ACCESS_BYTES, Source
+from scanops.codegen.spec import Source
 
 __all__ = ["Parameter", "Unit", "python_name", "units_of"]
 
@@ -43,8 +43,12 @@ PARAMETERS = (
     Parameter("starts", "const void*", "bool, one per item", "segment_starts.data_ptr()"),
     Parameter("output", "void*", "{spec.out.name}, contiguous: one result per item", "y.data_ptr()"),
     Parameter("indices", "void*", "contiguous: the second result of each item", "indices.data_ptr()"),
-    Parameter("geometry", "const Geometry*", "of the operands; host memory", "ctypes.byref(geometry)"),
-    Parameter("neighbours", "const Neighbours*", "host memory", "ctypes.byref(neighbours)"),
+    Parameter(
+        "geometry",
+        "const Geometry*",
+        "host memory; adjacent dimensions are merged",
+        "ctypes.byref(geometry)",
+    ),
     Parameter("carry_in", "const void*", "{spec.carry.name}: the carry-in of each line", "carry_in.data_ptr()"),
     Parameter("carry_in_step", "long long", "1, or 0 where all lines share one carry-in", "1"),
     Parameter("carry_out", "void*", "{spec.carry.name}: the carry-out of each line", "carry_out.data_ptr()"),
@@ -71,14 +75,15 @@ class Unit(NamedTuple):
     text: str
 
     @property
-    def conditions(self) -> str:
-        """What the kernel requires of a call, as arguments of an exported file's Kernel."""
+    def condition(self) -> str:
+        """What the kernel requires of a call, in an exported Python file."""
         spec = self.plan.spec
-        least = spec.multiple if spec.takes_length else spec.capacity
+        lengths = f"{spec.multiple} <= length <= {spec.capacity}" if spec.takes_length else f"length == {spec.length}"
+        divisible = f" and length % {spec.multiple} == 0" if spec.multiple > 1 else ""
         by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
-        alignment = ACCESS_BYTES if spec.aligned and not by_item else 1
-        lengths = f"range({least}, {spec.capacity + 1}, {spec.multiple})"
-        return f"{lengths}, inner={spec.inner}, alignment={alignment}" + f", mask=torch.{spec.mask}" * bool(spec.mask)
+        aligned = " and not any(past)" if spec.aligned and not by_item else ""
+        mask = f" and mask.dtype == torch.{spec.mask}" if spec.mask else ""
+        return f"{lengths}{divisible} and inner == {spec.inner}{aligned}{mask}"
 
     @property
     def toolkit(self) -> str:
@@ -99,22 +104,13 @@ def python_name(source: Source) -> str:
 
 def units_of(plans: Sequence[Plan], *, takes_stream: bool) -> list[Unit]:
     """Return the kernels of a file, whose launchers take the same arguments; without a stream, on the default one."""
-    needed = [_needed(plan, takes_stream) for plan in plans]
-    parameters = [row for row in PARAMETERS if any(row.name in names for names in needed)]
-    template = environment().get_template("exports/launcher.cuh.j2")
-    texts = [
-        render(plan, template.render(plan=plan, parameters=parameters, needed=names))
-        for plan, names in zip(plans, needed, strict=True)
-    ]
-    return [Unit(plan=plan, parameters=parameters, text=text) for plan, text in zip(plans, texts, strict=True)]
-
-
-def _needed(plan: Plan, takes_stream: bool) -> set[str]:
-    """Return the names of the arguments that a launch of this plan reads."""
-    also = {
-        "lines": True,
-        "segments": plan.spec.by_offsets,
-        "multiprocessors": plan.launch.resident,
-        "stream": takes_stream,
-    }
-    return {*plan.launch.parameters, *(name for name, reads in also.items() if reads)}
+    read = [{*plan.launch.parameters, "lines", "stream" if takes_stream else ""} for plan in plans]
+    for plan, names in zip(plans, read, strict=True):
+        names |= {"segments"} if plan.spec.by_offsets else set()
+        names |= {"multiprocessors"} if plan.launch.resident else set()
+    parameters = [row for row in PARAMETERS if any(row.name in names for names in read)]
+    template, units = environment().get_template("exports/launcher.cuh.j2"), []
+    for plan, names in zip(plans, read, strict=True):
+        launcher = template.render(plan=plan, parameters=parameters, read=names)
+        units.append(Unit(plan, parameters, render(plan, launcher)))
+    return units

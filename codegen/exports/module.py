@@ -27,16 +27,21 @@ MEANINGS = {
     "offsets": ": 0, the beginning of each further segment, and the length",
     "initial": " or a number: the carry-in of each line, expandable to x's shape without dim",
 }
-# What an operand has to be, as arguments of a file's _alignment: a condition, the same in words, and the dimensions
-# whose steps have to be aligned as its address is; without these any address will do. By the operand's layout.
+# By the layout of an operand: a condition and what it means; and the dimensions whose steps have to be multiples of 16
+# bytes, as its address has to, unless the spec is unaligned. None: any address will do.
 LAYOUTS = {
-    "dense": '{0}.is_contiguous(), "contiguous", ()',
-    "rows": 'length == 1 or {0}.stride(dim) == 1, "contiguous along dim"',
-    "columns": '{0}[(slice(1),) * (dim + 1)].is_contiguous(), "contiguous behind dim", range(dim + 1)',
-    "line": "(length == 1 or {0}.stride(dim) == 0) and len(_merged([{0}], range(dim + 1, {0}.ndim))) < 2, "
-    '"of size 1 along dim, with one stride behind dim"',
-    "transposed": 'unit is not None and {0}.stride(unit) == 1, "transposed, as x.t() is", '
-    "[d for d in range({0}.ndim) if d != unit]",
+    "dense": ('{0}.is_contiguous(), "contiguous"', ""),
+    "rows": ('length == 1 or {0}.stride(dim) == 1, "contiguous along dim"', None),
+    "columns": ('{0}[(slice(1),) * (dim + 1)].is_contiguous(), "contiguous behind dim"', "range(dim + 1)"),
+    "line": (
+        "(length == 1 or {0}.stride(dim) == 0) and len(_merged([{0}], range(dim + 1, {0}.ndim))) < 2, "
+        '"of size 1 along dim, with one stride behind dim"',
+        None,
+    ),
+    "transposed": (
+        'unit is not None and {0}.stride(unit) == 1, "transposed, as x.t() is"',
+        "[d for d in range(x.ndim) if d != unit]",
+    ),
 }
 
 
@@ -54,15 +59,23 @@ class Tensor(NamedTuple):
 
     @property
     def required(self) -> str:
-        """What the layout requires, as arguments of _alignment."""
-        return LAYOUTS[self.layout].format(self.name)
+        """What the layout requires, in Python and in words; nothing of strided operands."""
+        return LAYOUTS.get(self.layout, ("", None))[0].format(self.name)
+
+    @property
+    def places(self) -> str:
+        """The bytes by which address and steps exceed multiples of 16, in Python."""
+        dims = LAYOUTS.get(self.layout, ("", None))[1]
+        steps = f", *_steps({self.name}, {dims})" if dims else ""
+        return "" if dims is None else f"{self.name}.data_ptr() % 16{steps}"
 
 
 def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     """Return the Python file of kernels that take the same kinds of tensors; ``command`` writes it."""
     spec, names = units[0].plan.spec, [row.name for row in units[0].parameters]
     masks = list(dict.fromkeys(str(unit.plan.spec.mask) for unit in units))
-    gathered = {} if "neighbours" in names else {"transposed": "strided"}
+    gathers = any("neighbours" in unit.plan.launch.parameters for unit in units)
+    gathered = {} if gathers else {"transposed": "strided"}
     operands = [
         Tensor(
             name=python_name(source),
@@ -75,16 +88,15 @@ def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     others = [Tensor("offsets", [str(spec.segments)])] if spec.by_offsets else []
     others += [Tensor("initial", [spec.carry.name])] if spec.initial else []
     dtypes = {spec.out.name, *(source.dtype.name for source in spec.sources)}
-    return (
-        environment()
-        .get_template("exports/scan.py.j2")
-        .render(
-            units=units,
-            names=names,
-            format=format,
-            command=command,
-            operands=operands,
-            others=others,
-            torch=max(LATER_TORCH.get(name, TORCH) for name in dtypes),
-        )
+    template = environment().get_template("exports/scan.py.j2")
+    return template.render(
+        units=units,
+        names=names,
+        gathers=gathers,
+        format=format,
+        command=command,
+        operands=operands,
+        others=others,
+        sources=", ".join(f'"{source.name}": {python_name(source)}' for source in spec.sources),
+        torch=max(LATER_TORCH.get(name, TORCH) for name in dtypes),
     )

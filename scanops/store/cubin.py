@@ -18,7 +18,8 @@ _TARGET_BITS = {7: 0, 8: 8}  # EI_ABIVERSION -> the bit of e_flags where the num
 _INFO = ".nv.info."  # the section with attributes of the kernel whose name follows
 _OF_BYTES, _PARAMETER = 4, 0x17  # the format of an attribute with bytes of its own; the attribute of a parameter
 _SIZE_BIT = 18  # of a parameter's last word, where its size in bytes begins
-_STRUCTS = ("geometry", "neighbours", "offsets")  # parameters of more than 8 bytes
+_STRUCTS = ("geometry", "neighbours", "offsets")  # the parameters that are larger than a word
+_WORD_BYTES = 8
 
 
 def problem(header: bytes, target: str) -> str | None:
@@ -43,8 +44,8 @@ def disagreement(cubin: bytes, parameters: Sequence[str]) -> str | None:
         sizes = dict(_parameters(kernels[_INFO + KERNEL]))
     except (struct.error, ValueError) as wrong:
         return f"no cubin: {wrong}"
-    found = [sizes.get(number, 0) for number in range(max(len(sizes), len(parameters)))]
-    if len(found) == len(parameters) and [size > 8 for size in found] == [name in _STRUCTS for name in parameters]:
+    found = [size for _, size in sorted(sizes.items())]
+    if [size > _WORD_BYTES for size in found] == [name in _STRUCTS for name in parameters]:
         return None
     return f"parameters of {found} bytes for {', '.join(parameters)}"
 

@@ -67,6 +67,14 @@ def test_it_is_loaded_once_and_made_ready_for_each_gpu(kernel: scanops.Kernel, c
     assert bound.recovers(201) and bound.launch(bound.refer(arguments), 0) == 1  # a grid that no GPU launches
 
 
+def test_prepare_leaves_nothing_to_a_first_call(cuda: Driver) -> None:
+    with scanops.emulate():
+        scanops.prepare(["sum-f32-n40"])
+        assert cuda.calls("cuKernelGetFunction")
+        assert scanops.cumsum(X, 1).equal(X.cumsum(1))
+    assert not cuda.calls("cuKernelGetFunction")
+
+
 @pytest.mark.parametrize(
     "function", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuDevicePrimaryCtxRetain", "cuKernelGetFunction"]
 )

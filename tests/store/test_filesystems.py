@@ -83,7 +83,7 @@ def test_a_read_only_store_and_a_read_only_home(mounted: Path, store: Store) -> 
     code = """
 other = BuildRequest(name="other", source=CPU_SOURCE + "//", target="cpu")
 good = Store(root / "good")
-entry = good.lookup("key", "sum-f32", "cpu")
+entry = good.lookup("sum-f32", "cpu", "key")
 assert entry == good.get_or_build(request)
 assert load(entry).scanops_abi() == ABI
 good.remember("another key", entry)
