@@ -144,10 +144,11 @@ class Plan:
     def _launch(self, *among: str, chosen: tuple[str, ...] = (), **numbers: Any) -> Launch:
         """Return the launch of these numbers, with parameters of the strategy, and ``chosen`` if it takes a length."""
         chosen = chosen if self.spec.takes_length else ()
-        among += (*(source.name for source in self.spec.sources), "output", *chosen)
+        sources = tuple(source.name for source in self.spec.sources)
+        among += ("output", *chosen)
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         return Launch(
-            parameters=tuple(name for name in FIELDS if name in taken),
+            parameters=(*sources, *(name for name in FIELDS if name in taken)),
             threads=self.threads,
             shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
             words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
