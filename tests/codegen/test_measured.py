@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from scanops.codegen import make_plan
+from scanops import make_plan
 from scanops.codegen.candidates import restored
 from scanops.codegen.plan import class_of, measured_plan
 from scanops.codegen.spec import ScanSpec

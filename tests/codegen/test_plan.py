@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH, are_few, few_for, situations

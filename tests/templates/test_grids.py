@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scanops import ScanSpec, make_plan
 from scanops.artifact import CPU, BuildRequest
 from scanops.builders.direct import build
-from scanops.codegen import ScanSpec, make_plan, render
 from scanops.codegen.launch import MOST_BLOCKS, Launch
+from scanops.codegen.source import render
 from scanops.requests.geometry import ScanArguments
 from tools.golden import GOLDEN
 
