@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import scanops
 from scanops.codegen import ScanSpec, make_plan
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments
@@ -20,11 +23,13 @@ from scanops.codegen.strategies.transposed import TransposedPlan
 from scanops.codegen.targets import DEFAULT_TARGET, TARGETS, target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
+from tests.requests.checks import refused
 
 
 @given(specs, targets, st.booleans())
 @example(ScanSpec.parse("cummax-f16-n32768"), "sm_75", False)  # a ring too short for items that pass through registers
 @example(ScanSpec.parse("sum-e5m2-n65536-out_c128"), "sm_75", False)  # pieces of results that fill shared memory
+@example(ScanSpec.parse("linear-bf16-n6657-out_i16-mask_c128-gate_f16-strided-line_mask"), "sm_90", False)
 def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     """No tile lies wholly past the end, positions fit their type, and the rules of plans from files hold."""
     plan = make_plan(spec, target, few)
@@ -128,13 +133,16 @@ def test_which_lines_are_few(slug: str) -> None:
         few_for(spec, "sm_90", 0)
 
 
-@pytest.mark.parametrize("target", ["sm_1", "sm_90a", "90", "", None, 90, "cpu"])
-def test_an_unknown_target(target: object) -> None:
+UNKNOWN = itertools.product(
+    (make_plan, scanops.generate, scanops.compile), ("sm_12", "sm_90x", "SM_90", "", 90, "cuda")
+)
+
+
+@pytest.mark.parametrize(("call", "target"), [*UNKNOWN, (make_plan, None), (make_plan, "cpu")])
+def test_an_unknown_target(call: Callable[..., object], target: object) -> None:
     """The error names the target and those that are known."""
-    with pytest.raises(UnsupportedRequest) as caught:
-        make_plan(ScanSpec(op="sum", dtype="float32", length=5), target)  # type: ignore[arg-type]
-    assert repr(target) in caught.value.asked
-    assert "sm_90" in caught.value.allowed and caught.value.hint
+    error = refused(UnsupportedRequest, lambda: call(ScanSpec(op="sum", dtype="float32", length=5), target))
+    assert repr(target) in error.asked and "sm_90" in error.allowed
 
 
 def test_the_target_table() -> None:

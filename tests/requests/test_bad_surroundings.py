@@ -38,12 +38,6 @@ def test_no_host_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
 
 
-@pytest.mark.parametrize("target", ["sm_12", "sm_90x", "SM_90", "", "cuda", "gfx90a", 90])
-def test_an_unknown_target(target: Any) -> None:
-    for function in (scanops.compile, scanops.generate):
-        refused(UnsupportedRequest, partial(function, SPEC, target), repr(target))
-
-
 @needs_cxx
 def test_a_target_this_nvcc_does_not_know(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(bare / "toolkit")))
