@@ -10,7 +10,6 @@ meet as many threes of values as so many can.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Callable
 
@@ -42,7 +41,7 @@ def test_emulated(cell: Cell, record_property: Count) -> None:
     wanted = matrix.expected(cell, given)
     with scanops.emulate(seed=cell.seed % 1000):
         oracle.compare(cell.op, matrix.run(cell, given), wanted)
-    if given.x.numel() < SMALL:
+    if given["x"].numel() < SMALL:
         oracle.compare(cell.op, matrix.call(cell, given), wanted)
     record_property("cells, emulated", 1)
 
@@ -56,28 +55,19 @@ def test_on_a_gpu(cell: Cell, record_property: Count) -> None:
     record_property("cells, on a GPU", 1)
 
 
-def test_every_pair_of_values_meets(record_property: Count) -> None:
-    """As the planner has it, whatever strategy a route was meant for."""
-    found = matrix.covering()
-    met = {target for row in found.rows for target in met_by(matrix.settled(row) or {}, (2, 3))}
+def test_every_pair_of_values_meets() -> None:
+    """As the planner has it, whatever strategy a route was meant for, in cells that take minutes."""
+    found, axes = matrix.covering(), ("strategy", *AXES)
+    groups = [group for size in (2, 3) for group in itertools.combinations(sorted(axes), size)]
+    met = {target for row in found.rows for target in met_by(matrix.settled(row) or {}, groups)}
     missing = [target for target in matrix.pairs() if target not in met]
-    assert missing == found.missed == [] and matrix.UNREACHED not in met
-    record_property("cells, legal", matrix.legal())
-
-
-def test_cells_are_the_same_each_time() -> None:
-    again = matrix.covering.__wrapped__()
-    assert again == matrix.covering() and len(again.rows) <= 450
+    assert missing == found.missed == [] and matrix.UNREACHED not in met and len(found.rows) <= 450
 
 
 def test_what_is_left_out() -> None:
     """Nothing but what ScanSpec refuses: complex numbers have no order, and no other dtype can be asked of cummax."""
-    complex_dtypes, ordered = ("complex64", "complex128"), ("cummax", "cummin")
     left_out = [pair for pair in itertools.product(AXES["op"], AXES["dtype"]) if not matrix.is_legal_pair(*pair)]
-    assert left_out == list(itertools.product(ordered, complex_dtypes))
-    everything = math.prod(map(len, AXES.values()))
-    pairs = len(AXES["op"]) * len(AXES["dtype"])
-    assert matrix.legal() == everything // pairs * (pairs - len(left_out))
+    assert left_out == list(itertools.product(("cummax", "cummin"), ("complex64", "complex128")))
 
 
 @pytest.mark.parametrize("name", ROUTES)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 import scanops
 from scanops.requests import request
 from tests.numbers import oracle
-from tests.requests.derivatives import walked
+from tests.numbers.oracle import walked
 
 SHAPE = (3, 20, 24)
 LINES = 3 * 24

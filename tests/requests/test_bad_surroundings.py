@@ -59,8 +59,9 @@ def test_a_store_that_cannot_be_made(root: str, bare: Path, monkeypatch: pytest.
 
 ROWS = torch.ones(3, 20)
 TURNS: dict[str, Any] = {"negated": torch._neg_view, "conjugated": torch.conj}
+ANY: dict[str, Any] = {"length": None, "at_most": 512}
 # The options of a kernel's spec; the tensor, and perhaps the mask and the dimension; what the first line names.
-MISMATCHES: dict[str, tuple[dict[str, str], torch.Tensor, dict[str, Any], str]] = {
+MISMATCHES: dict[str, tuple[dict[str, Any], torch.Tensor, dict[str, Any], str]] = {
     "length": ({}, torch.ones(3, 21), {}, "length=21"),
     "dtype": ({}, ROWS.double(), {}, "dtype='float64'"),
     "dim": ({}, torch.ones(20, 3), {"dim": 0}, "inner=3"),
@@ -68,6 +69,10 @@ MISMATCHES: dict[str, tuple[dict[str, str], torch.Tensor, dict[str, Any], str]] 
     "strides": ({}, torch.ones(20, 3).t(), {}, "input_layout='strided'"),
     "no mask": ({"mask": "bool"}, ROWS, {}, "mask=None"),
     "another mask": ({"mask": "bool"}, ROWS, {"mask": ROWS}, "mask='float32'"),
+    "a greater length": (ANY, torch.ones(3, 513), {}, "length=513"),
+    "a length between": (ANY | {"multiple": 4}, torch.ones(3, 126), {}, "length=126"),
+    "any length, dim": (ANY | {"inner": 16}, torch.ones(3, 12), {}, "inner=1"),
+    "off a boundary": (ANY, torch.ones(100)[1:].view(3, 33), {}, "aligned"),
     "negated": ({}, ROWS, {}, "is_neg()=True"),
     "conjugated": ({"dtype": "complex64"}, ROWS.to(torch.complex64), {}, "is_conj()=True"),
 }

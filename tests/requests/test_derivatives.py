@@ -18,9 +18,9 @@ from scanops import emulator
 from scanops.codegen.derivatives import Gradient
 from scanops.codegen.operators import BUILT_IN
 from scanops.fallback import scans
-from tests.requests.derivatives import AXES, CELLS, STEPS, Case, Tensors, leaf
+from tests.numbers.oracle import COMPOUND, STEPS
+from tests.requests.derivatives import AXES, CELLS, Case, Tensors, leaf
 from tests.torch_integration.columns import autocasting
-from tests.torch_integration.rows import COMPOUND
 from tools.pages import EXAMPLES, docs_files
 
 func = torch.func

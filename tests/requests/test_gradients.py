@@ -13,8 +13,8 @@ from torch.autograd import grad
 from torch.testing import assert_close
 
 import scanops
-from tests.numbers.oracle import call
-from tests.requests.derivatives import STEPS, leaf, walked
+from tests.numbers.oracle import STEPS, call, walked
+from tests.requests.derivatives import leaf
 
 func = torch.func
 

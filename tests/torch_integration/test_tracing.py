@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import scanops
 from scanops.errors import UnsupportedRequest
+from tests.numbers.oracle import COMPOUND
 from tests.torch_integration.columns import as_one_function
 from tests.torch_integration.comparing import close, hold
 from tests.torch_integration.compilers import following
-from tests.torch_integration.rows import COMPOUND, ROWS, Tensors
+from tests.torch_integration.rows import ROWS, Tensors
 
 Scan = Callable[[torch.Tensor], torch.Tensor]
 eagerly = partial(torch.compile, fullgraph=True, backend="aot_eager")
