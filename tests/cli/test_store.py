@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,7 @@ import scanops
 from scanops.codegen.lines import any_length
 from scanops.runtime import background, kernels
 from tests.policy.conftest import SPEC, X, Y
-from tests.store.sources import needs_cxx, script
-
-pytestmark = needs_cxx
+from tests.store.sources import script
 
 SECONDS = 60.0  # for one kernel on a busy machine
 

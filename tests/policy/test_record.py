@@ -18,9 +18,6 @@ from scanops.precompile import expected
 from scanops.specfile import add, load
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 PROD = ScanSpec(op="prod", dtype="float32", length=60)
 SUM = SPEC

@@ -14,7 +14,6 @@ import scanops
 from scanops.errors import BadStoreEntry, MissingCompiler, ScanopsError, UnsupportedRequest
 from tests.builders.test_toolchain import pip_toolkit
 from tests.requests.checks import refused
-from tests.store.sources import needs_cxx
 
 SPEC = scanops.ScanSpec(op="sum", dtype="float32", length=20)
 
@@ -38,7 +37,6 @@ def test_no_host_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
 
 
-@needs_cxx
 def test_a_target_this_nvcc_does_not_know(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(bare / "toolkit")))
     error = refused(UnsupportedRequest, lambda: scanops.compile(SPEC, "sm_100"), "'sm_100'")

@@ -45,12 +45,6 @@ def examples(count: int) -> settings:
     return settings(max_examples=EXAMPLES or count, deadline=None, suppress_health_check=slow)
 
 
-@examples(400)
-@given(call=calls(any_recipe()))
-def test_composed(call: Call) -> None:
-    holds(call, "cpu", note)
-
-
 @examples(36)
 @given(call=calls(any_recipe()))
 def test_emulated(call: Call) -> None:
@@ -67,7 +61,7 @@ def test_on_a_gpu(call: Call) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_odd_calls_give_right_answers_or_typed_errors() -> None:
-    """As ``python -m benchmarks soak --calls`` makes them."""
-    outcome = run(600, seed=11)
+    """By PyTorch's operators, half of them recipes; as ``python -m benchmarks soak --calls`` makes them."""
+    outcome = run(EXAMPLES or 1000, seed=11)
     assert not outcome.raw and not outcome.wrong
-    assert outcome.right > 200 and outcome.refused > 60
+    assert outcome.right > outcome.calls / 3 and outcome.refused > outcome.calls / 10

@@ -16,9 +16,6 @@ from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
 from scanops.runtime import calls, kernels, launcher, policies
 from tests.requests.checks import refused
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 X = torch.arange(120.0).reshape(3, 40).remainder(7)
 MASK = torch.arange(40) % 3 != 0

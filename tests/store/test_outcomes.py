@@ -32,13 +32,12 @@ from tests.store.sources import (
     each_case,
     flipped,
     linked,
-    needs_cxx,
     relisted,
     replaced,
     resealed,
 )
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("as_wheel")]
+pytestmark = pytest.mark.usefixtures("as_wheel")
 
 SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
 

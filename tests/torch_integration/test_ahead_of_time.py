@@ -10,7 +10,6 @@ import torch
 
 import scanops
 from tests.scripts import ran
-from tests.store.sources import needs_cxx
 
 LOADS = """
 import sys
@@ -46,7 +45,6 @@ class Model(torch.nn.Module):
         return values + 1, indices, final
 
 
-@needs_cxx
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 def test_packages_run_where_scanops_is_imported(tmp_path: Path) -> None:
     """AOTInductor's, torch.export's and torch.jit's, with more lines than they were made with."""
