@@ -88,6 +88,14 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> object:
+    """An empty store that is not the user's."""
+    from scanops.store.store import Store
+
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
 def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
     from scanops import artifact

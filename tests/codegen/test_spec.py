@@ -9,16 +9,35 @@ import pytest
 from hypothesis import given
 
 import scanops
-from scanops.codegen import ScanSpec
+from scanops.codegen import ScanSpec, make_plan
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.spec import FIELDS, MAX_LENGTH
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs
 from tests.requests.checks import refused
 
+RECURRENCE: dict[str, Any] = {"op": "linear_gradient", "dtype": "float32", "gate": "float32", "saved": "float32"}
+PRODUCT: dict[str, Any] = {"op": "prod_gradient", "dtype": "float32", "gate": "float32"}
 GOOD: dict[str, Any] = {"op": "sum", "dtype": "float32", "length": 100}
 
 LAYOUTS = "'dense' or 'rows' or 'columns' or 'transposed' or 'strided'"
+# Gradients with the wrong operands, or that one tile cannot recompute.
+BAD_GRADIENTS: tuple[dict[str, Any], ...] = (
+    {**RECURRENCE, "saved": None},
+    {**RECURRENCE, "saved": "int64"},
+    {"op": "runs_gradient", "dtype": "float32", "saved": "float32"},
+    {"op": "sum", "dtype": "float32", "saved": "float32"},
+    {"op": "sum_gradient", "dtype": "float32", "mask": "float32"},
+    {**PRODUCT, "gate": None, "again": True},
+    {**PRODUCT, "saved": "float32", "again": True},
+    {"op": "sum", "dtype": "float32", "again": True},
+    {**PRODUCT, "again": True, "inner": 4},
+    {**PRODUCT, "again": True, "segments": "flags"},
+    {**PRODUCT, "again": True, "length": 4097},
+    {**PRODUCT, "again": True, "length": 2049},
+    {**PRODUCT, "again": True, "gate_layout": "strided"},
+    {**PRODUCT, "again": "yes"},
+)
 # Invalid fields, and words that the error must have.
 BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"op": "median"}, ("'median'", "'sum'", "'prod'")),
@@ -56,6 +75,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"input_layout": "line"}, ("'line'", LAYOUTS)),
     *(({name: "sparse"}, ("'sparse'", LAYOUTS)) for name in ("input_layout", "mask_layout")),
     *(({name: 1}, (f"{name}=1", "True or False")) for name in ("initial", "final", "reverse", "exclusive", "aligned")),
+    *((change, ()) for change in BAD_GRADIENTS),
 )
 
 
@@ -113,6 +133,19 @@ def test_slugs_are_stable(slug: str) -> None:
     spec = ScanSpec(**{**GOOD, **SLUGS[slug]})
     assert spec.slug == str(spec) == slug
     assert ScanSpec.parse(slug) == spec
+
+
+@pytest.mark.parametrize("slug", [
+    "sum_gradient-f32-n100-mask_b8-reverse",
+    "runs_gradient-f16-n100-saved_i64-reverse",
+    "linear_gradient_after_of_terms-f64-n7-gate_f64-exclusive",
+    "prod_gradient-bf16-n4096-mask_b8-gate_bf16-reverse-exclusive-again",
+    "linear_gradient-f32-n100-inner64-gate_f32-saved_f32-strided_gate",
+])  # fmt: skip
+def test_slugs_of_gradients_are_read_back(slug: str) -> None:
+    """With saved tensors, gates and recomputation."""
+    spec = ScanSpec.parse(slug)
+    assert spec.slug == slug and spec.describe() and make_plan(spec, "sm_90").spec == spec
 
 
 @given(specs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import scanops
 from scanops.requests import request
+from scanops.runtime import launcher
 from tests.numbers import oracle
 from tests.numbers.oracle import walked
 
@@ -226,22 +228,6 @@ def test_what_is_saved_launched_and_allocated(name: str, kernels: str) -> None:
         assert watched() is None and y.requires_grad
 
 
-def test_kernels_of_longer_rows(kernels: str) -> None:
-    """They read what came before their items, by an exclusive scan: of a recurrence the latest result, not it again."""
-    x, gate = (each.requires_grad_() for each in torch.rand(2, 2, 5000, device=kernels).unbind())
-    with scanops.record() as used:
-        scanops.cumprod(x, 1).sum().backward()
-        scanops.linear_scan(gate, x, 1).sum().backward()
-    assert [(spec.op, spec.exclusive, spec.again) for spec in used] == [
-        ("prod", False, False),
-        ("prod", True, False),
-        ("prod_gradient", True, False),
-        ("linear", False, False),
-        ("latest", True, False),
-        ("linear_gradient", True, False),
-    ]
-
-
 def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.mT.contiguous().mT
 
@@ -277,3 +263,37 @@ def test_a_scan_that_saves_nothing_goes_backward_twice(device: str) -> None:
     torch.autograd.grad(y.sum(), x)
     with pytest.raises(RuntimeError, match="a second time"):
         torch.autograd.grad(y.sum(), x)
+
+
+# ---- the workspace of launches, which holds tile status: one for each thread and stream
+
+
+@pytest.fixture
+def no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_WORKSPACES", {})
+
+
+@pytest.mark.usefixtures("no_workspaces")
+def test_a_thread_has_a_workspace_of_its_own_until_a_launch_fails() -> None:
+    first = launcher.workspace(torch.device("cpu"), 0, 64)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(launcher.workspace, torch.device("cpu"), 0, 64).result() is not first
+    assert launcher.workspace(torch.device("cpu"), 0, 64) is first
+    launcher._drop_workspace(torch.device("cpu"), 0)
+    launcher._drop_workspace(torch.device("cpu"), 0)  # where there is none
+    assert launcher.workspace(torch.device("cpu"), 0, 64) is not first
+
+
+@pytest.mark.usefixtures("no_workspaces")
+def test_kernels_of_different_plans_share_a_workspace() -> None:
+    """Split rows and waves, of more and fewer tiles: no launch reads the tile status of another."""
+    shapes = [(1, 9000), (2, 70000), (7, 40004), (2, 131076), (5, 40003)]  # at first one that has to grow
+    with scanops.emulate():
+        for shape in shapes * 2:
+            x = oracle.values("sum", shape, torch.float32, seed=shape[1])
+            assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
+    assert len(launcher._WORKSPACES) == 1
+    board = next(iter(launcher._WORKSPACES.values())).view(torch.int64)
+    tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
+    assert tickets == 0, "the last launch did not open the next"
+    assert launches >= len(shapes)  # a larger workspace begins to count anew

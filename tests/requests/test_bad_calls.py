@@ -186,6 +186,7 @@ ACCUMULATE: list[Row] = [
 OPERATORS: list[Row] = [
     (lambda d: scan(d, "cummax"), "op='cummax'"),
     (lambda d: scan(d, "linear"), "op='linear'"),
+    (lambda d: scan(d, "sum_gradient"), "'sum_gradient'"),
     (lambda d: untyped.cummax(ones(d, 4, dtype=torch.complex64), 0), "dtype=complex64"),
     (lambda d: scan(d, "bitwise_and", torch.complex64), "dtype=complex64"),
     (lambda d: untyped.logcumsumexp(indices(d, 4), 0), "dtype=int64"),
