@@ -147,20 +147,6 @@ def test_results_are_rounded_to_nearest_even(dtype: torch.dtype, device: str) ->
 # ---- complex numbers
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype", "masked"),
-    [
-        ("sum", torch.complex64, torch.int8),
-        ("prod", torch.complex128, torch.complex64),
-        ("affine", torch.complex64, torch.float64),
-        ("linear", torch.complex64, torch.complex128),
-    ],
-)
-def test_masks_of_other_dtypes(op: str, dtype: torch.dtype, masked: torch.dtype, device: str) -> None:
-    x, mask = values(op, (3, 127), dtype), values("prod", (3, 127), masked, seed=1)
-    hold(x, op, 1, device, mask=mask, gate=values("prod", (3, 127), dtype) if op == "linear" else None, reverse=True)
-
-
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 def test_conjugated_tensors(dtype: torch.dtype, device: str) -> None:
     """A lazy conjugate is not what lies in its memory."""

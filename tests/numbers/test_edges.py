@@ -1,89 +1,15 @@
-"""Empty, 0-d and single-item tensors with segments and carries; carried values in any layout."""
+"""Edges of segments and of chunks."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
 
 import scanops
-from tests.numbers.oracle import call, gates, hold, scan, selection, values
-
-FLAGS = list(itertools.product((False, True), (False, True)))
-
-
-@pytest.mark.parametrize("op", ["sum", "prod", "max", "cummax", "logical_or", "logcumsumexp", "linear"])
-@pytest.mark.parametrize("initial", [None, 1])
-@pytest.mark.parametrize("shape", [(3, 0), (0,), (2, 0, 5), (0, 4)])
-def test_empty_lines(shape: tuple[int, ...], initial: int | None, op: str, device: str) -> None:
-    """What goes on from lines of no items is what came in, or what nothing amounts to."""
-    dim = min(1, len(shape) - 1)
-    x = torch.empty(shape, device=device)
-    first = True if op == "logical_or" and initial else initial
-    *results, final = call(x, op, dim, gate=x if op == "linear" else None, initial=first, final=True)
-    assert [y.dtype for y in results[1:]] == [torch.int64] * (op == "cummax")
-    nothing = {"prod": 1, "max": -torch.inf, "cummax": -torch.inf, "logcumsumexp": -torch.inf}.get(op, 0)
-    lines = shape[:dim] + shape[dim + 1 :]
-    assert all(y.shape == shape for y in results) and final.shape == lines
-    assert torch.equal(final.cpu(), torch.full(lines, nothing if initial is None else initial).to(final.dtype))
-
-
-def test_empty_lines_by_segments(device: str) -> None:
-    x = torch.empty(2, 0, device=device)
-    for options in (
-        {"offsets": torch.tensor([0, 0], device=device)},
-        {"offsets": torch.tensor([0, 0, 0], device=device)},
-        {"segment_starts": torch.empty(2, 0, dtype=torch.bool, device=device)},
-    ):
-        y, final = scanops.cumsum(x, 1, initial=3.0, return_final=True, **options)
-        assert y.shape == (2, 0) and final.tolist() == [3, 3]
-
-
-def test_zero_dimensional(device: str) -> None:
-    x = torch.tensor(7.0, device=device)
-    flag = torch.tensor(True, device=device)
-    offsets = torch.tensor([0, 1], device=device)
-
-    def found(**options: Any) -> tuple[float, float]:
-        y, final = scanops.cumsum(x, 0, initial=2, return_final=True, **options)
-        assert y.shape == final.shape == ()
-        return y.item(), final.item()
-
-    assert found() == (9, 9) and found(exclusive=True) == (2, 9)
-    assert found(mask=torch.tensor(False, device=device)) == (2, 2) and scanops.cumsum(x, -1).shape == ()
-    assert found(segment_starts=flag) == (7, 7) and found(segment_starts=flag, exclusive=True) == (0, 7)
-    assert found(segment_starts=flag, reverse=True) == (9, 0)
-    assert found(offsets=offsets) == (9, 9) and found(offsets=offsets, reverse=True, exclusive=True) == (2, 9)
-    assert found(offsets=torch.tensor([0, 0, 1], device=device)) == (7, 7)
-    h, final = scanops.linear_scan(torch.tensor(3.0, device=device), x, 0, initial=2, return_final=True)
-    assert (h.item(), final.item()) == (13, 13)
-    (value, index), last = scanops.cummax(x, 0, initial=8, return_final=True)
-    assert (value.item(), index.item(), last.item()) == (8, -1, 8)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dim"), [((1,), 0), ((1, 1), 1), ((5, 1), 1), ((1, 5), 1), ((5, 1, 3), 1), ((1, 6, 1), 1), ((1, 1, 4), 0)]
-)
-def test_dimensions_of_one(shape: tuple[int, ...], dim: int, device: str) -> None:
-    x = values("affine", shape, torch.float32)
-    lines = shape[:dim] + shape[dim + 1 :]
-    for number, (reverse, exclusive) in enumerate(FLAGS):
-        starts = torch.full((1,) * len(shape), number % 2 == 0)
-        initial = values("sum", lines, torch.float32) if number < 2 else torch.tensor([2.0]).reshape((1,) * len(lines))
-        hold(x, "affine", dim, device, final=True, starts=starts, initial=initial, reverse=reverse, exclusive=exclusive)
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_carried_values_lie_anywhere(dim: int, device: str) -> None:
-    """One for each line, however strided, expanded or narrow; the final ones are contiguous."""
-    x = values("sum", (4, 33, 5), torch.float32)
-    lines = tuple(size for d, size in enumerate(x.shape) if d != dim)
-    drawn = values("sum", lines[::-1], torch.float32)
-    for initial in (drawn.t(), drawn.t()[:1].expand(lines), drawn.t().to(torch.int8), drawn.t()[:, :1], drawn[0, 0]):
-        hold(x, "sum", dim, device, final=True, initial=initial)
+from tests.numbers.oracle import call, gates, scan, selection
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -8,22 +8,32 @@ recipes, whose kernels are built as they are drawn; data, outs and what is wrong
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
 import scanops
 from benchmarks.odd_calls import run
+from tests.requests.built import Built
 from tests.requests.calls import drawn, holds
+from tests.requests.recipes import SHAPES
 
 COUNT = int(os.environ.get("SCANOPS_FUZZ", "0"))
 
 
-@pytest.mark.parametrize("seed", range(COUNT or 40))
-def test_emulated(seed: int) -> None:
+@pytest.mark.parametrize(("shape", "seed"), itertools.product(SHAPES, range(COUNT // len(SHAPES) or 3)), ids=str)
+def test_emulated(shape: tuple[int, ...], seed: int) -> None:
+    """One right call of each shape: no dimension, empty lines, lines of one item, many dimensions."""
+    pick, call = random.Random(f"{shape} {seed}"), None
+    while call is None or not Built(call, "cpu").legal:
+        call = drawn(pick)
+        recipe = replace(call.recipe, shape=shape, dim=pick.randrange(max(1, len(shape))))
+        call = replace(call, recipe=recipe, wrong=None)
     with scanops.emulate(seed=5):
-        holds(drawn(random.Random(seed)), "cpu", print)
+        holds(call, "cpu", print)
 
 
 @pytest.mark.gpu
