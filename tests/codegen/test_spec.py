@@ -91,28 +91,6 @@ def test_every_field_has_an_invalid_value_above() -> None:
     assert {name for change, _ in BAD for name in change} == {field.name for field in FIELDS}
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype", "mask", "out"),
-    [
-        ("sum", "float16", "bool", "float16"),
-        ("sum", "float16", "bfloat16", "float32"),
-        ("sum", "float32", "int64", "float32"),
-        ("sum", "bool", "bool", "int64"),
-        ("sum", "int8", "float16", "float16"),
-        ("sum", "int32", None, "int64"),
-        ("max", "int8", None, "int8"),
-        ("max", "bool", "bool", "bool"),
-        ("cummin", "float16", "int64", "float16"),
-        ("logcumsumexp", "bfloat16", "float16", "float32"),
-        ("bitwise_xor", "int16", "int32", "int32"),
-        ("logical_or", "float64", None, "bool"),
-    ],
-)
-def test_the_default_output_dtype(op: str, dtype: str, mask: str | None, out: str) -> None:
-    """That of torch for input times mask: integers widen in sums, and are kept by operators that compare."""
-    assert ScanSpec(op=op, dtype=dtype, length=1, mask=mask).out_dtype == out
-
-
 VIEWS = {"input_layout": "strided", "mask_layout": "strided", "aligned": False}
 SLUGS: dict[str, dict[str, Any]] = {
     "sum-f32-n32768-mask_b8-reverse": {"mask": "bool", "length": 32768, "reverse": True},

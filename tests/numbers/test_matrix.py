@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tests.numbers.matrix import AXES, ROUTES, Cell
 
 ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "1600"))  # nvcc takes some 1.2 s a kernel: 2 minutes of 16 cores
 SMALL = 20_000  # items that PyTorch's operators scan fast
-Count = Callable[[str, object], None]
 
 
 def cells(most: int) -> list[Cell]:
@@ -35,7 +33,7 @@ def cells(most: int) -> list[Cell]:
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("cell", cells(0), ids=str)
-def test_emulated(cell: Cell, record_property: Count) -> None:
+def test_emulated(cell: Cell) -> None:
     """Every output and the carry-out, of the kernel and, where that takes no second, of PyTorch's operators."""
     given = matrix.operands(cell)
     wanted = matrix.expected(cell, given)
@@ -43,16 +41,14 @@ def test_emulated(cell: Cell, record_property: Count) -> None:
         oracle.compare(cell.op, matrix.run(cell, given), wanted)
     if given["x"].numel() < SMALL:
         oracle.compare(cell.op, matrix.call(cell, given), wanted)
-    record_property("cells, emulated", 1)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cell", cells(ON_A_GPU if torch.cuda.is_available() else 0), ids=str)
-def test_on_a_gpu(cell: Cell, record_property: Count) -> None:
+def test_on_a_gpu(cell: Cell) -> None:
     given = matrix.operands(cell)
     with matrix.small_gpu():
         oracle.compare(cell.op, matrix.run(cell, matrix.on_device(given, "cuda")), matrix.expected(cell, given))
-    record_property("cells, on a GPU", 1)
 
 
 def test_every_pair_of_values_meets() -> None:

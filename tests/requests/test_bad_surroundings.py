@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.errors import BadStoreEntry, MissingCompiler, ScanopsError, UnsupportedRequest
+from scanops.errors import MissingCompiler, ScanopsError, UnsupportedRequest
 from tests.builders.test_toolchain import pip_toolkit
 from tests.requests.checks import refused
 
@@ -41,18 +41,6 @@ def test_a_target_this_nvcc_does_not_know(bare: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(bare / "toolkit")))
     error = refused(UnsupportedRequest, lambda: scanops.compile(SPEC, "sm_100"), "'sm_100'")
     assert "sm_80, sm_90, sm_120" in error.allowed  # what this nvcc lists
-
-
-# Where nobody can make a folder, root included.
-@pytest.mark.parametrize("root", ["file", "/proc/scanops-store", "/dev/null/scanops-store"])
-def test_a_store_that_cannot_be_made(root: str, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (bare / "file").write_text("not a folder")
-    monkeypatch.setenv("SCANOPS_STORE", str(bare / root))
-    error = refused(BadStoreEntry, lambda: scanops.compile(SPEC, "cpu"))
-    assert str(bare / root) in error.asked and "SCANOPS_STORE" in error.hint
-    with scanops.emulate():
-        refused(BadStoreEntry, lambda: scanops.cumsum(torch.ones(3, 7773), 1))
-    assert (bare / "file").read_text() == "not a folder"
 
 
 ROWS = torch.ones(3, 20)
