@@ -8,20 +8,24 @@ are a struct of two reals (stages/complex.cuh.j2).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from scanops.errors import UnsupportedRequest, did_you_mean
 
 __all__ = [
+    "BOUNDS",
     "DTYPES",
+    "FIELD_TYPES",
     "DType",
     "accumulator_of",
     "default_result",
     "dtype_named",
     "kept_result",
     "literal",
+    "numbers_of",
     "promote",
     "scan_result",
 ]
@@ -100,6 +104,20 @@ _ROWS = (
           rounded="complex_of<double>({x})"),
 )  # fmt: skip
 
+# Types of a field of a scan state: C type and bytes. A line has at most 2^31 elements, so an int holds every index.
+FIELD_TYPES: dict[str, tuple[str, int]] = {
+    "index": ("int", 4),
+    "int32": ("int", 4),
+    "int64": ("long long", 8),
+    "float32": ("float", 4),
+    "float64": ("double", 8),
+}
+# Words for the state before the first element, by the dtype that is scanned in.
+BOUNDS: dict[str, Callable[[DType], int | float]] = {
+    "lowest": lambda out: out.lowest,
+    "highest": lambda out: out.highest,
+    "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit set
+}
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
 _BY_TAG: dict[str, DType] = {row.tag: row for row in _ROWS}
 _KIND_ORDER = {"bool": 0, "int": 1, "float": 2, "complex": 3}
@@ -162,6 +180,13 @@ def literal(number: float) -> str:
     # The least signed value has no literal: its magnitude exceeds the type by one.
     lone = number in (-(2**31), -(2**63))
     return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
+
+
+def numbers_of(start: Any, out: DType) -> Any:
+    """Replace the words in a number, a word or a tuple of these by the bounds of dtype ``out``."""
+    if isinstance(start, tuple):
+        return tuple(numbers_of(part, out) for part in start)
+    return BOUNDS[start](out) if isinstance(start, str) else start
 
 
 def scan_result(term: DType) -> DType:

@@ -1,4 +1,4 @@
-"""What a plan costs, told from the plan alone: bytes, registers, blocks a multiprocessor, and the grid of a launch."""
+"""What a plan costs, told from the plan alone: bytes, registers, and blocks a multiprocessor."""
 
 from __future__ import annotations
 

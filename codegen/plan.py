@@ -77,29 +77,33 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
     return "block" if block.fits(spec, target) else "wave"
 
 
-def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
-    """Return what the best shape depends on besides the length; None where plans are not measured.
+def class_of(spec: ScanSpec, few: bool) -> str:
+    """Return what the best shape depends on besides the length, in words; empty where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it.
     """
     if spec.takes_length or spec.again or spec.saved or spec.views or not spec.aligned:
-        return None
-    operator = spec.operator
-    combine = (operator.costly, operator.ordered, bool(operator.append), bool(operator.loss))
-    state = (*combine, fragments(spec).state_bytes, len(operator.fields), spec.indexed)
-    mask = dtype_named(spec.mask).bytes if spec.mask else 0
-    operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
-    columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
-    whole = spec.inner > 1 or spec.divides(spec.access_items)
-    value = spec.accumulator.kind == "complex", spec.accumulator.bytes  # complex64 and float64 take other registers
-    return (state, value, operands, spec.segments, columns, whole, few)
+        return ""
+    operator, value = spec.operator, spec.accumulator
+    traits = [name for name in ("costly", "ordered", "append", "loss", "indices") if getattr(operator, name)]
+    traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
+    numbers = {
+        "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
+        "value": f"{'complex' if value.kind == 'complex' else ''}{value.bytes}",  # float64 takes other registers
+        "x": spec.input.bytes,
+        "mask": "bool" if spec.mask == "bool" else spec.mask and dtype_named(spec.mask).bytes,
+        "gate": spec.gate and spec.term.bytes,
+        "y": "+".join(map(str, spec.result_bytes)),
+        "segments": spec.segments,
+        "columns": spec.inner.bit_length(),  # as many, up to a factor of 2
+    }
+    return " ".join([*traits, *(f"{name}={number}" for name, number in numbers.items() if number)])
 
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    kind = class_of(spec, few)
-    entries = _table(target.name).get(kind, {}) if kind else {}
+    entries = _table(target.name).get(class_of(spec, few), {})
     for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1
@@ -123,14 +127,11 @@ def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | 
 
 
 @functools.cache
-def _table(target: str) -> Mapping[tuple[object, ...], Mapping[int, Entry]]:
+def _table(target: str) -> Mapping[str, Mapping[int, Entry]]:
     """The entries measured on a GPU of this target, by class and length."""
     file = resources.files("scanops.codegen") / "measured" / f"{target}.json"
-    if not file.is_file():
-        return {}
-    found: dict[tuple[object, ...], dict[int, Entry]] = {}
-    for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
-        spec = ScanSpec.parse(entry["spec"])
-        if kind := class_of(spec, entry["few"]):
-            found.setdefault(kind, {}).setdefault(spec.capacity, entry)
+    found: dict[str, dict[int, Entry]] = {}
+    for entry in json.loads(file.read_text(encoding="utf-8"))["entries"] if file.is_file() else ():
+        length = int(entry["spec"].split("-")[2].removeprefix("n"))
+        found.setdefault(entry["kind"], {}).setdefault(length, entry)
     return found

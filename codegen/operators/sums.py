@@ -27,7 +27,7 @@ _SUM_GRADIENT = Operator(
     name="sum_gradient",
     formula="y[i] = m[i] ? x[0] + x[1] + ... + x[i] : 0",
     fields=("value", "keep"),
-    places=("keep",),
+    types=("value", "index"),
     own=("keep",),
     masked=True,
     lift=("x", "m"),
@@ -112,7 +112,6 @@ ROWS = (
     Operator(
         name="sum",
         formula="y[i] = x[0] + x[1] + ... + x[i]",
-        lift=("x",),
         combine=("older + newer",),
         identity=("0",),
         commutative=True,
@@ -144,7 +143,6 @@ ROWS = (
     Operator(
         name="prod",
         formula="y[i] = x[0] * x[1] * ... * x[i]",
-        lift=("x",),
         combine=("older * newer",),
         # Half of the products of factors on both sides of 1 are ties, which round down: in a tree, that is a bias.
         loss="fma(lost, newer, fma(older, newer, -(older * newer)))",

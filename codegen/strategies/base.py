@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.spec import ScanSpec, Source
+from scanops.codegen.launch import FIELDS
+from scanops.codegen.launch import Launch as Launch
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.targets import WARP, Target
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", "power_of_two_above", "require"]
 
 HALF_BYTES = 2
+STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
+TAKEN = {  # a flag of the spec -> parameters of its kernels
+    **{"doubled": ("indices",), "strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
+    **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
+}
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
@@ -63,7 +70,7 @@ class Plan:
 
     spec: ScanSpec
     target: Target
-    why: str  # the reason for the strategy and the shape, in a sentence
+    why: str = field(compare=False)  # the reason for the strategy and the shape, in a sentence
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     few: bool = False  # for so few lines that one block per line would leave the GPU idle
@@ -87,14 +94,6 @@ class Plan:
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
         return ()
-
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it.
-
-        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an
-        argument, the number is that for the longest line.
-        """
-        raise NotImplementedError
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
@@ -133,19 +132,23 @@ class Plan:
         return 0
 
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return False
+    def launch(self) -> Launch:
+        """What the grid, the parameters and the workspace of a launch follow from, as data."""
+        raise NotImplementedError
 
-    @property
-    def takes_neighbours(self) -> bool:
-        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
-        return False
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ()
+    def _launch(self, *among: str, chosen: tuple[str, ...] = (), **numbers: Any) -> Launch:
+        """Return the launch of these numbers, with parameters of the strategy, and ``chosen`` if it takes a length."""
+        chosen = chosen if self.spec.takes_length else ()
+        among += (*(source.name for source in self.spec.sources), "output", *chosen)
+        taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
+        return Launch(
+            parameters=tuple(name for name in FIELDS if name in taken),
+            threads=self.threads,
+            shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
+            words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
+            chosen=chosen,
+            **numbers,
+        )
 
     # ---- a tile
 

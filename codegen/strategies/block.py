@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
 from scanops.codegen.strategies.rows import (
     RowPlan,
@@ -118,9 +118,10 @@ class BlockPlan(RowPlan):
         require(self, self.tiles == 1, "one tile")
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length: the stripes of a warp."""
-        return ("stripes",) if self.spec.takes_length else ()
+    def launch(self) -> Launch:
+        """What a launch follows from: a block takes a row, in as few warps and stripes as hold it."""
+        stripe = WARP * self.items
+        return self._launch(chosen=("stripes",), lead=self._lead, room=stripe * self.vectors, stripe=stripe)
 
     @property
     def before(self) -> Before | None:

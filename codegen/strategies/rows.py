@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import ClassVar, Literal
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
@@ -66,6 +66,8 @@ class RowPlan(Plan):
     One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe.
     """
 
+    spans_block: ClassVar[bool] = True  # all warps of a block scan the same row
+
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
 
@@ -79,7 +81,7 @@ class RowPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        lanes = self._lanes
+        lanes, chosen = self._lanes, self.launch.chosen
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
         lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
@@ -95,17 +97,13 @@ class RowPlan(Plan):
             Constant("kRuns", 1 if self.in_runs else self.vectors, "of a thread"),
             Constant("kOutItems", out_items, "of a store"),
             Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
-            *([] if "lane_bits" in self.chosen else [stripe, lane_bits]),
-            *([] if "stripes" in self.chosen else [Constant("stripes", self.vectors, "of a warp")]),
+            *([] if "lane_bits" in chosen else [stripe, lane_bits]),
+            *([] if "stripes" in chosen else [Constant("stripes", self.vectors, "of a warp")]),
             Constant("kWarpItems", stripe.value * self.vectors, "of a warp in a tile"),
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
         )
-
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
-        return lines if self.spans_block else ceil_div(lines, self.threads // self._lanes)
 
     @property
     def _lanes(self) -> int:
@@ -121,11 +119,6 @@ class RowPlan(Plan):
     def _lead(self) -> int:
         """Number of items by which the first tile may begin before its row."""
         return max(0, self.boundary - 1)
-
-    @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return True
 
     @property
     def tile(self) -> int:

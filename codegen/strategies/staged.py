@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, is_power_of_two, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -93,19 +93,11 @@ class StagedPlan(Plan):
             *(() if self.spec.takes_length else chosen),
         )
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
-        return ceil_div(lines, self.warps * self.rows)
-
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ("rows", "lane_bits", "piece")
+    def launch(self) -> Launch:
+        """What a launch follows from: a warp takes as many rows as it has room for."""
+        chosen, width = ("rows", "lane_bits", "piece"), self.warps * self.rows
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self._room)
 
     @property
     def tile(self) -> int:

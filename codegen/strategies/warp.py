@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, is_power_of_two, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Launch, ceil_div, is_power_of_two, power_of_two_above, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -28,6 +28,8 @@ class WarpPlan(RowPlan):
 
     strategy: ClassVar[str] = "warp"
     template: ClassVar[str] = "registers.cu.j2"
+    spans_block: ClassVar[bool] = False
+    alone: ClassVar[bool] = False  # a block is small: it never has the registers of a multiprocessor to itself
 
     lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 
@@ -44,35 +46,22 @@ class WarpPlan(RowPlan):
         return self.lanes
 
     @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return False
-
-    @property
     def tile(self) -> int:
         """Number of items that the lanes of a row hold."""
         return self.lanes * self.vectors * self.items
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length: the lanes of a row."""
-        return ("lane_bits",) if self.spec.takes_length and not self.boundary else ()
-
-    @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
-
-    @property
-    def alone(self) -> bool:
-        """Whether a block has the registers of a multiprocessor to itself: never, as it is small."""
-        return False
+    def launch(self) -> Launch:
+        """What a launch follows from: a block takes as many rows as it has lanes for."""
+        chosen = () if self.boundary else ("lane_bits",)
+        width, room = self.threads // self.lanes, self.vectors * self.items
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=room)
 
     @property
     def _reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         reach = self.spec.capacity + self._lead + self.items - 1  # to the end of the last access
-        return bool(self.chosen) or self.tile < reach
+        return bool(self.launch.chosen) or self.tile < reach
 
 
 def fits(spec: ScanSpec) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import MOST, WARP, Constant, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import MOST, WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.rows import (
     ASYNC_BYTES,
     LENGTH_BYTES,
@@ -93,14 +93,11 @@ class WavePlan(RowPlan):
             Constant("kSerial", self.serial, "the results of an access follow from each other"),
         )
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines: those that are resident, or one for each tile."""
-        return min(lines * self.tiles, multiprocessors * self.blocks)
-
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
+    def launch(self) -> Launch:
+        """What a launch follows from: resident blocks claim the tiles of all rows."""
+        takes, lead, tile = ("lines", "workspace"), self._lead, self.tile
+        return self._launch(*takes, lead=lead, tile=tile, resident=self.blocks, statuses=(1,))
 
     @property
     def shared_bytes(self) -> int:

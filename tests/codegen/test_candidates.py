@@ -59,6 +59,7 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
     """The plans of other lengths near the entry can be launched."""
     plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
     assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
+    assert restored(plan.spec, TARGET, plan.strategy, plan.numbers(), entry["few"]) == plan
     for factor in (0.6, 0.75, 1.25, 1.9, 64):
         length = max(1, int(plan.spec.capacity * factor) // 32 * 32 + plan.spec.capacity % 32)
         near = make_plan(replace(plan.spec, length=length), TARGET, entry["few"])
@@ -68,7 +69,8 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
 def test_each_spec_has_one_entry_of_a_class_that_is_measured():
     specs = [(ScanSpec.parse(entry["spec"]), entry["few"]) for entry in ENTRIES]
     assert len(specs) == len(set(specs))
-    assert all(class_of(spec, few) for spec, few in specs)
+    assert [class_of(spec, few) for spec, few in specs] == [entry["kind"] for entry in ENTRIES]
+    assert all(entry["kind"] for entry in ENTRIES)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def test_the_grid_is_bounded(spec: ScanSpec, target: str, few: bool) -> None:
     """No block has no line, and a smaller GPU has no more of them."""
     plan = make_plan(spec, target, few)
     for lines in (spec.inner, 7 * spec.inner, 1000 * spec.inner):
-        assert 1 <= plan.grid(lines, 1) <= plan.grid(lines, 10**12) <= lines * plan.tiles
+        few_blocks, blocks = (plan.launch.numbers(lines, spec.capacity, gpu).blocks for gpu in (1, 10**12))
+        assert 1 <= few_blocks <= blocks <= lines * plan.tiles
 
 
 STRATEGIES = {

@@ -15,7 +15,7 @@ import pytest
 
 import scanops
 from scanops import artifact
-from scanops.artifact import sources_key
+from scanops.artifact import ABI, sources_key
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain
@@ -149,7 +149,7 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
     if what not in REBUILT:
         return
     kernel = scanops.compile(SPEC, "cpu")
-    assert kernel.library.scanops_abi() == 3
+    assert kernel.code.scanops_abi() == ABI
     assert kernel.path.parent == folder(root)
     assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
 

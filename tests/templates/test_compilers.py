@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.instructions import listing
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import ScanSpec, generate, make_plan, render
 from scanops.codegen.fragments import fragments
+from scanops.codegen.operators import OPERATORS
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
@@ -58,6 +60,7 @@ def together(texts: list[str]) -> str:
     parts = ["#include <cuda_runtime.h>"]
     for number, text in enumerate(texts):
         names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
+        names = (*names, "scan_kernel")
         parts += [f"#undef {name}\n#define {name} {name}_{number}" for name in names]
         parts += [f"namespace golden_{number} {{", text, "}"]
     return "\n".join(parts)
@@ -81,6 +84,16 @@ def test_nvrtc(row: Golden, target: str, nvrtc: Nvrtc) -> None:
     size = f'static_assert(sizeof(State) == {fragments(row.spec).state_bytes}, "");\n'
     text = render(make_plan(row.spec, target, row.few)) + size
     in_registers(nvrtc.compile(text, row.file, target), target)
+
+
+def test_nvrtc_takes_names_that_only_headers_declare(nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In operators' expressions, as nvcc does; a kernel declares those that it uses."""
+    text = "(float)(int64_t)(x < INFINITY && x != NAN ? x * (float)M_PI : (uint32_t)INT_MAX)"
+    row = replace(OPERATORS["sum"], name="headers", formula="y", lift=(text,), forms={}, join=None, gradient=None)
+    monkeypatch.setitem(OPERATORS, row.name, row)
+    source = generate(ScanSpec(op="headers", dtype="float32", length=64), "sm_80")
+    in_registers(nvrtc.compile(source, "headers.cu", "sm_80"), "sm_80")
+    assert source.count("#ifdef __CUDACC_RTC__") == 1 and "INT_MAX" not in generate(ScanSpec.parse("sum-f32-n64"))
 
 
 def test_nvrtc_refuses_nonsense(nvrtc: Nvrtc) -> None:

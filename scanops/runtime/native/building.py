@@ -18,7 +18,7 @@ import torch
 
 from scanops.artifact import ABI, HOST, BuildRequest
 from scanops.store.entry import Entry
-from scanops.store.library import load
+from scanops.store.library import Library, load
 from scanops.store.store import Store
 
 _FOLDER = Path(__file__).with_name("source")
@@ -61,7 +61,8 @@ def built(store: Store | None = None) -> Entry:
 
 def module_of(entry: Entry) -> ModuleType:
     """Load the module of a verified library. Raises BadStoreEntry and BadSignature."""
-    library = load(entry, "PyInit_scanops_native")
+    library = load(entry)
+    assert isinstance(library, Library)
     address = ctypes.cast(library.PyInit_scanops_native, ctypes.c_void_p).value
     assert address is not None
     module: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
