@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.instructions import listing
+from scanops import ScanSpec, generate, make_plan
 from scanops.builders import nvrtc
 from scanops.builders.build import unavailable
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
-from scanops.codegen import ScanSpec, generate, make_plan, render
 from scanops.codegen.fragments import fragments
 from scanops.codegen.operators import OPERATORS
+from scanops.codegen.source import render
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tools.golden import GOLDEN, Golden
