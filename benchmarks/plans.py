@@ -21,9 +21,8 @@ import torch
 from benchmarks.common import parser
 from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
 from scanops.codegen.figures import lines_for
-from scanops.codegen.plan import Plan, by_rule, class_of, measured_plan, strategy_of
+from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, measured_plan, strategy_of
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.table import STRATEGIES
 from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError
 from scanops.measure import Operands, Stopwatch, entry_of, require_gpu, same

@@ -13,15 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
-from scanops.codegen.plan import by_rule, make_plan
+from scanops.codegen.plan import STRATEGIES, by_rule, make_plan, rebuilt
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
-from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest, shown
-
-__all__ = ["MOST", "candidates", "idle_part", "neighbours", "restored", "starts", "tried"]
 
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many

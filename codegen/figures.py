@@ -10,8 +10,6 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
 from scanops.codegen.targets import Occupancy, occupancy
 
-__all__ = ["ITEMS", "bytes_in_flight", "expected_registers", "item_bytes", "lines_for", "residents"]
-
 BASE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many for each operand
 ITEMS = 2**28  # of a tensor, about: some twenty times an L2
 PER_THREAD = ("items", "vectors", "vector", "unroll")  # of a plan: their product is a thread's items in a tile

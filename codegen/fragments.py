@@ -9,8 +9,6 @@ from functools import lru_cache
 from scanops.codegen.dtypes import FIELD_TYPES, DType, dtype_named, literal
 from scanops.codegen.spec import ScanSpec
 
-__all__ = ["Fragments", "fragments"]
-
 INT_BYTES = 4  # of a register, the least that a loaded item takes
 DOUBLE_BYTES = 8
 CAST_OF_NAME = re.compile(r"\(([\w ]+)\)\((\w+)\)")  # (type)(name)

@@ -32,19 +32,11 @@ from functools import partial
 from typing import Any, Literal
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.dtypes import DType, numbers_of
+from scanops.codegen.dtypes import DType, derived, numbers_of, set_derived
 from scanops.codegen.operator_rules import in_meaning, in_texts, refuse
-
-__all__ = ["BACKWARD", "COMPENSATED", "Join", "Operator", "derived", "where"]
 
 COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
 BACKWARD: dict[str, Any] = {"kinds": ("float",), "gives": "kept", "commutative": False}  # fields of gradients' rows
-
-
-def derived() -> Any:
-    """Return a field of a dataclass that follows from the others, and is set after they are checked."""
-    return field(init=False, repr=False, compare=False)
-
 
 States = tuple[Any, ...]  # a tensor for each field of a state, or a number for all its elements
 
@@ -190,7 +182,8 @@ class Operator:
         read = " ".join(self.lift)
         kinds = self.types or ("value",) * len(self.fields)
         of_elements = self.lift == ("x",) and self.project == "state" and kinds == ("value",)
-        self._set(
+        set_derived(
+            self,
             field_types=kinds,
             gated=re.search(r"\bg\b", read) is not None,
             places_items=re.search(r"\bi\b", read) is not None,
@@ -201,11 +194,7 @@ class Operator:
             handle=type("Handle", (), {"operator": self}),
         )
         refuse(self, in_meaning(self))
-        self._set(variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        set_derived(self, variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built-in rows are pickled by name, because lambdas cannot be pickled. Other rows need named functions.

@@ -17,8 +17,6 @@ from scanops.errors import UnsupportedRequest
 if TYPE_CHECKING:
     from scanops.codegen.operator import Operator
 
-__all__ = ["in_meaning", "in_texts", "refuse"]
-
 MAX_NAME = 48  # characters: a name is part of file names
 # Names with a meaning in expressions, which no field may have: fields are members of a generated struct.
 GENERATED = frozenset(("older", "newer", "state", "lowest", "highest", "is_nan", "infinity"))

@@ -12,8 +12,6 @@ from scanops.errors import UnsupportedRequest, did_you_mean
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-__all__ = ["LAYOUTS", "LINE", "WORDS", "Layout", "fields_of", "slug_of"]
-
 Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line"]
 LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")  # of any operand
 LINE: Layout = "line"  # of a mask, a gate or head flags: one item for the whole line

@@ -17,8 +17,6 @@ from scanops.codegen.targets import DEFAULT_TARGET
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["environment", "generate", "render", "tidied"]
-
 # A definition in the first column, with the comment lines above it: a function, a constant, a type, a macro. A function
 # ends with the first line that begins with a brace, or, where text follows the opening brace, that ends with one. The
 # one group that matched is the name.

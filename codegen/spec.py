@@ -6,22 +6,13 @@ from dataclasses import Field, dataclass, fields
 from functools import partial
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result, promote
-from scanops.codegen.operator import COMPENSATED, derived
-from scanops.codegen.operators import Operator, is_built_in, operator_named
+from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
+from scanops.codegen.operator import COMPENSATED
+from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
-from scanops.codegen.spec_checks import (
-    MAX_LENGTH,
-    in_again,
-    in_fields,
-    in_indices,
-    in_output,
-    named_accumulator,
-    refuse,
-)
+from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
+from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
-
-__all__ = ["ACCESS_BYTES", "FIELDS", "MAX_LENGTH", "ScanSpec", "Source", "check_spec"]
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
@@ -110,33 +101,8 @@ class ScanSpec:
         row = operator_named(self.op)
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
-                self._set(**{name: dtype_named(getattr(self, name), role=role).name})
+                set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
         refuse(self, in_fields(self, row))
-        weight = None if self.mask in (None, "bool") else dtype_named(self.mask)
-        term = items = dtype_named(self.dtype)
-        term = promote(term, weight) if weight else term
-        term = promote(term, dtype_named(self.gate)) if self.gate else term
-        out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
-        self._set(out_dtype=out.name, input=items, weight=weight, term=term, out=out)
-        refuse(self, in_output(self, row))
-        self._set(accumulate=named_accumulator(self, row))
-        self._derive(row)
-        if row.places_items and not is_built_in(row):
-            refuse(self, in_indices(self, row))
-        if self.again:
-            refuse(self, in_again(self))
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _derive(self, row: Operator) -> None:
-        """Set the derived fields of a spec of the operator ``row``."""
-        wide = self.accumulate not in (None, COMPENSATED)
-        kept = kept_result(self.term) if row.gives == "index" else self.out
-        accumulator = dtype_named(self.accumulate) if wide else kept
-        carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
-        operator = row.variants.get(COMPENSATED if self.accumulate == COMPENSATED else self.out.kind, row)
         rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
             ("input", "Input", "x", self.dtype, self.input_layout),
             ("mask", "Mask", "m", self.mask, self.mask_layout),
@@ -149,14 +115,24 @@ class ScanSpec:
             for name, kind, at, dtype, layout in rows
             if dtype is not None
         )
-        second = (DTYPES["int64"].bytes if operator.indices else self.out.bytes,) if operator.doubled else ()
+        weight = None if self.mask in (None, "bool") else dtype_named(self.mask)
+        term = items = sources[0].dtype
+        term = promote(term, weight) if weight else term
+        term = promote(term, dtype_named(self.gate)) if self.gate else term
+        out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
+        set_derived(self, out_dtype=out.name, input=items, weight=weight, term=term, out=out)
+        accumulate, accumulator, carry = accumulators(self, row)
+        operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else out.kind, row)
         streams = tuple(source for source in sources if source.layout != LINE)
-        widths, made = [source.dtype.bytes for source in sources], (self.out.bytes, *second)
         layouts = frozenset(source.layout for source in sources)
-        self._set(
-            operator=operator,
+        second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
+        made = (out.bytes, *second)
+        set_derived(
+            self,
+            accumulate=accumulate,
             accumulator=accumulator,
-            carry=self.out if row.gives == "index" else carry,
+            carry=carry,
+            operator=operator,
             sources=sources,
             streams=streams,
             per_line=tuple(source for source in sources if source.layout == LINE),
@@ -171,10 +147,11 @@ class ScanSpec:
             doubled=operator.doubled,
             read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
-            access_items=ACCESS_BYTES // max(*widths, *made),
-            widens=self.input.bytes < max(made),
-            keeps_bytes=made == (self.input.bytes,),
+            access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in sources)),
+            widens=items.bytes < max(made),
+            keeps_bytes=made == (items.bytes,),
         )
+        refuse(self, in_results(self, row))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ScanSpec, **self.to_dict()), ()

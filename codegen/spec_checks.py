@@ -7,23 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
-from scanops.codegen.operator import COMPENSATED, Operator
+from scanops.codegen.operator import COMPENSATED
+from scanops.codegen.operators import Operator, is_built_in
 from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
-
-__all__ = [
-    "AGAIN_LENGTHS",
-    "MAX_LENGTH",
-    "in_again",
-    "in_fields",
-    "in_indices",
-    "in_output",
-    "named_accumulator",
-    "refuse",
-]
 
 MAX_LENGTH = 2**31
 """Maximum number of items in a line. Offsets inside a row are 32-bit where they fit, offsets of rows always 64-bit."""
@@ -107,8 +97,34 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint
 
 
-def in_output(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
-    """Yield what is wrong with the output dtype of a spec."""
+def accumulators(spec: ScanSpec, row: Operator) -> tuple[str | None, DType, DType]:
+    """Return the accumulator by name, None if it is the default, its row, and the row of carries.
+
+    Raises UnsupportedRequest for an accumulator that does not fit the output.
+    """
+    kept = kept_result(spec.term) if row.gives == "index" else spec.out
+    default, accumulate, accumulator = accumulator_of(kept), spec.accumulate, kept
+    if accumulate is not None:
+        legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]
+        legal = [each for each in legal if each.bytes >= default.bytes]
+        words = [COMPENSATED] if spec.out.kind == "float" and COMPENSATED in row.forms else []
+        found = next((each for each in legal if accumulate in (each.name, each.tag, f"torch.{each.name}")), None)
+        if found is None and accumulate not in words:
+            listed = ", ".join(map(repr, [*(each.name for each in legal), *words])) + ", or None for the first of these"
+            raise UnsupportedRequest(
+                f"{spec.op}: accumulate does not fit {spec.out_dtype} output",
+                allowed=listed if legal else "None: integers wrap around identically in any width",
+                value=f"accumulate={accumulate!r}",
+                hint="leave accumulate out, or pass a wider dtype of the result's kind",
+            )
+        if found is not None:
+            accumulate, accumulator = (None, kept) if found == default else (found.name, found)
+    carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
+    return accumulate, accumulator, spec.out if row.gives == "index" else carry
+
+
+def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+    """Yield why no kernel computes the results: their dtype, a forward scan that fits no tile, or indices."""
     kinds, default = " or ".join(row.kinds), default_result(row.gives, spec.term)
     if not spec.out.stored:
         allowed = ", ".join(name for name, each in DTYPES.items() if each.stored and each.kind in row.kinds)
@@ -119,43 +135,20 @@ def in_output(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         hint = f"leave dtype out: the default here is {default.name}" if default.kind in row.kinds else hint
         allowed = f"an output dtype of kind {kinds}"
         yield f"the output dtype must be of kind {kinds}", allowed, f"dtype={spec.out_dtype}", hint
-
-
-def named_accumulator(spec: ScanSpec, row: Operator) -> str | None:
-    """Return the requested accumulator by name, None if it is the default, or raise UnsupportedRequest."""
-    if spec.accumulate is None:
-        return None
-    default = accumulator_of(kept_result(spec.term) if row.gives == "index" else spec.out)
-    legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]
-    legal = [each for each in legal if each.bytes >= default.bytes]
-    words = [COMPENSATED] if spec.out.kind == "float" and COMPENSATED in row.forms else []
-    for each in legal:
-        if spec.accumulate in (each.name, each.tag, f"torch.{each.name}"):
-            return None if each == default else each.name
-    if spec.accumulate not in words:
-        listed = ", ".join(map(repr, [*(each.name for each in legal), *words])) + ", or None for the first of these"
-        raise UnsupportedRequest(
-            f"{spec.op}: accumulate does not fit {spec.out_dtype} output",
-            allowed=listed if legal else "None: integers wrap around identically in any width",
-            value=f"accumulate={spec.accumulate!r}",
-            hint="leave accumulate out, or pass a wider dtype of the result's kind",
-        )
-    return spec.accumulate
-
-
-def in_again(spec: ScanSpec) -> Iterator[Mistake]:
-    """Yield a mistake unless the forward scan can be recomputed in one tile: dense, aligned rows."""
+    # The forward scan can be recomputed in one tile: dense, aligned rows.
     most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
-    if not (whole and spec.operator.before and spec.capacity <= most):
+    if spec.again and not (whole and row.before and spec.capacity <= most):
         allowed = f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense"
         value = f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
         value += f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}"
         hint = "compute the exclusive results first, and pass them as the saved tensor"
         yield "again=True is not possible for this spec", allowed, value, hint
+    if row.places_items and not is_built_in(row):
+        yield from _in_indices(spec, row)
 
 
-def in_indices(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+def _in_indices(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
     """Yield why indices, or elements beside them, would be wrong in the results of ``spec``."""
     term, out, last, value = spec.term, spec.out, spec.capacity - 1, accumulator_of(spec.accumulator)
     if row.gives == "index" and (term.kind not in row.kinds or out.name not in ("int32", "int64")):

@@ -98,7 +98,7 @@ class BuildRequest:
     flags: tuple[str, ...] = field(init=False, repr=False)  # of a library: those that change the code, without paths
     # Form -> SHA-256, 64 hex digits, of all that decides what it does; of the forms that its builders make
     identities: Mapping[str, str] = field(init=False, repr=False)
-    identity: str = field(init=False, repr=False)  # of the library, whoever may build it
+    identity: str = field(init=False, repr=False)  # of the library, even where the builders make none
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

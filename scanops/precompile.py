@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops import environment, workload
+from scanops import workload
 from scanops.artifact import CPU, planned
 from scanops.codegen.lines import few_for, situations
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named
+from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
@@ -29,9 +30,7 @@ FEW = ", few lines"  # behind the name of such a kernel
 _Wanted = tuple[ScanSpec, str, bool]  # a spec, its target, and whether the kernel is for few lines
 
 
-def compile(
-    spec: ScanSpec, target: str | None = None, *, lines: int | None = None, builder: str = environment.AUTO
-) -> Kernel:
+def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None, builder: str = AUTO) -> Kernel:
     """Return the kernel for ``spec``: found in the store, or built and kept there.
 
     Args:
@@ -63,15 +62,14 @@ def compile(
     return kernel
 
 
-def check_wanted(spec: ScanSpec, target: str, builder: str = environment.AUTO) -> None:
+def check_wanted(spec: ScanSpec, target: str, builder: str = AUTO) -> None:
     """Raise UnsupportedRequest unless ``spec`` is a ScanSpec, and ``target`` and the builder for it are known."""
     check_spec(spec)
     if target != CPU:
         target_named(target)
-    known = environment.BUILDERS if target != CPU else (environment.AUTO,)
-    if builder not in known:
+    if builder not in (known := BUILDERS if target != CPU else (AUTO,)):
         hint = "pass one of these words: the host compiler builds emulated kernels"
-        raise environment.no_such(builder, known, f"build for {target} by {builder!r}", hint)
+        raise no_such(builder, known, f"build for {target} by {builder!r}", hint)
 
 
 @contextmanager
@@ -151,8 +149,7 @@ def prepare(
     wanted: dict[_Wanted, None] = {}
     with policies.resumed(policies.strict().name):
         for item in what:
-            asked = _asked(item, here)
-            for spec, own, few in asked:  # an invalid target shows before anything is built
+            for spec, own, few in _asked(item, here):  # an invalid target shows before anything is built
                 wanted.update(dict.fromkeys(_situated(spec, chosen or [own], few)))
         for spec, target, few in wanted:
             workload.note(spec, target, few)
@@ -163,9 +160,8 @@ def prepare(
             if kernel.target == here:
                 kernel.code.ready(-1 if here == CPU else torch.cuda.current_device())
         pairs = zip(wanted, found, strict=True)
-        problems = [
-            (f"{spec.slug} for {target}", each) for (spec, target, _), each in pairs if isinstance(each, Exception)
-        ]
+        named = ((f"{spec.slug} for {target}", outcome) for (spec, target, _), outcome in pairs)
+        problems = [(name, outcome) for name, outcome in named if isinstance(outcome, Exception)]
         if len(problems) > 1:
             for problem, stopped in by_reason(problems):
                 _LOG.error("not prepared: %s: %s", ", ".join(stopped), problem)
@@ -241,7 +237,7 @@ def precompile(
     jobs: int,
     said: Callable[[Built], object],
     native: bool = False,
-    builder: str = environment.AUTO,
+    builder: str = AUTO,
 ) -> list[Built]:
     """Build each (spec, target, few) into the store at ``folder``, and complete the folder as a pack.
 
@@ -267,9 +263,8 @@ def expected(
 ) -> list[_Wanted]:
     """Return each kernel once: for ``targets``, or else for the targets that the file names.
 
-    Where the file does not say whether lines are few, both kernels are wanted if their plans differ.
-
-    Raises UnsupportedRequest when neither names a target, and for a file that names no kernel.
+    Where the file does not say whether lines are few, both kernels are wanted if their plans differ. Raises
+    UnsupportedRequest when neither names a target, and for a file that names no kernel.
     """
     found: dict[_Wanted, None] = {}
     for spec, own, few in wanted:
@@ -291,7 +286,7 @@ def expected(
     return list(found)
 
 
-def built(wanted: _Wanted, store: Store, builder: str = environment.AUTO) -> Built:
+def built(wanted: _Wanted, store: Store, builder: str = AUTO) -> Built:
     """Find or build one kernel in ``store``, whatever the policy is, and return the outcome, errors included."""
     started = time.perf_counter()
     (spec, target, few), found, kernel, error = wanted, False, None, None
@@ -301,5 +296,5 @@ def built(wanted: _Wanted, store: Store, builder: str = environment.AUTO) -> Bui
         kernel = kernel or obtain(spec, target, policies.STRICT.by(builder), store, few)
     except ScanopsError as problem:
         error = problem
-    seconds = time.perf_counter() - started
-    return Built(spec=spec, target=target, few=few, found=found, seconds=seconds, kernel=kernel, error=error)
+    took = time.perf_counter() - started
+    return Built(spec=spec, target=target, few=few, found=found, seconds=took, kernel=kernel, error=error)

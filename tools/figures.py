@@ -101,7 +101,7 @@ def plan_members() -> int:
     """Return the public members of a plan, the maximum over the committed kernels and so over the strategies."""
     program = """
 import sys
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 print(max(sum(name[0] != "_" for name in dir(make_plan(ScanSpec.parse(slug)))) for slug in sys.argv[1:]))
 """
     slugs = [path.stem for path in tracked("generated") if path.suffix == ".cu"]

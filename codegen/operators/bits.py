@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from scanops.codegen.operator import Operator
 
-__all__ = ["EXAMPLE", "ROWS"]
-
 EXAMPLE = (6, 3, 2, 0)
 
 ROWS = (

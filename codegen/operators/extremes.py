@@ -18,8 +18,6 @@ from typing import Any
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import BACKWARD, Join, Operator, where
 
-__all__ = ["EXAMPLE", "ROWS"]
-
 EXAMPLE = (2, 3, 3, 1)
 
 NO_PLACE, ANY_PLACE = "-3", "-2"  # index of no run, of any run; -1 is the carry-in

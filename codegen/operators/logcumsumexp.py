@@ -17,8 +17,6 @@ from typing import Any
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import BACKWARD, Join, Operator, States
 
-__all__ = ["EXAMPLE", "ROWS"]
-
 EXAMPLE = (0, 0, 1000, 1)
 
 

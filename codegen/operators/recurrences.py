@@ -16,8 +16,6 @@ from __future__ import annotations
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import BACKWARD, Join, Operator
 
-__all__ = ["EXAMPLE", "LATEST", "ROWS", "recurrence_gradient"]
-
 EXAMPLE = (8, 0, 0, 1)
 
 # An exclusive scan with it shifts results by one item, and respects the starts of segments and lines.

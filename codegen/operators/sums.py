@@ -19,8 +19,6 @@ from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import COMPENSATED, Join, Operator, States, where
 from scanops.codegen.operators.recurrences import recurrence_gradient
 
-__all__ = ["EXAMPLE", "ROWS"]
-
 EXAMPLE = (3, 1, 2, -1)
 
 _SUM_GRADIENT = Operator(

@@ -6,29 +6,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, Literal
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
-
-__all__ = [
-    "ACCESS_BYTES",
-    "ASYNC_BYTES",
-    "LENGTH_BYTES",
-    "LINE_BYTES",
-    "STRIDED_BYTES",
-    "Operand",
-    "RowPlan",
-    "begins_anywhere",
-    "boundary_of",
-    "fills_registers",
-    "gathers",
-    "may_run",
-    "reads_wide",
-    "registers_of",
-    "row_of",
-    "vector_width",
-    "vectors_in_registers",
-]
 
 ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
@@ -70,6 +51,8 @@ class RowPlan(Plan):
 
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
+    operands: tuple[Operand, ...] = derived()  # inputs with an item for each of a row, in the order of parameters
+    realigns: bool = derived()  # some operand is aligned differently from the output
 
     def __post_init__(self) -> None:
         """Check that accesses are aligned: misaligned rows keep to a boundary of at most one line of memory."""
@@ -78,6 +61,8 @@ class RowPlan(Plan):
         aligned = self.boundary % self.items == 0 and self.boundary * smallest <= LINE_BYTES
         require(self, is_power_of_two(self.items), "items of an access that are a power of two")
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
+        operands = tuple(self._operand(source) for source in self.spec.streams)
+        set_derived(self, operands=operands, realigns=any(operand.realigned for operand in operands))
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
@@ -130,11 +115,6 @@ class RowPlan(Plan):
         """Whether some tile reaches past the end of its line."""
         return self.boundary > 0 or self.tile * self.tiles != self.spec.length
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """The inputs with an item for each of a row, in the order of the kernel's parameters."""
-        return tuple(self._operand(source) for source in self.spec.streams)
-
     def _operand(self, source: Source) -> Operand:
         realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
         whole = realigned or (source.layout == "dense" and self.spec.aligned)
@@ -149,11 +129,6 @@ class RowPlan(Plan):
             realigned=realigned,
             copied=whole and self.target.copies_async and self.items * source.dtype.bytes in ASYNC_BYTES,
         )
-
-    @property
-    def realigns(self) -> bool:
-        """Whether some operand is aligned differently from the output."""
-        return any(operand.realigned for operand in self.operands)
 
     @property
     def in_runs(self) -> bool:

@@ -11,8 +11,6 @@ from scanops.codegen.strategies.base import Launch
 from scanops.codegen.strategies.rows import RowPlan, fills_registers, registers_of, row_of, vectors_in_registers
 from scanops.codegen.targets import Target, most_registers
 
-__all__ = ["SplitPlan", "plan"]
-
 # (bytes of all states of a row, up to; threads; accesses per thread). Large tiles mean few blocks and short look-backs,
 # but leave multiprocessors idle.
 SHAPES = (

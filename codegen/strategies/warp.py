@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, Launch, ceil_div, is_power_of_two, power_of_two_above, require
-from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
+from scanops.codegen.strategies.rows import LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
-
-__all__ = ["WarpPlan", "fits", "plan"]
 
 # H200, fraction of a copy: fp32 rows of 256 have 1.00 with 128 threads and 0.98 with 256, 4 and 64 have 1.01 with both;
 # rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128; rows of
@@ -36,8 +34,7 @@ class WarpPlan(RowPlan):
     def __post_init__(self) -> None:
         """Check that a row lies within its lanes."""
         RowPlan.__post_init__(self)
-        lanes = is_power_of_two(self.lanes) and self.lanes <= WARP
-        require(self, lanes, "lanes that are a power of two up to 32")
+        require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1, "one tile")
         require(self, self.lanes == WARP or not self.boundary, "a whole warp for rows that are shifted")
 
@@ -85,19 +82,14 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
     rows.
     """
     items, lanes, vectors, boundary = _shape(spec)
+    wide = THREADS_LONG if vectors >= LONG else THREADS_WIDE
     return WarpPlan(
         spec=spec,
         target=target,
         why=f"a row of {spec.items_text} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
-        threads=_threads(spec, items, vectors),
+        threads=wide if reads_wide(spec, items) else THREADS_NARROW,
         items=items,
         vectors=vectors,
         boundary=boundary,
         lanes=lanes,
     )
-
-
-def _threads(spec: ScanSpec, items: int, vectors: int) -> int:
-    if not reads_wide(spec, items):
-        return THREADS_NARROW
-    return THREADS_LONG if vectors >= LONG else THREADS_WIDE

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import artifact
-from scanops.artifact import CPU, CUBIN, BuildRequest, Resources, plan_for, request_of, sources_key, store_keys
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
-from scanops.processes import NO_FORK
 from scanops.runtime import policies
-from scanops.runtime.background import WORKER, python_command
+from scanops.runtime.background import WORKER, builds_here, python_command
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
 from scanops.store.library import load
@@ -102,8 +101,7 @@ class Miss(NamedTuple):
         except MissingCompiler as problem:
             if not policy.falls_back or target == CPU:  # PyTorch is no substitute for the emulator
                 raise
-            hint = f"Precompile it on a machine with nvcc: {policies.command_for(spec, target)}."
-            hint += f" ({problem.asked}: {problem.value})"
+            hint = f"Precompile it elsewhere: {policies.command_for(spec, target)}. ({problem.asked}: {problem.value})"
             policies.warn(spec, target, " and no compiler to build it", hint)
             return None
 
@@ -123,8 +121,8 @@ class Miss(NamedTuple):
 
     def _generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument; None where there is none."""
+        strict = policies.STRICT._replace(builders=self.request.builders)
         try:
-            strict = policies.STRICT._replace(builders=self.request.builders)
             return obtain(any_length(self.spec, self.few), self.target, strict, few=self.few)
         except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
             _LOG.debug("no kernel that takes the length of %s: %s", self.spec, problem)
@@ -132,10 +130,7 @@ class Miss(NamedTuple):
 
     def _build_now(self) -> None:
         """Build as the worker's job: by NVRTC here, else in a child process. Then hold the kernel, loaded."""
-        with NO_FORK:
-            from scanops.builders.build import unavailable
-        quick = CUBIN in self.request.identities and unavailable("nvrtc", self.target) is None
-        if not quick and is_built_in(operator_named(self.spec.op)) and sys.executable:
+        if not builds_here(self.request) and is_built_in(operator_named(self.spec.op)) and sys.executable:
             lines = self.spec.inner * (1 if self.few else 2**20)  # which fill any GPU
             words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
             WORKER.run(python_command("scanops", *words))

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,7 +119,8 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return BuildReport(file=tmp_path / "kernel", seconds=0, resources=None, toolchain={"route": name})
 
     for name in AHEAD:
-        monkeypatch.setitem(build._BUILDERS, name, lambda request, directory, name=name: built(name))
+        stub = SimpleNamespace(build=lambda request, directory, name=name: built(name))
+        monkeypatch.setitem(build._BUILDERS, name, stub)
     request = replace(CUDA, builders=builders)
     if outcome in AHEAD:
         assert build.build(request, tmp_path).toolchain == {"route": outcome}
@@ -132,6 +134,7 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 FORKS = """
 import os, signal, threading
 from pathlib import Path
+from types import SimpleNamespace
 from scanops.builders import nvrtc
 from tests.store.sources import CUDA_SOURCE
 found, options = nvrtc.find("sm_90"), ["-std=c++17", "-arch=sm_90"]

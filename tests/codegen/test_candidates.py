@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from scanops.codegen.candidates import MOST, candidates, restored
 from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
-from scanops.codegen.plan import class_of, make_plan, measured_plan
+from scanops.codegen.plan import class_of, make_plan, measured_plan, rebuilt
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.table import rebuilt
 from scanops.codegen.targets import target_named
 from tests.codegen.strategies import specs, targets
 

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import scanops
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 import scanops
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.spec import FIELDS, MAX_LENGTH
 from scanops.errors import UnsupportedRequest

@@ -30,13 +30,6 @@ PROBLEMS: dict[str, tuple[str, ...]] = {
 }
 
 
-# What a store wants of a library that exported texts lack, or those of kernels without a workspace.
-BESIDE = f"""extern "C" int scanops_abi() {{ return {ABI}; }}
-extern "C" int scanops_launch(void*, void*) {{ return 0; }}
-"""
-NO_WORKSPACE = 'extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }\n'
-
-
 def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90", lines: int | None = None) -> str:
     """The export of these specs; for GPU MODE planned for one line."""
     lines = 1 if format == "gpumode" else lines
@@ -57,13 +50,16 @@ def run(
 
     Returns for each file the results of its calls and the Python functions that a repetition of the first call runs.
     """
+    # What a store wants of a library, and exported texts lack: all, or those of kernels without a workspace.
+    beside = f'extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch(void*, void*) {{ return 0; }} }}'
+    no_workspace = '\nextern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }'
     jobs = []
     for number, (text, calls) in enumerate(files):
         path = folder / f"exported_{number}.py"
         path.write_text(text)
         libraries = {}
         for source in texts(text):
-            whole = source + BESIDE + ("" if "scanops_workspace_bytes(" in source else NO_WORKSPACE)
+            whole = source + beside + ("" if "scanops_workspace_bytes(" in source else no_workspace)
             entry = Store().get_or_build(BuildRequest(name="exported", source=whole, target="cpu"))
             libraries[source] = str(entry.library_path)
         jobs.append((str(path), libraries, list(calls)))

@@ -32,8 +32,8 @@ TENSOR = {
     "shape", "ndim", "dtype", "device", "stride", "numel", "element_size", "data_ptr", "is_contiguous", "contiguous",
     "expand", "requires_grad", "is_conj", "is_neg", "any", "bool",
 }  # fmt: skip
-VARIABLES = ("x", "y", "out", "mask", "gate", "segment_starts", "offsets", "initial", "tensor", "carry_in", "workspace")
-MODULES = {"ctypes", "functools", "hashlib", "inspect", "math", "os", "torch", "torch.utils.cpp_extension"}
+VARIABLES = ("x", "y", "mask", "gate", "segment_starts", "offsets", "initial", "tensor", "carry_in", "workspace")
+MODULES = {"ctypes", "functools", "hashlib", "inspect", "os", "torch", "torch.utils.cpp_extension"}
 
 # KernelBench's static rules for CUDA at fp32, as its kernel_static_checker publishes them: patterns that a file may
 # not have besides names that TORCH, TENSOR and MODULES leave out, and patterns that it needs.

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import nodes
 
-from scanops.codegen import ScanSpec, generate, make_plan, render
-from scanops.codegen.source import environment
+from scanops import ScanSpec, generate, make_plan
+from scanops.codegen.source import environment, render
 from tests.codegen.strategies import specs
 from tools.golden import GOLDEN, Golden
 
