@@ -66,7 +66,7 @@ class RowPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        lanes, chosen = self._lanes, self.launch.chosen
+        lanes, chosen = getattr(self, "lanes", WARP), self.launch.chosen  # a whole warp, unless rows share one
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
         lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
@@ -89,11 +89,6 @@ class RowPlan(Plan):
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
         )
-
-    @property
-    def _lanes(self) -> int:
-        """Number of lanes of a warp that scan a row."""
-        return WARP
 
     @property
     def _reads_on(self) -> bool:

@@ -142,7 +142,8 @@ def fits(spec: ScanSpec) -> bool:
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) > MAX_BYTES or (whole and spec.capacity > MAX_LENGTH):
         return False
     wide = reads_wide(spec, width) and width * spec.input.bytes >= LEAST_ACCESS
-    return not (wide and (spec.length is None or _fills_lanes(spec.length // width)))
+    accesses = spec.length // width if spec.length else 1
+    return not (wide and (is_power_of_two(accesses) or accesses % WARP == 0))  # lanes would share them evenly
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
@@ -216,11 +217,6 @@ def bank_cycles(addresses: list[int], access: int) -> int:
         words = {(address + byte) // BANK_BYTES for address in lanes for byte in range(0, access, BANK_BYTES)}
         total += max(Counter(word % BANKS for word in words).values())
     return total
-
-
-def _fills_lanes(accesses: int) -> bool:
-    """Whether a power of two of lanes divides the accesses evenly."""
-    return accesses & (accesses - 1) == 0 or accesses % WARP == 0
 
 
 def _kept(spec: ScanSpec, lanes: int, piece: int) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote, scan_result
+from scanops.codegen.dtypes import DTYPES, DType, default_result, dtype_named, promote
 from scanops.errors import UnsupportedRequest
 
 PAIRS = list(itertools.product(DTYPES.values(), repeat=2))
@@ -41,7 +41,7 @@ def test_result_is_torchs(row: DType, scan: object) -> None:
     assert callable(scan)
     x = torch.ones(3).to(of_torch(row))
     result = scan(x if row.stored else x.float(), 0)  # torch has no scan of 8-bit floating types
-    assert of_torch(scan_result(row)) == result.dtype
+    assert of_torch(default_result("widened", row)) == result.dtype
 
 
 @pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.tag)
