@@ -131,15 +131,15 @@ class RowPlan(Plan):
         return False
 
     @property
+    def _may_run(self) -> bool:
+        """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
+        plain = not (self.boundary or self.realigns or self.takes_place or self.spec.takes_length)
+        return self.picks and plain and self.vectors > 1 and not self.spec.operator.own
+
+    @property
     def run(self) -> int:
         """Number of consecutive items that a thread scans serially: of one access, or of all."""
         return self.items * self.vectors if self.in_runs else self.items
-
-
-def may_run(plan: RowPlan) -> bool:
-    """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
-    plain = not (plan.boundary or plan.realigns or plan.takes_place or plan.spec.takes_length)
-    return plan.picks and plain and plan.vectors > 1 and not plan.spec.operator.own
 
 
 def vector_width(spec: ScanSpec) -> int:

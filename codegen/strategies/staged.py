@@ -54,13 +54,15 @@ class StagedPlan(Plan):
     in_place: bool = derived()  # results overwrite the items that they come from
     kept: bool = derived()  # a lane keeps the states of its piece in registers while lanes exchange totals
     on_boundary: bool = derived()  # a warp's rows start and end on a 16-byte boundary in every operand
+    room: int = derived()  # items of a warp's rows
 
     def __post_init__(self) -> None:
         """Check that lanes share rows evenly, and that the rows of a block fit in static shared memory."""
         Plan.__post_init__(self)
-        on_boundary = not self.spec.takes_length and _on_boundary(self.spec, self.rows)
-        kept = _kept(self.spec, self.lanes, self.piece)
-        set_derived(self, in_place=_in_place(self.spec), kept=kept, on_boundary=on_boundary)
+        spec, kept = self.spec, _kept(self.spec, self.lanes, self.piece)
+        on_boundary = not spec.takes_length and _on_boundary(spec, self.rows)
+        room = _any_room(spec) if spec.length is None else self.rows * spec.length
+        set_derived(self, in_place=_in_place(spec), kept=kept, on_boundary=on_boundary, room=room)
         require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1 and not self.spec.strided, "one tile of dense operands")
         require(self, self.rows * self.lanes % WARP == 0, "rows that are a multiple of those scanned at once")
@@ -89,7 +91,7 @@ class StagedPlan(Plan):
             Constant("kRuns", self.piece // self.run, "of a lane's piece of a row"),
             Constant("kUnroll", ceil_div(self.unroll * self.items, self.run), "runs of a lane in one step of its loop"),
             Constant("kTurns", turns, "rows of a lane in one step of its loop"),
-            Constant("kRoom", self._room, "items of a warp's rows in shared memory"),
+            Constant("kRoom", self.room, "items of a warp's rows in shared memory"),
             Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
             Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
             Constant("kInitial", self.spec.initial, "rows have a carry-in"),
@@ -101,7 +103,7 @@ class StagedPlan(Plan):
     def launch(self) -> Launch:
         """What a launch follows from: a warp takes as many rows as it has room for."""
         chosen, width = ("rows", "lane_bits", "piece"), self.warps * self.rows
-        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self._room)
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self.room)
 
     @property
     def tile(self) -> int:
@@ -124,13 +126,8 @@ class StagedPlan(Plan):
         if self.in_place:
             sizes.remove(self.spec.out.bytes)
         slack = 0 if self.on_boundary else ACCESS_BYTES
-        accesses = sum(ceil_div(self._room * size + slack, ACCESS_BYTES) for size in sizes)
+        accesses = sum(ceil_div(self.room * size + slack, ACCESS_BYTES) for size in sizes)
         return self.warps * accesses * ACCESS_BYTES
-
-    @property
-    def _room(self) -> int:
-        """Number of items in a warp's rows."""
-        return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
 
 
 def fits(spec: ScanSpec) -> bool:
