@@ -20,7 +20,7 @@ MOST = 2**40  # of any number in a Launch
 # in the order of the spec. Numbers are little-endian: a parameter of 32 bits is the low half of a field of 64.
 # `offsets` takes in the number that follows it.
 FIELDS = (
-    *("input", "mask", "gate", "starts", "saved", "output", "indices", "geometry", "neighbours", "lines", "carry_in"),
+    *("input", "mask", "gate", "saved", "starts", "output", "indices", "geometry", "neighbours", "lines", "carry_in"),
     *("carry_in_step", "carry_out", "offsets", "length", "rows", "lane_bits", "piece", "stripes", "workspace"),
 )
 CHOSEN = ((), ("lane_bits",), ("stripes",), ("rows", "lane_bits", "piece"))  # those chosen by the length, together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ static cudaError_t recorded(void (*)(Parameters...), dim3 grid, dim3 block, void
 """
 ANY = """sum-f32-any-le32-by4 prod-f32-any-le8192 sum-f32-any-le512-initial-final sum-f32-any sum-i8-any-few
 sum-f32-any-le200-inner64 prod-f64-any-inner6-few linear-f32-any-inner1000-gate_f32-few sum-f32-any-le8192-transposed
-sum-f32-any-offsets_i64-strided logcumsumexp-bf16-any-inner64-few"""  # the length is an argument
+sum-f32-any-offsets_i64-strided logcumsumexp-bf16-any-inner64-few
+prod_gradient-f32-n40-gate_f32-saved_f32-segments-reverse-exclusive"""  # the length is an argument, but for the last
+NAMED = {"segments": "offsets", "second": "indices"}  # parameters with the bytes of fields that have other names
 PLANS = {
     **{row.slug: row.plan for row in GOLDEN},
     **{slug: make_plan(ScanSpec.parse(slug.removesuffix("-few")), few=slug.endswith("-few")) for slug in ANY.split()},
@@ -53,8 +56,10 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
     launch = Launch.read(json.loads(json.dumps(plan.launch._asdict())))
     assert launch == plan.launch
     text = render(plan).replace(HEADER, HEADER + RECORDED, 1)
+    declared = re.search(r"scan_kernel\(([^)]*)\) {", text)[1].split(",")  # type: ignore[index]
+    assert [NAMED.get(each.split()[-1], each.split()[-1]) for each in declared] == list(launch.parameters)
     (tmp_path / "kernel.cu").write_text(text, encoding="utf-8")
-    library = ctypes.CDLL(str(build(BuildRequest(name="grid", source=text, target=CPU), tmp_path).library))
+    library = ctypes.CDLL(str(build(BuildRequest(name="grid", source=text, target=CPU), tmp_path).file))
     library.scanops_workspace_bytes.restype = ctypes.c_longlong
     launched = (ctypes.c_longlong * 3).in_dll(library, "launched")
     taken = (ctypes.c_char * ROOM * 32).in_dll(library, "taken")
