@@ -27,7 +27,7 @@ from tests.store.sources import CUDA, KERNEL, needed, needs_nvcc, needs_nvrtc, s
 BAD = "\n#ifdef __CUDACC_RTC__\n__device__\n#endif\nint f() { return nonsense; }\n"
 FOREIGN = ("torch", "c10", "python", "ubsan")
 ROUTES = [
-    (KERNEL, "cpu"),
+    pytest.param(KERNEL, "cpu"),
     pytest.param(replace(CUDA, builders=("load_inline",)), "load_inline", marks=needs_nvcc),
     pytest.param(replace(CUDA, builders=("nvcc",)), "nvcc", marks=needs_nvcc),
     pytest.param(replace(CUDA, builders=("nvrtc",)), "nvrtc", marks=needs_nvrtc),

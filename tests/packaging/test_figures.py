@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
     "files of scanops over 300 lines": 1,
-    "lines of codegen": 6_070,
-    "lines of templates": 4_180,
+    "lines of codegen": 5_500,
+    "lines of templates": 4_090,
 }
 
 
