@@ -27,11 +27,7 @@ from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
 from scanops.requests.request import Inputs, Request, Tensors, is_memory
-
-# torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
-# private functions below them are old and stable; where one is missing, the public one serves.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
-_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+from scanops.torch_private import current_device, raw_stream
 
 
 class Device(NamedTuple):
@@ -122,11 +118,11 @@ class Launcher:
             self._queue(arguments, x.device, 0)
             return
         index = x.get_device()
-        if index == _current_device():
-            self._queue(arguments, x.device, _raw_stream(index))
+        if index == current_device():
+            self._queue(arguments, x.device, raw_stream(index))
         else:
             with torch.cuda.device(index):
-                self._queue(arguments, x.device, _raw_stream(index))
+                self._queue(arguments, x.device, raw_stream(index))
 
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         """Launch the scan of ``inputs``, in the order of ``Inputs``, into new tensors and return them."""

@@ -1,0 +1,110 @@
+"""Every private name of PyTorch that the library reads, each with what it is needed for; no other module reads one.
+
+A PyTorch that has moved one is refused here by name, unless a public name serves in its place. What each has to do is
+tested by tests/torch_integration/test_private_names.py. The native call path is built against torch's headers instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from scanops._version import TESTED
+from scanops.errors import MissingRequirement
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
+
+F = TypeVar("F")
+
+
+def private(path: str, public: Any = None) -> Any:
+    """Return what ``torch.{path}`` names, or ``public`` where this torch has no such name.
+
+    Raises MissingRequirement where there is neither.
+    """
+    try:
+        return attrgetter(path)(torch)
+    except AttributeError as problem:
+        if public is not None:
+            return public
+        first, last = TESTED["torch"]
+        raise MissingRequirement(
+            f"use scanops with torch {torch.__version__}: torch.{path} is missing",
+            allowed=f"a torch that has it, as {first} to {last}",
+            value=str(problem),
+            hint=f"pip install 'torch>={first},<={last}'",
+        ) from None
+
+
+# ---- the device of a launch: torch.cuda.current_stream() builds an object in 3 us, current_device() checks CUDA
+
+raw_stream: Callable[[int], int] = private(
+    "_C._cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+current_device: Callable[[], int] = private("_C._cuda_getDevice", torch.cuda.current_device)
+gpu_sleep: Callable[[int], None] = private("cuda._sleep")  # between the runs of a measurement
+
+# ---- what watches or changes the operations of this thread; C functions, as every call asks
+
+are_transforms_active: Callable[[], bool] = private("_C._are_functorch_transforms_active")  # vmap, grad, jvp, ...
+count_modes: Callable[[], int] = private("_C._len_torch_dispatch_stack")  # modes that see operators
+is_jit_traced: Callable[[], bool] = private("_C._is_tracing", private("jit.is_tracing"))  # by torch.jit.trace
+dual_level: Callable[[], int] = partial(attrgetter("_current_level"), forward_ad)  # of forward mode; -1 outside
+TransformType = private("_C._functorch.TransformType")
+interpreters: Callable[[], list[Any] | None] = private("_C._functorch.get_interpreter_stack")  # the active transforms
+saved_tensors_hooks: Callable[[bool], Any] = private("_C._autograd._top_saved_tensors_default_hooks")
+check_symbol: Callable[[Any], None] = private("_check")  # a fact about symbolic sizes, checked at run time
+without_interpreters: Callable[[], AbstractContextManager[None]] = private(
+    "_functorch.pyfunctorch.temporarily_clear_interpreter_stack"
+)
+
+# ---- whether a tensor has memory that a kernel may read
+
+has_storage: Callable[[torch.Tensor], bool] = private("_C._has_storage")
+is_functional: Callable[[torch.Tensor], bool] = private("_is_functional_tensor")
+is_wrapped: Callable[[torch.Tensor], bool] = private("_C._functorch.is_functorch_wrapped_tensor")
+is_zero: Callable[[torch.Tensor], bool] = private("Tensor._is_zerotensor")
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")  # raised by every write that autograd sees
+dispatch_keys: Callable[[torch.Tensor], Any] = private("_C._dispatch_keys")
+
+# ---- torch.library: operators call themselves below autograd and autocast
+
+DispatchKey = private("_C.DispatchKey")
+after_autograd: Any = private("_C._after_autograd_keyset")  # the dispatch keys below autograd
+below_autograd: Callable[[], AbstractContextManager[None]] = private("_C._AutoDispatchBelowAutograd")
+is_autograd_excluded: Callable[[], bool] = partial(
+    private("_C._dispatch_tls_is_dispatch_key_excluded"), DispatchKey.AutogradFunctionality
+)
+
+
+def without_autocast() -> AbstractContextManager[object]:
+    """Leave autocast out: in its own implementation of an operator."""
+    guard = private("_C._ExcludeDispatchKeyGuard", lambda _: torch.autocast("cuda", enabled=False))
+    found: AbstractContextManager[object] = guard(private("_C.DispatchKeySet")(DispatchKey.AutocastCUDA))
+    return found
+
+
+def recording() -> AbstractContextManager[object]:
+    """Let autograd record inside an operator's implementation, which runs below autograd."""
+    left_out = private("_C._dispatch_tls_local_exclude_set")()
+    for key in (DispatchKey.AutogradFunctionality, DispatchKey.AutogradOther, DispatchKey.ADInplaceOrView):
+        left_out = left_out.remove(key)
+    included = private("_C._dispatch_tls_local_include_set")().add(DispatchKey.ADInplaceOrView)
+    found: AbstractContextManager[object] = private("_C._ForceDispatchKeyGuard")(included, left_out)
+    return found
+
+
+def at_tracing(function: F) -> F:
+    """Mark ``function`` to be called while a compiler traces; its result is a constant of the graph.
+
+    As ``torch.compiler.assume_constant_result``, which would import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,119 @@
+"""What the library needs of each private name of torch: a torch that has moved one fails here, by its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functionalize, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import scanops
+from scanops import torch_private as names
+from scanops.errors import MissingRequirement
+
+ONE = torch.ones(2)
+CUDA = torch.cuda.is_available()
+
+
+def under(transform: Callable[[Any], Any], ask: Callable[[torch.Tensor], Any]) -> Any:
+    """What ``ask`` says of the tensor that a transform of torch passes on."""
+    said: list[Any] = []
+    transform(lambda x: (said.append(ask(x)), x + 1)[1])(ONE)
+    return said[0]
+
+
+def within(context: AbstractContextManager[object], ask: Callable[[], Any]) -> Any:
+    with context:
+        return ask()
+
+
+def traced(function: Callable[[torch.Tensor], Any]) -> Any:
+    return lambda x: torch.jit.trace(function, (x,), check_trace=False)
+
+
+def autocasts() -> bool:
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        return within(names.without_autocast(), lambda: torch.is_autocast_enabled("cuda"))
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+
+
+@names.at_tracing
+def one() -> float:
+    return float(len(str(Path())))  # which a compiler cannot trace
+
+
+LEAF, KEYS = torch.ones(2, requires_grad=True), names.DispatchKey
+NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked with it, and what has to be the answer
+    "DispatchKey": (lambda: names.dispatch_keys(ONE).has(KEYS.CPU), True),
+    "TransformType": (lambda: {"Grad", "Jvp", "Vmap"} <= {*dir(names.TransformType)}, True),
+    "after_autograd": (lambda: [names.after_autograd.has(key) for key in (KEYS.CPU, KEYS.AutogradCPU)], [True, False]),
+    "are_transforms_active": (lambda: under(vmap, lambda _: names.are_transforms_active()), True),
+    "at_tracing": (lambda: torch.compile(lambda x: x + one(), backend="eager", fullgraph=True)(ONE).tolist(), [2, 2]),
+    "below_autograd": (lambda: within(names.below_autograd(), lambda: (LEAF * 2).requires_grad), False),
+    "check_symbol": (lambda: names.check_symbol(True), None),
+    "count_modes": (lambda: (names.count_modes(), within(TorchDispatchMode(), names.count_modes)), (0, 1)),
+    "current_device": (lambda: names.current_device() if CUDA else 0, 0),
+    "dispatch_keys": (lambda: names.dispatch_keys(ONE).has(KEYS.Python), False),
+    "dual_level": (lambda: (names.dual_level(), within(forward_ad.dual_level(), names.dual_level)), (-1, 0)),
+    "gpu_sleep": (lambda: names.gpu_sleep(100) if CUDA else None, None),
+    "has_storage": (lambda: [names.has_storage(ONE), names.has_storage(ONE.to_sparse())], [True, False]),
+    "interpreters": (lambda: under(vmap, lambda _: str(names.interpreters()[0].key())), "TransformType.Vmap"),
+    "is_autograd_excluded": (lambda: within(names.below_autograd(), names.is_autograd_excluded), True),
+    "is_functional": (lambda: [names.is_functional(ONE), under(functionalize, names.is_functional)], [False, True]),
+    "is_jit_traced": (lambda: [names.is_jit_traced(), under(traced, lambda _: names.is_jit_traced())], [False, True]),
+    "is_wrapped": (lambda: [names.is_wrapped(ONE), under(vmap, names.is_wrapped)], [False, True]),
+    "is_zero": (lambda: [names.is_zero(ONE), names.is_zero(torch._efficientzerotensor(2))], [False, True]),
+    "raw_stream": (lambda: CUDA and names.raw_stream(0) != torch.cuda.current_stream(0).cuda_stream, False),
+    "recording": (
+        lambda: within(names.below_autograd(), lambda: within(names.recording(), lambda: (LEAF * 2).requires_grad)),
+        True,
+    ),
+    "saved_tensors_hooks": (
+        lambda: within(saved_tensors_hooks(abs, abs), lambda: names.saved_tensors_hooks(True)),
+        (abs, abs),
+    ),
+    "version_of": (lambda: names.version_of(torch.ones(2).add_(1)), 1),
+    "without_autocast": (autocasts, False),
+    "without_interpreters": (
+        lambda: under(vmap, lambda _: within(names.without_interpreters(), names.are_transforms_active)),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_private_name_does_what_is_needed_of_it(name: str) -> None:
+    ask, answer = NEEDED[name]
+    assert ask() == answer
+
+
+def test_private_names_are_in_one_module_alone() -> None:
+    """Those of C++ are in the headers that the native call path is built against."""
+    body = ast.parse(Path(names.__file__).read_text(encoding="utf-8")).body
+    own = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    own |= {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)}
+    assert own | {"DispatchKey", "TransformType"} == {*NEEDED, "private"}
+    found = {}
+    for path in Path(scanops.__file__).parent.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        texts = [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute | ast.ImportFrom)]
+        begins = ("torch.", "from torch.", "from torch ", "forward_ad.")
+        found[path.name] = [text for text in texts if text.startswith(begins) and "._" in text.replace("__", "")]
+    assert found.pop("torch_private.py") != [] and not any(found.values()), found
+
+
+def test_a_name_that_is_missing_is_named_unless_a_public_one_serves() -> None:
+    assert names.private("_C._moved", torch.is_tensor) is torch.is_tensor
+    with pytest.raises(MissingRequirement, match=r"torch\._C\._moved is missing"):
+        names.private("_C._moved")
