@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.10 to 3.13 with venv, and g++. No GPU, no CUDA toolkit.
+# `make demo` and `make test` need Python 3.10 or later with venv, and g++. No GPU, no CUDA toolkit.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
 TYPED := build/typed
 
-.PHONY: help demo test test-fast tests lint format types wheel figures golden docs pytorch-page gpu-test clean
+.PHONY: help demo test test-fast tests lint format types wheel figures golden docs pytorch-page gpu-test test-against clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -63,6 +63,9 @@ pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU, in some minutes on 16 cores
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --maxschedchunk 1 $(PYTEST_ARGS)
+
+test-against:  ## the tests with another torch, TORCH=2.15.0, and Python, AGAINST=python3.14: a row of docs/versions.md
+	$(PYTHON) -m tools.against $(TORCH) --python $(or $(AGAINST),$(PYTHON)) --workers $(WORKERS)
 
 clean:  ## everything that make built
 	rm -rf $(VENV) build dist scanops.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
