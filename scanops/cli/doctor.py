@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from scanops import environment
+from scanops._version import untested
 from scanops.artifact import CPU
 from scanops.builders.toolchain import Program, find_cxx, find_ninja, find_nvcc
+from scanops.cli.findings import GET_TORCH, Finding, Flaw, finding
 from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import target_of_capability
-from scanops.errors import BuildFailure, MissingCompiler, ScanopsError
+from scanops.errors import BuildFailure, ScanopsError
 from scanops.files import size_of
 from scanops.packs.manifest import troubles
 from scanops.store.layers import Place, entries_of, keys, places, vouched
@@ -25,7 +27,7 @@ from scanops.store.packs import PACK, SIGNATURE, read
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
 
-__all__ = ["Finding", "command", "examine", "finding", "native_calls", "settings"]
+__all__ = ["command", "examine", "native_calls", "settings"]
 
 ABILITIES = {  # the fastest way to run a scan first
     "run": "run kernels on its GPU",
@@ -34,25 +36,7 @@ ABILITIES = {  # the fastest way to run a scan first
     "compose": "run scans as torch's own operations",
 }
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "bold red"}
-_CHOICES = {"nvcc": "SCANOPS_NVCC", "g++": "SCANOPS_CXX"}  # a tool that its variable names is broken, not missing
-_GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
 _GET_DRIVER = "nothing, unless there is an NVIDIA GPU: then install NVIDIA's driver and check CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What ``scanops doctor`` found about one thing."""
-
-    name: str
-    status: Literal["ok", "missing", "broken"]  # broken: present or requested, and it does not work
-    summary: str  # one line
-    next: str = ""  # what to type; empty when it is ok
-    facts: dict[str, Any] = field(default_factory=dict)  # the same for --json
-
-    @property
-    def ok(self) -> bool:
-        """Whether the thing is present and works."""
-        return self.status == "ok"
 
 
 @click.command("doctor", cls=Command, example="scanops doctor\nscanops doctor --json > machine.json")
@@ -117,26 +101,6 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
     return [torch, gpu, driver, nvcc, cxx, ninja, store, *packs, native, *chosen], able
 
 
-class _Flaw(Exception):
-    """What a check found: its status, missing or broken, a summary, and what to type."""
-
-
-def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
-    """Return the finding of one check, which fills the facts and returns a summary, or raises what is wrong."""
-    facts: dict[str, Any] = {}
-    try:
-        return Finding(name, "ok", check(facts), facts=facts)
-    except _Flaw as flaw:
-        status, summary, following = flaw.args
-        return Finding(name, status, summary, following, facts)
-    except (ImportError, OSError):
-        return Finding(name, "missing", "torch is needed to look", _GET_TORCH, facts)
-    except ScanopsError as problem:
-        absent = isinstance(problem, MissingCompiler) and not environment.given(_CHOICES.get(name, ""))
-        words = f"cannot {problem.asked.removeprefix('cannot ')}: " + " ".join(str(problem.value).split())
-        return Finding(name, "missing" if absent else "broken", words, problem.hint, facts)
-
-
 # ---- torch and the GPU
 
 
@@ -144,11 +108,13 @@ def _torch(facts: dict[str, Any]) -> str:
     try:
         import torch
     except ModuleNotFoundError:
-        raise _Flaw("missing", "not installed", _GET_TORCH) from None
+        raise Flaw("missing", "not installed", GET_TORCH) from None
     except (ImportError, OSError) as problem:
-        raise _Flaw("broken", f"does not import: {problem}", _GET_TORCH) from problem
-    facts |= {"version": str(torch.__version__), "cuda": torch.version.cuda}
-    return f"{facts['version']}, built " + (f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA (CPU only)")
+        raise Flaw("broken", f"does not import: {problem}", GET_TORCH) from problem
+    version, python = str(torch.__version__), platform.python_version()
+    facts |= {"version": version, "cuda": torch.version.cuda, "python": python}
+    built = f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA (CPU only)"
+    return f"{version}, built {built}, Python {python}{untested('torch', version)}{untested('Python', python)}"
 
 
 def _gpu(facts: dict[str, Any]) -> str:
@@ -159,13 +125,13 @@ def _gpu(facts: dict[str, Any]) -> str:
         visible = torch.cuda.is_available()
     if not visible:
         no_cuda = torch.version.cuda is None and finding("driver", _driver).ok
-        following = f"this torch is built for CPUs only: {_GET_TORCH}" if no_cuda else _GET_DRIVER
-        raise _Flaw("missing", " ".join(str(each.message) for each in said) or "none visible to torch", following)
+        following = f"this torch is built for CPUs only: {GET_TORCH}" if no_cuda else _GET_DRIVER
+        raise Flaw("missing", " ".join(str(each.message) for each in said) or "none visible to torch", following)
     try:
         name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     except RuntimeError as problem:
         summary = f"does not answer: {str(problem).splitlines()[0]}"
-        raise _Flaw("broken", summary, "check nvidia-smi and CUDA_VISIBLE_DEVICES") from problem
+        raise Flaw("broken", summary, "check nvidia-smi and CUDA_VISIBLE_DEVICES") from problem
     facts |= {"device": name, "capability": list(capability), "count": torch.cuda.device_count()}
     facts["target"] = target = target_of_capability(capability)
     return f"{name}, compute capability {'.'.join(map(str, capability))}, {facts['count']} visible; target {target}"
@@ -176,12 +142,12 @@ def _driver(facts: dict[str, Any]) -> str:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise _Flaw("missing", "no libcuda.so.1", _GET_DRIVER) from None
+        raise Flaw("missing", "no libcuda.so.1", _GET_DRIVER) from None
     number = ctypes.c_int(0)
     code = library.cuDriverGetVersion(ctypes.byref(number))
     if code != 0:
         following = "install NVIDIA's driver again: its library and its kernel module may differ"
-        raise _Flaw("broken", f"cuDriverGetVersion: error {code}", following)
+        raise Flaw("broken", f"cuDriverGetVersion: error {code}", following)
     facts["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
     return f"up to CUDA {facts['cuda']}"
 
@@ -189,18 +155,21 @@ def _driver(facts: dict[str, Any]) -> str:
 def native_calls(facts: dict[str, Any]) -> str:
     """Check whether repeated calls go through the C++ call path. Builds and loads nothing."""
     if not environment.native():
-        raise _Flaw("missing", "switched off: every call is launched from Python", "unset SCANOPS_NATIVE")
+        raise Flaw("missing", "switched off: every call is launched from Python", "unset SCANOPS_NATIVE")
     from scanops.runtime.native import building  # needs torch
 
     try:
-        request, entry = building.request(), building.found()
+        request, entry = building.request(), building.brought() or building.found()
     except ScanopsError as problem:
-        raise _Flaw("missing", str(problem.value), problem.hint) from problem
+        raise Flaw("missing", str(problem.value), problem.hint) from problem
     facts |= {"library": request.name, "identity": request.identity}
     if entry is None:
-        summary = f"no {request.name} in store or packs: calls are launched from Python, some microseconds slower"
-        following = "python -m scanops.runtime.native builds it in half a minute; programs that repeat calls do so, too"
-        raise _Flaw("missing", summary, following)
+        # benchmarks/results/calls_h200.json: the least and the most of 12 operators
+        summary = f"no {request.name} in package, store or packs: calls are launched from Python, 16 to 35 us slower"
+        following = (
+            "python -m scanops.runtime.native builds it with g++ in half a minute; programs that repeat calls do, too"
+        )
+        raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)
     return str(entry.directory)
 
@@ -214,16 +183,16 @@ def _nvcc(target: str | None, cxx: bool, facts: dict[str, Any]) -> str:
     except BuildFailure as problem:
         if cxx:
             raise
-        raise _Flaw("missing", str(problem.value), problem.hint) from problem  # nvcc needs a host compiler to answer
+        raise Flaw("missing", str(problem.value), problem.hint) from problem  # nvcc needs a host compiler to answer
     facts |= {name: str(getattr(found, name)) for name in ("root", "version", "found_by")}
     facts |= {"path": str(found.nvcc), "targets": list(found.targets)}
     summary = f"{found.version}, {found.nvcc} (by {found.found_by}), toolkit {found.root}"
     for name, part in (("libcudart", found.runtime), ("cuda_runtime.h", found.include)):
         if part is None:
-            raise _Flaw("missing", f"{summary}: no {name}", 'pip install "cuda-toolkit[nvcc,cudart,cccl]"')
+            raise Flaw("missing", f"{summary}: no {name}", 'pip install "cuda-toolkit[nvcc,cudart,cccl]"')
     if target is not None and target not in found.targets:
         following = f"install a CUDA toolkit that knows {target} and set SCANOPS_NVCC to its nvcc"
-        raise _Flaw("broken", f"{summary}: does not know {target}", following)
+        raise Flaw("broken", f"{summary}: does not know {target}", following)
     return f"{summary}; {found.targets[0]} to {found.targets[-1]}"
 
 
@@ -251,7 +220,7 @@ def _store(packed: bool, facts: dict[str, Any]) -> str:
     except OSError as problem:
         summary = f"{root}: cannot be written ({problem.strerror})" + ("; kernels come from packs" if packed else "")
         following = "set SCANOPS_STORE to a folder of your own"
-        raise _Flaw("missing" if packed else "broken", summary, following) from problem
+        raise Flaw("missing" if packed else "broken", summary, following) from problem
     held = f"{facts['entries']} kernels, {facts['bytes']} bytes" if exists else "does not exist yet"
     return f"{root}, writable, {held}"
 
@@ -264,7 +233,7 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
         raise place.problem
     if not (root / PACK).exists():
         summary = f"{root}: no {PACK}; its kernels are used, and as a whole it can be neither verified nor signed"
-        raise _Flaw("missing", summary, f"scanops pack {root} -o FILE")
+        raise Flaw("missing", summary, f"scanops pack {root} -o FILE")
     contents = read(root)
     facts |= {name: contents[name] for name in ("schema", "scanops", "abi", "platform", "targets")}
     facts |= {"kernels": len(contents["entries"]), "signed": (root / SIGNATURE).exists(), "signer": None}
@@ -273,11 +242,11 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
         facts["signer"] = vouched(root).signer
         signature = f"signed by {str(facts['signer'])[:16]}"
     for trouble, following in troubles(root, contents):
-        raise _Flaw("broken", f"{root}: {trouble}", following)
+        raise Flaw("broken", f"{root}: {trouble}", following)
     summary = f"{root}, {facts['kernels']} kernels for {', '.join(contents['targets'])}, {signature}"
     if target is not None and target not in contents["targets"]:
         following = f"scanops precompile SPECS.toml --targets {target} -o DIRECTORY, on a machine with nvcc"
-        raise _Flaw("missing", f"{summary}: none for {target}", following)
+        raise Flaw("missing", f"{summary}: none for {target}", following)
     return summary
 
 

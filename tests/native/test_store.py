@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops.cli import doctor, main
+from scanops.cli.findings import Finding, finding
 from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.packs import manifest
 from scanops.runtime import background, native
@@ -78,8 +79,8 @@ def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.M
     assert building.request().identity != ours.identity
 
 
-def native_finding() -> doctor.Finding:
-    return doctor.finding("native calls", doctor.native_calls)
+def native_finding() -> Finding:
+    return finding("native calls", doctor.native_calls)
 
 
 def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
