@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -41,15 +41,18 @@ class BuildWithDigests(build_py):
         )
 
 
-class WheelOfPlatform(bdist_wheel):
-    """Name the platform, and no Python: a library that does not fit the Python in use is passed over."""
+class WithLibraries(Distribution):
+    """A distribution that is one for this platform alone if it holds libraries."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = not PREBUILT
+    def has_ext_modules(self) -> bool:
+        return bool(PREBUILT)
+
+
+class WheelOfPlatform(bdist_wheel):
+    """Name no Python in the wheel's tag: a library that does not fit the Python in use is passed over."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return ("py3", "none", super().get_tag()[2])
 
 
-setup(cmdclass={"build_py": BuildWithDigests, "bdist_wheel": WheelOfPlatform})
+setup(distclass=WithLibraries, cmdclass={"build_py": BuildWithDigests, "bdist_wheel": WheelOfPlatform})
