@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
-# First and last version tested, of torch and of Python; docs/versions.md has the results.
+# First and last version tested, of torch and of Python: docs/versions.md
 TESTED = {"torch": ("2.11", "2.15"), "Python": ("3.10", "3.14")}
 
 

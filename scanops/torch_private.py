@@ -101,6 +101,18 @@ def recording() -> AbstractContextManager[object]:
     return found
 
 
+def register_fake(name: str, function: Callable[..., Any], library: torch.library.Library) -> None:
+    """Let ``function`` compute an operator on fake tensors: shapes and dtypes.
+
+    As ``torch.library.register_fake``, which looks through all loaded modules for the line of its caller.
+    """
+    registry = private("_library.simple_registry.singleton", ())
+    if hasattr(registry, "find"):
+        registry.find(name).fake_impl.register(function, __name__, lib=library)
+    else:
+        torch.library.register_fake(name, function, lib=library)
+
+
 def at_tracing(function: F) -> F:
     """Mark ``function`` to be called while a compiler traces; its result is a constant of the graph.
 

@@ -23,6 +23,7 @@ from scanops.torch_private import (
     below_autograd,
     dual_level,
     recording,
+    register_fake,
     without_autocast,
 )
 
@@ -154,10 +155,10 @@ def _register() -> None:
         schema.LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
         schema.LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=schema.LIBRARY)
+        register_fake(f"scanops::{form.name}", of(form, _pretend), schema.LIBRARY)
     schema.LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     schema.LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=schema.LIBRARY)
+    register_fake("scanops::scan_backward", _pretend_backward, schema.LIBRARY)
 
 
 _register()

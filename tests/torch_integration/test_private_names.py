@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functionalize, vmap
@@ -53,6 +54,11 @@ def one() -> float:
     return float(len(str(Path())))  # which a compiler cannot trace
 
 
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return scanops.cumsum(torch.empty(3, 2, device="cuda"), 0)
+
+
 LEAF, KEYS = torch.ones(2, requires_grad=True), names.DispatchKey
 NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked with it, and what has to be the answer
     "DispatchKey": (lambda: names.dispatch_keys(ONE).has(KEYS.CPU), True),
@@ -79,6 +85,7 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
         lambda: within(names.below_autograd(), lambda: within(names.recording(), lambda: (LEAF * 2).requires_grad)),
         True,
     ),
+    "register_fake": (lambda: fake().shape, (3, 2)),
     "saved_tensors_hooks": (
         lambda: within(saved_tensors_hooks(abs, abs), lambda: names.saved_tensors_hooks(True)),
         (abs, abs),
