@@ -67,10 +67,11 @@ def installed(folder: Path, python: str, torch: str, extra: str = "[test]") -> P
     """Return the interpreter of a new environment with this torch, and with scanops as it is here, with an extra."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     interpreter, limits = folder / "venv" / "bin" / "python", folder / "constraints.txt"
+    own = ("torch==", "setuptools==")  # torch may want another setuptools
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    limits.write_text("".join(line for line in lines if not line.startswith("torch==")), encoding="utf-8")
+    limits.write_text("".join(line for line in lines if not line.startswith(own)), encoding="utf-8")
     pip: list[str | Path] = [interpreter, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "--constraint", limits, f"torch=={torch}", "numpy", "setuptools"], check=True)
+    subprocess.run([*pip, "--constraint", limits, f"torch=={torch}", "numpy", "setuptools>=77.0.3"], check=True)
     subprocess.run([*pip, "--constraint", limits, "--no-build-isolation", "--editable", f"{ROOT}{extra}"], check=True)
     return interpreter
 
