@@ -16,6 +16,7 @@ COMMANDS = {
     "plans": "search the fastest plans on this GPU and write the table that the planner reads",
     "gradients": "forward and backward passes: time in copies, peak memory",
     "calls": "CPU time of a repeated call, with and without gradient, against torch",
+    "cubins": "cubins of NVRTC beside libraries: speed, bits, host time, first calls, loads",
     "store": "a first call: import, build, look-up and load from disk in new processes",
     "stress": "the store under 64 processes and 500 kills",
     "background": "first calls under the policy 'background'",

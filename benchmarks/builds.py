@@ -23,10 +23,11 @@ from benchmarks.cells import Cell, allocate
 from benchmarks.cells import spec_of as spec_of_case
 from benchmarks.common import parser, write
 from benchmarks.table import cells
+from scanops import ScanSpec, make_plan
 from scanops.artifact import BuildRequest
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
-from scanops.codegen import ScanSpec, make_plan, render
+from scanops.codegen.source import render
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # nvcc 13 knows no sm_70
 BOUNDS: dict[str, float] = {"text_bytes": 64 * 1024, "cubin_bytes": 128 * 1024, "spill_bytes": 0, "seconds": 2.5}

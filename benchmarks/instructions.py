@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scanops import make_plan
 from scanops.artifact import BuildRequest
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
-from scanops.codegen import make_plan, render
+from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, occupancy, target_named
 

@@ -270,7 +270,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             began = time.perf_counter()
             kernel = kernels.obtain(spec, target, policies.strict(), few=few)
             assert kernel is not None
-            _ = kernel.library
+            _ = kernel.code
             row |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": 1e3 * (time.perf_counter() - began)}
             inputs = inputs_of(recipe)
             expected = served(Call(recipe.op, recipe.dim, **options_of(recipe)), inputs, eager=False)

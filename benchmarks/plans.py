@@ -1,16 +1,17 @@
 """Search the fastest plans of a table of specs: ``plans -o codegen/measured/sm_90.json`` writes what the planner reads.
 
-For each spec the plan of the strategy's rule and random ones of every strategy that serves it are built and timed, then
-neighbours of the fastest. The fastest few are timed once more against the rule's plan, in turns: the median decides. A
-plan whose results differ from those of the rule's plan is left out.
+For each spec the plan of the strategy's rule, the one in the table and random ones of every strategy that serves it are
+built and timed, then neighbours of the fastest, twice. The fastest few are timed once more against the rule's plan, in
+turns: the median decides. A plan whose results differ from those of the rule's plan is left out.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser
-from scanops.codegen.candidates import idle_part, is_resident
+from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
 from scanops.codegen.figures import lines_for
-from scanops.codegen.plan import Plan, by_rule, strategy_of
+from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, measured_plan, strategy_of
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError
 from scanops.measure import Operands, Stopwatch, entry_of, require_gpu, same
@@ -47,6 +47,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"op": "linear", "dtype": "bfloat16", "gate": "bfloat16"},
     {"op": "linear", "dtype": "complex64", "gate": "complex64"},
     {"op": "linear", "dtype": "float32", "gate": "float32", "segments": "flags"},
+    {"op": "linear", "dtype": "float32", "gate": "float32", "gate_layout": "line"},
     {"op": "logcumsumexp", "dtype": "float32"},
     {"op": "logcumsumexp", "dtype": "bfloat16"},
     {"op": "cummax", "dtype": "float32"},
@@ -62,33 +63,15 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 4097},
     {"length": 512, "inner": 1024},
     {"length": 4096, "inner": 512},
+    {"length": 4096, "inner": 2560},
+    {"length": 32768, "inner": 4096},
     {"length": 65536, "inner": 256, "few": True},
 )
 ITEMS = 2**27  # of a tensor
-DRAWN, NEAR, FINAL = 18, 10, 3  # plans of the three comparisons
+DRAWN, NEAR, FINAL = 18, 8, 3  # plans of each comparison
+ROUNDS = 2  # of neighbours of the fastest
 RUNS, LAST_RUNS = 5, 11
-IDLE = 0.2  # fraction of a tile that may lie past the end of a line
 GAIN = 0.99  # a plan must take less than this part of the time of the rule's
-
-VALUES: Mapping[str, tuple[int, ...]] = {
-    "lanes": (1, 2, 4, 8, 16, 32),
-    "rows": (1, 2, 4, 8, 16, 32, 64),
-    "vectors": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
-    "items": (1, 2, 4, 6, 8, 12, 16, 24),
-    "columns": (4, 8, 16, 32, 64, 128),
-    "vector": (1, 2, 4, 8),
-    "stages": (0, 1, 2, 3, 4, 5),
-    "ahead": (1, 2, 3),
-    "blocks": (1, 2, 3, 4),
-    "abreast": (256,),
-    "group": (1, 8, 32),
-    "stretch": (1, 4),
-}
-THREADS: Mapping[str, tuple[int, ...]] = {
-    "wave": (*range(96, 513, 32), 640, 768, 1024),
-    "split": (128, 256, 384, 512, 768, 1024),
-}
-FEW_THREADS = (32, 64, 128, 256, 512, 1024)
 
 
 def specs() -> Iterator[tuple[ScanSpec, bool]]:
@@ -105,25 +88,20 @@ def specs() -> Iterator[tuple[ScanSpec, bool]]:
 def rule_plan(spec: ScanSpec, target: str, few: bool) -> Plan:
     """Return the plan of the strategy's own rule, without any measured table."""
     row = target_named(target)
-    return replace(by_rule(strategy_of(spec, row, few), spec, row, few), why="searched")
+    return by_rule(strategy_of(spec, row, few), spec, row, few)
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
-    """Return up to ``count`` random plans of every strategy that serves the spec, half of them of the rule's."""
-    starts = [own]
-    for name, strategy in STRATEGIES.items():
-        if name != own.strategy and strategy.fits(own.spec, own.target, own.few):
-            try:
-                starts.append(by_rule(name, own.spec, own.target, own.few))
-            except (ValueError, ArithmeticError, StopIteration, ScanopsError):
-                continue  # the spec is too long or too short for this strategy
-    weights = [max(1, len(starts) - 1), *[1] * (len(starts) - 1)]
-    found: dict[Plan, None] = {}
+    """Return the table's plan and random ones of every strategy that serves the spec, half of them of the rule's."""
+    first = list(starts(own))
+    weights = [max(1, len(first) - 1), *[1] * (len(first) - 1)]
+    known = measured_plan(own.spec, own.target, own.few)
+    found: dict[Plan, None] = dict.fromkeys([known] if known else [])
     for _ in range(200 * count):
-        start = random.choices(starts, weights)[0]
-        numbers = {name: random.choice(_values(start, name)) for name in STRATEGIES[start.strategy].free}
-        plan = _changed(start, numbers, own)
-        if plan is not None and plan != own:
+        start = random.choices(first, weights)[0]
+        free = STRATEGIES[start.strategy].free
+        plan = tried(start, {name: random.choice(values) for name, values in free.items()})
+        if plan not in (None, own) and idle_part(plan) <= max(IDLE, idle_part(own)):
             found[plan] = None
         if len(found) == count:
             break
@@ -131,34 +109,9 @@ def drawn(own: Plan, count: int) -> list[Plan]:
 
 
 def near(best: Plan, own: Plan, count: int) -> list[Plan]:
-    """Return up to ``count`` plans that differ from ``best`` in one or two numbers, by one value."""
-    found: dict[Plan, None] = {}
-    names = STRATEGIES[best.strategy].free
-    for _ in range(100 * count):
-        changes = {}
-        for name in random.sample(names, min(len(names), random.choice((1, 1, 2)))):
-            values, now = _values(best, name), getattr(best, name)
-            place = min(range(len(values)), key=lambda k: abs(values[k] - now))
-            changes[name] = values[max(0, min(len(values) - 1, place + random.choice((-1, 1))))]
-        plan = _changed(best, {name: changes.get(name, getattr(best, name)) for name in names}, own)
-        if plan is not None and plan not in (best, own):
-            found[plan] = None
-        if len(found) == count:
-            break
-    return list(found)
-
-
-def _values(plan: Plan, name: str) -> Sequence[int]:
-    return THREADS.get(plan.strategy, FEW_THREADS) if name == "threads" else VALUES[name]
-
-
-def _changed(start: Plan, numbers: dict[str, Any], own: Plan) -> Plan | None:
-    """The plan with these numbers, or None where no useful kernel has them."""
-    try:
-        plan = replace(rebuilt(start, **numbers), why="searched")
-        return plan if is_resident(plan) and idle_part(plan) <= max(IDLE, idle_part(own)) else None
-    except (ValueError, ArithmeticError, ScanopsError):
-        return None
+    """Return up to ``count`` neighbours of ``best``."""
+    found = [plan for plan in neighbours(best) if plan != own]
+    return random.sample(found, min(count, len(found)))
 
 
 # ---- measuring them
@@ -234,15 +187,7 @@ class Search:
             tuned_us=round(medians[best], 2),
             rounds=LAST_RUNS,
         )
-        return Entry(
-            target=best.target.name,
-            gpu=gpu,
-            spec=self.spec.slug,
-            few=best.few,
-            strategy=best.strategy,
-            plan=best.numbers(),
-            measured=measured,
-        )
+        return Entry.of(best, gpu, measured)
 
 
 def _median(stopwatch: Stopwatch, operands: Operands, kernel: Kernel, runs: int) -> float:
@@ -262,6 +207,11 @@ def _build_all(plans: Sequence[tuple[Search, Plan]]) -> None:
         search.builds[plan] = entry
 
 
+def _classified(entry: Entry) -> Entry:
+    """The entry under its class as the planner now tells classes apart."""
+    return replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search the plans of all specs and write them as they are decided."""
     flags = parser(__doc__, filtered="specs")
@@ -269,17 +219,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     random.seed(2026)
     (target, gpu, _), stopwatch = require_gpu(), Stopwatch()
     path: Path | None = given.output
-    entries = {(entry.spec, entry.few): entry for entry in read(path).values()} if path else {}
+    entries = {(entry.spec, entry.few): _classified(entry) for entry in read(path).values()} if path else {}
     for _, group in itertools.groupby(specs(), lambda each: (each[0].length, each[0].inner)):
-        wanted = [(spec, few) for spec, few in group if given.filter in spec.slug]
+        wanted = [(spec, few) for spec, few in group if re.search(given.filter, spec.slug)]
         searches = [Search(spec, rule_plan(spec, target, few), {}, {}) for spec, few in wanted]
         _build_all([(search, plan) for search in searches for plan in (search.own, *drawn(search.own, DRAWN))])
         for search in searches:
             search.measure(stopwatch)
-        further = [(search, plan) for search in searches for plan in near(search.best(), search.own, NEAR)]
-        _build_all([(search, plan) for search, plan in further if plan not in search.builds])
+        for _ in range(ROUNDS):
+            further = [(search, plan) for search in searches for plan in near(search.best(), search.own, NEAR)]
+            _build_all([(search, plan) for search, plan in further if plan not in search.builds])
+            for search in searches:
+                search.measure(stopwatch)
         for search in searches:
-            search.measure(stopwatch)
             entry = search.decide(stopwatch, gpu)
             entries[entry.spec, entry.few] = entry
         if path:

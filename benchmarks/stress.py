@@ -41,9 +41,9 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input", "mask", "gate", "starts", "output", "indices")),
-        *((name, ctypes.c_void_p) for name in ("carry_in", "carry_out", "offsets", "workspace")),
-        *((name, ctypes.c_longlong) for name in ("carry_in_step", "segments", "lines", "length")),
-        ("multiprocessors", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("carry_in", "carry_out", "workspace", "offsets")),
+        *((name, ctypes.c_longlong) for name in ("segments", "carry_in_step", "lines", "length")),
+        *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
     )
 
 
@@ -77,15 +77,16 @@ def ask(length: int, start: float) -> dict[str, Any]:
     began = time.perf_counter()
     kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), "cpu", STRICT, Store())
     assert kernel is not None
-    library = kernel.library
+    code = kernel.code
     seconds = time.perf_counter() - began
     values = [float((7 * index) % 11 - 5) for index in range(LINES * length)]  # their sums are exact
     x, y = (ctypes.c_float * len(values))(*values), (ctypes.c_float * len(values))()
     arguments = Arguments(lines=LINES, length=length, multiprocessors=3)
     arguments.input, arguments.output = ctypes.addressof(x), ctypes.addressof(y)
-    code = library.scanops_launch(ctypes.byref(arguments), None)
+    bound = code.bind(arguments, -1)
+    error = bound.launch(bound.refer(arguments), 0)
     rows = (values[row * length : (row + 1) * length] for row in range(LINES))
-    right = code == 0 and list(y) == [value for row in rows for value in accumulate(row)]
+    right = error == 0 and list(y) == [value for row in rows for value in accumulate(row)]
     return {"right": right, "seconds": seconds, **lines.counts}
 
 

@@ -1,32 +1,31 @@
-"""Alternative plans for the tuner to measure, and the check of plans that come back from its files.
+"""Alternative plans to measure, for the tuner and for the planner's table, and the check of plans from files.
 
-The grids of the table of strategies are tried; plans from which no correct kernel can be rendered are left out.
+They differ from the plan of a strategy in its free numbers; those from which no correct kernel can be rendered are left
+out.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
-from scanops.codegen.plan import by_rule, make_plan
+from scanops.codegen.plan import STRATEGIES, by_rule, make_plan, rebuilt
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
-from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest, shown
-
-__all__ = ["MOST", "candidates", "idle_part", "is_resident", "restored"]
 
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many
 DECLARED_BYTES = 4096  # of shared memory, reserved for arrays that a kernel declares beside its dynamic ones
-MOST_TURNS = 8  # rows that a lane of a staged plan scans one after the other
-IDLE = 0.15  # fraction of the tiles that may lie past the end of the line, unless the planner's own plan has more
+MOST_TURNS = 16  # rows that a lane of a staged plan scans one after the other
+REACH = 2  # values up or down that two numbers of a plan go together
+IDLE = 0.15  # fraction of the tiles that may lie past the end of the line, unless the start has more
 
 
 def candidates(spec: ScanSpec, target: str, few: bool = False) -> Iterator[Plan]:
@@ -38,52 +37,35 @@ def candidates(spec: ScanSpec, target: str, few: bool = False) -> Iterator[Plan]
     yield own
     if spec.takes_length:
         return  # a kernel for any length has one shape
-    seen = {replace(own, why="")}
+    seen = {own}
     ranked: list[list[Plan]] = []  # of the planner's strategy first, then of others, each by distance from its start
-    for start in _starts(own):
-        others = {replace(plan, why=""): _distance(start, plan) for plan in _neighbours(start)}
-        ranked.append([plan for plan in sorted(others, key=lambda plan: others[plan]) if plan not in seen])
-        seen |= others.keys()
+    for start in starts(own):
+        ranked.append([plan for plan in (start, *neighbours(start)) if plan not in seen])
+        seen.update(ranked[-1])
     left = max(MOST - 1 - OWN, MOST - 1 - len(ranked[0]))
     kept = [plan for turn in itertools.zip_longest(*ranked[1:]) for plan in turn if plan is not None][:left]
-    yield from (_explained(plan) for plan in [*ranked[0][: MOST - 1 - len(kept)], *kept])
+    yield from map(_explained, [*ranked[0][: MOST - 1 - len(kept)], *kept])
 
 
 def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object], few: bool = False) -> Plan:
-    """Return the plan with these numbers. Raises UnsupportedRequest unless it is a candidate of this version.
+    """Return the plan with these numbers. Raises UnsupportedRequest unless this version makes such a plan.
 
-    The numbers come from a file and are not trusted: whatever the values, only plans that ``candidates`` could have
-    proposed are accepted, and only those are computed.
+    The numbers come from a file and are not trusted: whatever the values, only the strategy's own plan and plans of
+    values worth a try are accepted, and only those are computed.
     """
     row = target_named(target)
     serving = [] if spec.takes_length else _serving(spec, row, few)
     if strategy not in serving:
         raise _gone(spec, f"a strategy that serves it: {', '.join(serving)}", repr(strategy))
     start = by_rule(strategy, spec, row, few)
-    own = make_plan(spec, target, few)
-    plan = _with_numbers(start, numbers) or (_with_numbers(own, numbers) if own.strategy == strategy else None)
-    if plan is None:
-        value = ", ".join(f"{shown(name)} {shown(value)}" for name, value in numbers.items())
-        raise _gone(spec, f"the numbers of a candidate of this version, as {start.describe()}", f"{strategy}: {value}")
-    return _explained(plan)
-
-
-def _with_numbers(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
-    """The candidate with these numbers: ``start`` itself, or what one grid of its strategy makes of it; else None."""
-    if {name: type(value) for name, value in numbers.items()} != _types(start):
-        return None
-    if start.numbers() == numbers:
-        return start  # the rule's own plan needs no estimate of what is resident
-    for grid in STRATEGIES[start.strategy].grids:
-        if all(numbers[name] in values for name, values in grid.items()):
-            plan = _tried(start, {name: numbers[name] for name in grid})
+    now, free = start.numbers(), STRATEGIES[strategy].free
+    if {name: type(value) for name, value in numbers.items()} == {name: type(value) for name, value in now.items()}:
+        known = all(numbers[name] in (now[name], *values) for name, values in free.items())
+        for plan in (start, tried(start, {name: numbers[name] for name in free}) if known else None):
             if plan is not None and plan.numbers() == numbers:
-                return plan
-    return None
-
-
-def _types(plan: Plan) -> dict[str, type]:
-    return {name: type(value) for name, value in plan.numbers().items()}
+                return _explained(plan)
+    value = ", ".join(f"{shown(name)} {shown(value)}" for name, value in numbers.items())
+    raise _gone(spec, f"the numbers of a candidate of this version, as {start.describe()}", f"{strategy}: {value}")
 
 
 def _gone(spec: ScanSpec, allowed: str, value: str) -> UnsupportedRequest:
@@ -102,46 +84,52 @@ def _serving(spec: ScanSpec, target: Target, few: bool) -> list[str]:
     return [name for name, strategy in STRATEGIES.items() if strategy.fits(spec, target, few)]
 
 
-def _starts(own: Plan) -> Iterator[Plan]:
-    """The planner's plan, then the plans of the other strategies that serve the spec."""
+def starts(own: Plan) -> Iterator[Plan]:
+    """Yield a plan, then the plans of the other strategies that serve its spec, by their rules."""
     yield own
     for name in _serving(own.spec, own.target, own.few):
-        if name != own.strategy:
-            try:
-                other = by_rule(name, own.spec, own.target, own.few)
-            except UnsupportedRequest:
-                continue  # no kernel of this strategy
-            if _possible(other):
-                yield other
+        other = None if name == own.strategy else _worth(by_rule, name, own.spec, own.target, own.few)
+        if other is not None:
+            yield other
 
 
-def _neighbours(start: Plan) -> Iterator[Plan]:
-    """``start``, then the plans that the grids of its strategy make of it."""
-    yield start
-    idle = max(IDLE, idle_part(start))
-    for grid in STRATEGIES[start.strategy].grids:
-        for values in itertools.product(*grid.values()):
-            other = _tried(start, dict(zip(grid, values, strict=True)))
-            if other is not None and idle_part(other) <= idle:
-                yield other
+def neighbours(start: Plan) -> list[Plan]:
+    """Return the plans that differ from ``start`` in one free number, or in two by REACH values each; nearest first."""
+    free, idle = STRATEGIES[start.strategy].free, max(IDLE, idle_part(start))
+    now = {name: getattr(start, name) for name in free}
+    near = {name: _beside(now[name], values) for name, values in free.items()}
+    changes = [{name: value} for name, values in free.items() for value in values]
+    changes += [{a: x, b: y} for a, b in itertools.combinations(free, 2) for x in near[a] for y in near[b]]
+    changes.sort(key=lambda change: sum(_doublings(now[name], value) for name, value in change.items()))
+    found = dict.fromkeys(tried(start, {**now, **change}) for change in changes)
+    return [plan for plan in found if plan is not None and plan != start and idle_part(plan) <= idle]
 
 
-def _tried(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
-    """``start`` with these numbers, if it is worth a measurement; else None."""
+def _beside(now: int, values: Sequence[int]) -> list[int]:
+    """The REACH greatest of some rising values below ``now``, and the least above it."""
+    return [*[value for value in values if value < now][-REACH:], *[value for value in values if value > now][:REACH]]
+
+
+def _doublings(now: int, value: int) -> float:
+    return abs(math.log2((now + 1) / (value + 1)))
+
+
+def tried(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
+    """Return ``start`` with other free numbers, if it is worth a measurement; else None."""
+    return _worth(rebuilt, start, **numbers)
+
+
+def _worth(make: Callable[..., Plan], *arguments: Any, **numbers: Any) -> Plan | None:
+    """The plan that a function makes, if its kernel is correct and its blocks are resident; else None."""
     try:
-        plan = rebuilt(start, **numbers)
-        return plan if _possible(plan) else None
-    except (UnsupportedRequest, ValueError, ArithmeticError):
+        plan = make(*arguments, **numbers)
+    except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
         return None  # no correct kernel, or numbers that divide nothing
-
-
-def _possible(plan: Plan) -> bool:
-    """Whether a plan is worth a measurement."""
     turns = plan.rows * plan.lanes / WARP if isinstance(plan, StagedPlan) else 1
-    return turns <= MOST_TURNS and is_resident(plan)
+    return plan if turns <= MOST_TURNS and _is_resident(plan) else None
 
 
-def is_resident(plan: Plan) -> bool:
+def _is_resident(plan: Plan) -> bool:
     """Whether the blocks of a plan are resident on an SM, as many as it promises, by estimate."""
     declared = DECLARED_BYTES if plan.shared_bytes else 0
     if plan.shared_bytes + declared > plan.target.block_shared_bytes:
@@ -150,15 +138,8 @@ def is_resident(plan: Plan) -> bool:
 
 
 def idle_part(plan: Plan) -> float:
-    """The fraction of a line's length by which its tiles reach past its end."""
+    """Return the fraction of a line's length by which its tiles reach past its end."""
     return max(0.0, plan.tile * plan.tiles / plan.spec.capacity - 1)
-
-
-def _distance(start: Plan, other: Plan) -> float:
-    """The distance of a candidate from its start: the sum over its numbers of the doublings between them."""
-    before: Mapping[str, Any] = start.numbers()
-    after: Mapping[str, Any] = other.numbers()
-    return sum(abs(math.log2((int(before[name]) + 1) / (int(after[name]) + 1))) for name in after if name != "tiles")
 
 
 def _explained(plan: Plan) -> Plan:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from scanops.codegen.operator import Operator
 
-__all__ = ["Derivative", "Gradient"]
-
 
 class Gradient(NamedTuple):
     """The scan that computes the gradient of an operator, and the operands it reads besides the result's gradient.

@@ -8,23 +8,24 @@ are a struct of two reals (stages/complex.cuh.j2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from scanops.errors import UnsupportedRequest, did_you_mean
 
-__all__ = [
-    "DTYPES",
-    "DType",
-    "accumulator_of",
-    "default_result",
-    "dtype_named",
-    "kept_result",
-    "literal",
-    "promote",
-    "scan_result",
-]
+
+def derived() -> Any:
+    """Return a field of a frozen dataclass that follows from the others: ``set_derived`` gives it its value."""
+    return field(init=False, repr=False, compare=False)
+
+
+def set_derived(row: object, **values: object) -> None:
+    """Set fields of a frozen dataclass in its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(row, name, value)
+
 
 Kind = Literal["bool", "int", "float", "complex"]
 
@@ -38,68 +39,75 @@ class DType:
     kind: Kind
     bytes: int  # size in memory
     storage: str  # C type in memory
-    value: str  # C type of a converted value, signed where the dtype is
-    accumulator: str  # C type it is scanned in, unsigned for integers
-    ordered: str  # C type it is scanned in by operators that compare
-    lowest: int | float  # the least value, -inf for floating dtypes; of complex dtypes, of the real part
-    highest: int | float  # the greatest value
-    promotes_with: tuple[Kind, ...] = ("bool", "int", "float", "complex")  # kinds of other dtypes that
-    # torch promotes it with
+    value: str = ""  # C type of a converted value, signed where the dtype is; by default ``storage``
+    # Kinds of other dtypes that torch promotes it with.
+    promotes_with: tuple[Kind, ...] = ("bool", "int", "float", "complex")
     parts: tuple[str, ...] = ("",)  # C suffix of each number in a value
     read: str = "{x}"  # storage -> value
-    write: str = "{x}"  # accumulator -> storage
+    write: str = ""  # accumulator -> storage; by default a cast, if their types differ
     rounded: str = "({value})({x})"  # any value rounded to this dtype, as a value
     stored: bool = True  # whether results may have this dtype
+    accumulator: str = derived()  # C type it is scanned in, unsigned for integers
+    ordered: str = derived()  # C type it is scanned in by operators that compare
+    lowest: int | float = derived()  # the least value, -inf for floating dtypes; of complex dtypes, of the real part
+    highest: int | float = derived()  # the greatest value
+
+    def __post_init__(self) -> None:
+        value = accumulator = ordered = self.value or self.storage
+        lowest, highest = -inf, inf
+        if self.kind in ("bool", "int"):
+            accumulator = "unsigned long long" if self.bytes == 8 else "unsigned int"
+            ordered = value if self.bytes >= 4 else "int"
+            bits, signed = 8 * self.bytes if self.kind == "int" else 1, self.name.startswith("int")
+            lowest, highest = -(2 ** (bits - 1)) * signed, 2 ** (bits - signed) - 1
+        write = self.write or ("{x}" if self.storage == accumulator else f"({self.storage})({{x}})")
+        set_derived(self, value=value, write=write, accumulator=accumulator, ordered=ordered)
+        set_derived(self, lowest=lowest, highest=highest)
 
 
 _ROWS = (
     DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool",
-          accumulator="unsigned int", ordered="int", lowest=0, highest=1, read="({x} != 0)", write="({x} != 0)",
-          rounded="({x} != 0)"),
-    DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char", value="unsigned char",
-          accumulator="unsigned int", ordered="int", lowest=0, highest=255, write="(unsigned char)({x})"),
-    DType(name="int8", tag="i8", kind="int", bytes=1, storage="signed char", value="signed char",
-          accumulator="unsigned int", ordered="int", lowest=-128, highest=127, write="(signed char)({x})"),
-    DType(name="int16", tag="i16", kind="int", bytes=2, storage="short", value="short",
-          accumulator="unsigned int", ordered="int", lowest=-(2**15), highest=2**15 - 1, write="(short)({x})"),
-    DType(name="int32", tag="i32", kind="int", bytes=4, storage="int", value="int",
-          accumulator="unsigned int", ordered="int", lowest=-(2**31), highest=2**31 - 1, write="(int)({x})"),
-    DType(name="int64", tag="i64", kind="int", bytes=8, storage="long long", value="long long",
-          accumulator="unsigned long long", ordered="long long", lowest=-(2**63), highest=2**63 - 1,
-          write="(long long)({x})"),
+          read="({x} != 0)", write="({x} != 0)", rounded="({x} != 0)"),
+    DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char"),
+    DType(name="int8", tag="i8", kind="int", bytes=1, storage="signed char"),
+    DType(name="int16", tag="i16", kind="int", bytes=2, storage="short"),
+    DType(name="int32", tag="i32", kind="int", bytes=4, storage="int"),
+    DType(name="int64", tag="i64", kind="int", bytes=8, storage="long long"),
     # torch supports these three for storage and little else.
-    DType(name="uint16", tag="u16", kind="int", bytes=2, storage="unsigned short", value="unsigned short",
-          accumulator="unsigned int", ordered="int", lowest=0, highest=2**16 - 1, write="(unsigned short)({x})",
-          promotes_with=("float",)),
-    DType(name="uint32", tag="u32", kind="int", bytes=4, storage="unsigned int", value="unsigned int",
-          accumulator="unsigned int", ordered="unsigned int", lowest=0, highest=2**32 - 1, promotes_with=("float",)),
-    DType(name="uint64", tag="u64", kind="int", bytes=8, storage="unsigned long long", value="unsigned long long",
-          accumulator="unsigned long long", ordered="unsigned long long", lowest=0, highest=2**64 - 1,
-          promotes_with=("float",)),
+    DType(name="uint16", tag="u16", kind="int", bytes=2, storage="unsigned short", promotes_with=("float",)),
+    DType(name="uint32", tag="u32", kind="int", bytes=4, storage="unsigned int", promotes_with=("float",)),
+    DType(name="uint64", tag="u64", kind="int", bytes=8, storage="unsigned long long", promotes_with=("float",)),
     DType(name="float16", tag="f16", kind="float", bytes=2, storage="unsigned short", value="float",
-          accumulator="float", ordered="float", lowest=-inf, highest=inf,
           read="half_to_float({x})", write="float_to_half({x})",
           rounded="half_to_float(float_to_half((float)({x})))"),
     DType(name="bfloat16", tag="bf16", kind="float", bytes=2, storage="unsigned short", value="float",
-          accumulator="float", ordered="float", lowest=-inf, highest=inf,
           read="bfloat_to_float({x})", write="float_to_bfloat({x})",
           rounded="bfloat_to_float(float_to_bfloat((float)({x})))"),
     *(DType(name=f"float8_{tag}", tag=tag, kind="float", bytes=1, storage="unsigned char", value="float",
-            accumulator="float", ordered="float", lowest=-inf, highest=inf, promotes_with=(),
-            read=f"{tag}_to_float({{x}})", stored=False)
+            promotes_with=(), read=f"{tag}_to_float({{x}})", stored=False)
       for tag in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
-    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float", value="float", accumulator="float",
-          ordered="float", lowest=-inf, highest=inf),
-    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double", value="double", accumulator="double",
-          ordered="double", lowest=-inf, highest=inf),
-    DType(name="complex64", tag="c64", kind="complex", bytes=8, storage="Complex<float>", value="Complex<float>",
-          accumulator="Complex<float>", ordered="Complex<float>", lowest=-inf, highest=inf, parts=(".re", ".im"),
+    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float"),
+    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double"),
+    DType(name="complex64", tag="c64", kind="complex", bytes=8, storage="Complex<float>", parts=(".re", ".im"),
           rounded="complex_of<float>({x})"),
-    DType(name="complex128", tag="c128", kind="complex", bytes=16, storage="Complex<double>", value="Complex<double>",
-          accumulator="Complex<double>", ordered="Complex<double>", lowest=-inf, highest=inf, parts=(".re", ".im"),
+    DType(name="complex128", tag="c128", kind="complex", bytes=16, storage="Complex<double>", parts=(".re", ".im"),
           rounded="complex_of<double>({x})"),
 )  # fmt: skip
 
+# Types of a field of a scan state: C type and bytes. A line has at most 2^31 elements, so an int holds every index.
+FIELD_TYPES: dict[str, tuple[str, int]] = {
+    "index": ("int", 4),
+    "int32": ("int", 4),
+    "int64": ("long long", 8),
+    "float32": ("float", 4),
+    "float64": ("double", 8),
+}
+# Words for the state before the first element, by the dtype that is scanned in.
+BOUNDS: dict[str, Callable[[DType], int | float]] = {
+    "lowest": lambda out: out.lowest,
+    "highest": lambda out: out.highest,
+    "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit set
+}
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
 _BY_TAG: dict[str, DType] = {row.tag: row for row in _ROWS}
 _KIND_ORDER = {"bool": 0, "int": 1, "float": 2, "complex": 3}
@@ -148,10 +156,8 @@ def promote(first: DType, second: DType) -> DType:
 
 def _partners(dtype: DType) -> str:
     """The names of the dtypes that torch promotes with ``dtype``."""
-    others = [row.name for row in _ROWS if row != dtype and row.kind in dtype.promotes_with]
-    return ", ".join(
-        row for row in (dtype.name, *others) if dtype.kind in DTYPES[row].promotes_with or row == dtype.name
-    )
+    both = (row for row in _ROWS if row.kind in dtype.promotes_with and dtype.kind in row.promotes_with)
+    return ", ".join(dict.fromkeys((dtype.name, *(row.name for row in both))))
 
 
 def literal(number: float) -> str:
@@ -162,6 +168,13 @@ def literal(number: float) -> str:
     # The least signed value has no literal: its magnitude exceeds the type by one.
     lone = number in (-(2**31), -(2**63))
     return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
+
+
+def numbers_of(start: Any, out: DType) -> Any:
+    """Replace the words in a number, a word or a tuple of these by the bounds of dtype ``out``."""
+    if isinstance(start, tuple):
+        return tuple(numbers_of(part, out) for part in start)
+    return BOUNDS[start](out) if isinstance(start, str) else start
 
 
 def scan_result(term: DType) -> DType:

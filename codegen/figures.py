@@ -1,4 +1,4 @@
-"""What a plan costs, told from the plan alone: bytes, registers, blocks a multiprocessor, and the grid of a launch."""
+"""What a plan costs, told from the plan alone: bytes, registers, and blocks a multiprocessor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from scanops.codegen.lines import PANEL_LINES, are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
 from scanops.codegen.targets import Occupancy, occupancy
-
-__all__ = ["ITEMS", "bytes_in_flight", "expected_registers", "item_bytes", "lines_for", "residents"]
 
 BASE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many for each operand
 ITEMS = 2**28  # of a tensor, about: some twenty times an L2

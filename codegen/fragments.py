@@ -6,11 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scanops.codegen.dtypes import DType, dtype_named, literal
-from scanops.codegen.operator import FIELD_TYPES
+from scanops.codegen.dtypes import FIELD_TYPES, DType, dtype_named, literal
 from scanops.codegen.spec import ScanSpec
-
-__all__ = ["Fragments", "fragments"]
 
 INT_BYTES = 4  # of a register, the least that a loaded item takes
 DOUBLE_BYTES = 8

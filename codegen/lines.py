@@ -12,24 +12,7 @@ from scanops.codegen.targets import WARP, target_named
 from scanops.errors import UnsupportedRequest
 
 WHOLE_BYTES = 64  # of contiguous memory: two 32-byte sectors
-
 PANEL_LINES = 32  # adjacent lines per block where the input is transposed
-
-__all__ = [
-    "BUCKETS",
-    "COLUMN_LENGTH",
-    "FEW_BUCKETS",
-    "FEW_ITEMS",
-    "PANEL_LINES",
-    "SPLIT_LENGTH",
-    "WHOLE_BYTES",
-    "any_length",
-    "are_few",
-    "check_lines",
-    "fill_panels",
-    "situations",
-]
-
 SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
 COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
 FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)

@@ -28,30 +28,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
+from functools import partial
 from typing import Any, Literal
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.dtypes import DType
-from scanops.codegen.operator_rules import check_row, check_texts
-
-__all__ = ["COMPENSATED", "FIELD_TYPES", "Join", "Operator", "numbers_of", "where"]
+from scanops.codegen.dtypes import DType, derived, numbers_of, set_derived
+from scanops.codegen.operator_rules import in_meaning, in_texts, refuse
 
 COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
-
-# Types of a state field: C type and bytes. A line has at most 2^31 elements, so an int holds every index.
-FIELD_TYPES: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {
-        "index": ("int", 4),
-        "int32": ("int", 4),
-        "int64": ("long long", 8),
-        "float32": ("float", 4),
-        "float64": ("double", 8),
-    }
-)
-
-# Fields that functions are in, which cannot be compared: rows that differ in nothing else are equal.
-FUNCTIONS = ("step", "output", "resumed", "roundings", "forms", "gradient", "derivative", "join")
+BACKWARD: dict[str, Any] = {"kinds": ("float",), "gives": "kept", "commutative": False}  # fields of gradients' rows
 
 States = tuple[Any, ...]  # a tensor for each field of a state, or a number for all its elements
 
@@ -67,11 +52,11 @@ class Join:
 
     combine: Callable[[States, States], States]  # older states, newer states -> states
     lift: Callable[[Any, Any, Any], States] = lambda x, g, i: (x,)  # items, gates, indices -> states
-    identity: States | None = None  # numbers, or keys of WORDS; None: the row's start
+    identity: States | None = None  # numbers, or keys of BOUNDS; None: the row's start
     result: Callable[[States], States] = lambda states: states  # states -> outputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """An associative operator to scan with: ``y[i] = project(lift(x[0]) combined with ... combined with lift(x[i]))``.
 
@@ -113,8 +98,7 @@ class Operator:
     formula: str  # the output in terms of the input, one line, for docstrings and generated comments
     fields: tuple[str, ...] = ("value",)  # names of the state's fields
     types: tuple[str, ...] = ()  # one per field: "value" (the accumulator's type) or a key of FIELD_TYPES; (): "value"
-    places: tuple[str, ...] = ()  # fields of type "index", as an alternative to ``types``
-    lift: tuple[str, ...]  # one expression over x, i and g for each field
+    lift: tuple[str, ...] = ("x",)  # one expression over x, i and g for each field
     combine: tuple[str, ...]  # one expression over older and newer for each field, or one for the whole state
     # Optional cheaper form of combine where newer is the state of a single element.
     append: tuple[str, ...] = ()
@@ -157,47 +141,49 @@ class Operator:
     ordered: bool = False  # values are compared: integers are scanned in a signed type, which must not overflow
     costly: bool = False  # in double, combine and project are hundreds of instructions: emitted once and called
     commutative: bool  # check_operator tests this claim; kernels never rely on it
-    start: Any  # h before the first element: a number, a key of WORDS, or a tuple of these
+    start: Any  # h before the first element: a number, a key of BOUNDS, or a tuple of these
+    # Functions cannot be compared: rows that differ in nothing else are equal.
     # h after x: step(h, x), step(h, x, i) or step(h, x, g), as lift reads i or g.
-    step: Callable[..., Any]
+    step: Callable[..., Any] = field(compare=False)
     # The result of h; None: h itself, or its parts where there are indices.
-    output: Callable[[Any], Any] | None = None
-    resumed: Callable[[Any], Any] | None = None  # h after a carry-in; None: the carry-in itself
+    output: Callable[[Any], Any] | None = field(default=None, compare=False)
+    # h after a carry-in; None: the carry-in itself
+    resumed: Callable[[Any], Any] | None = field(default=None, compare=False)
 
     torch_name: str | None = None  # torch function with the same inclusive forward result
     unsound: tuple[str, ...] = ()  # what torch's function gets wrong: its "tangents", or derivatives of "complex" items
     function: str = ""  # function of scanops that computes this; empty: ``scanops.scan`` with the operator's name
     autocast: bool = False  # torch.autocast computes halves in float32, as it does for torch's function
     # Roundings to float32 that a lost, doubled or misplaced item exceeds, as a function of the length.
-    roundings: Callable[[int], float] | None = None
+    roundings: Callable[[int], float] | None = field(default=None, compare=False)
     # Variants with another state: the fields that differ, by a kind of accumulator or "compensated".
-    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    gradient: Gradient | None = None  # the kernel of the backward pass
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    gradient: Gradient | None = field(default=None, compare=False)  # the kernel of the backward pass
     # Of one step: a linear scan computes every other derivative, and first ones without a ``gradient``. None: PyTorch's
     # of ``step`` for floats if h is one number and the result; else it differentiates the recurrence item by item.
-    derivative: Derivative | None = None
+    derivative: Derivative | None = field(default=None, compare=False)
     # None: ``step`` combines two states where a state is an element; otherwise items are scanned one by one.
-    join: Join | None = None
+    join: Join | None = field(default=None, compare=False)
 
     # What follows from the fields above, computed once.
-    field_types: tuple[str, ...] = field(init=False, repr=False)  # of each field: "value" or a key of FIELD_TYPES
-    gated: bool = field(init=False, repr=False)  # lift reads ``g``, a second input for each element
-    places_items: bool = field(init=False, repr=False)  # lift reads ``i``, the element's index
-    of_elements: bool = field(init=False, repr=False)  # a state is an element, so ``step`` combines any two states
-    resumes: tuple[str, ...] = field(init=False, repr=False)  # the state of a carry-in x; empty: it takes none
-    passed: tuple[str, ...] = field(init=False, repr=False)  # the fields that are exchanged between lanes and tiles
-    doubled: bool = field(init=False, repr=False)  # there is a second output
-    variants: Mapping[str, Operator] = field(init=False, repr=False)  # the rows of ``forms``
-    content: tuple[object, ...] = field(init=False, repr=False)  # all that can be compared, which functions cannot
+    field_types: tuple[str, ...] = derived()  # of each field: "value" or a key of FIELD_TYPES
+    gated: bool = derived()  # lift reads ``g``, a second input for each element
+    places_items: bool = derived()  # lift reads ``i``, the element's index
+    of_elements: bool = derived()  # a state is an element, so ``step`` combines any two states
+    resumes: tuple[str, ...] = derived()  # the state of a carry-in x; empty: it takes none
+    passed: tuple[str, ...] = derived()  # the fields that are exchanged between lanes and tiles
+    doubled: bool = derived()  # there is a second output
+    variants: Mapping[str, Operator] = derived()  # the rows of ``forms``
     # A class that refers back to the row: torch.compile accepts a class as a constant where it refuses the row.
-    handle: type = field(init=False, repr=False)
+    handle: type = derived()
 
     def __post_init__(self) -> None:
-        check_texts(self, FIELD_TYPES)
+        refuse(self, in_texts(self))
         read = " ".join(self.lift)
-        kinds = self.types or tuple("index" if name in self.places else "value" for name in self.fields)
+        kinds = self.types or ("value",) * len(self.fields)
         of_elements = self.lift == ("x",) and self.project == "state" and kinds == ("value",)
-        self._set(
+        set_derived(
+            self,
             field_types=kinds,
             gated=re.search(r"\bg\b", read) is not None,
             places_items=re.search(r"\bi\b", read) is not None,
@@ -205,21 +191,10 @@ class Operator:
             resumes=self.resume or (self.lift if of_elements else ()),
             passed=self.fields[: len(self.fields) - len(self.own)],
             doubled=bool(self.indices or self.second),
-            content=tuple(getattr(self, f.name) for f in fields(self) if f.init and f.name not in FUNCTIONS),
             handle=type("Handle", (), {"operator": self}),
         )
-        check_row(self, CHOICES, WORDS)
-        self._set(variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Operator) and self.content == other.content)
-
-    def __hash__(self) -> int:
-        return hash(self.content)
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        refuse(self, in_meaning(self))
+        set_derived(self, variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built-in rows are pickled by name, because lambdas cannot be pickled. Other rows need named functions.
@@ -227,36 +202,8 @@ class Operator:
 
         if is_built_in(self):
             return operator_named, (self.name,)
-        return _rebuilt, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
+        return partial(Operator, **{each.name: getattr(self, each.name) for each in fields(self) if each.init}), ()
 
     def start_of(self, out: DType) -> Any:
         """``start`` as numbers, with its words replaced by the bounds of dtype ``out``."""
         return numbers_of(self.start, out)
-
-
-def numbers_of(start: Any, out: DType) -> Any:
-    """Replace the words in a number, a word or a tuple of these by the bounds of dtype ``out``."""
-    if isinstance(start, tuple):
-        return tuple(numbers_of(part, out) for part in start)
-    return WORDS[start](out) if isinstance(start, str) else start
-
-
-def _rebuilt(values: Mapping[str, Any]) -> Operator:
-    return Operator(**values)
-
-
-WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
-    {
-        "lowest": lambda out: out.lowest,
-        "highest": lambda out: out.highest,
-        "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit set
-    }
-)
-
-CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
-    {
-        "gives": ("widened", "kept", "bool", "index"),
-        "saved": ("", "value", "place"),
-        "torch_name": (None, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
-    }
-)

@@ -7,17 +7,15 @@ expressions, names of fields, words that have a meaning in one expression and no
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.dtypes import Kind
+from scanops.codegen.dtypes import BOUNDS, FIELD_TYPES, Kind
 from scanops.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
     from scanops.codegen.operator import Operator
-
-__all__ = ["check_row", "check_texts"]
 
 MAX_NAME = 48  # characters: a name is part of file names
 # Names with a meaning in expressions, which no field may have: fields are members of a generated struct.
@@ -36,47 +34,35 @@ BRACKETS = {")": "(", "]": "[", "}": "{"}
 
 # Fields that are tuples of strings, with an example of each. Those of expressions have one for each state field, or one
 # of these numbers; ``holds``, ``settle`` and ``behind`` none without an extend.
-TUPLES = {"fields": "('value',)", "types": "('value', 'index')", "places": "('index',)", "before": "('prod', 'g')"}
-TUPLES |= {"own": "('keep',)", "kinds": "('float',)", "unsound": "('complex',)"}
+TUPLES = {"fields": "('value',)", "types": "('value', 'index')", "before": "('prod', 'g')", "own": "('keep',)"}
+TUPLES |= {"kinds": "('float',)", "unsound": "('complex',)"}
 COUNTS: dict[str, tuple[int, ...]] = {"lift": (), "identity": (), "combine": (1,), "append": (0, 1), "extend": (0,)}
 COUNTS |= {"holds": (), "settle": (), "behind": (0,), "resume": (0,)}
 SINGLE = ("project", "loss", "indices", "carried", "second")  # fields of one expression; all but the first may be empty
 OF_STATES = ("combine", "append", "project", "carried", "second", "resume")  # read older, newer or state
-FLAGS = ("ordered", "costly", "masked", "commutative", "autocast")
+FUNCTIONS = ("step", "resumed", "output", "roundings")  # all but the first may be None
+CHOICES: dict[str, tuple[object, ...]] = {
+    "gives": ("widened", "kept", "bool", "index"),
+    "saved": ("", "value", "place"),
+    "torch_name": (None, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
+    **dict.fromkeys(("ordered", "costly", "masked", "commutative", "autocast"), (True, False)),
+}
 
 Mistake = tuple[Any, ...]  # the field, what is allowed, a hint, and the offending value if it is not the whole field
 
 
-def check_texts(row: Operator, types: Collection[str]) -> None:
-    """Raise UnsupportedRequest for the first mistake in names, numbers of expressions and their texts.
-
-    ``types`` are the types of fields besides "value".
-    """
-    if not (isinstance(row.name, str) and re.fullmatch(rf"[a-z][a-z0-9_]{{0,{MAX_NAME - 1}}}", row.name)):
-        raise UnsupportedRequest(
-            "Operator: invalid name",
-            allowed=f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters",
-            value=f"name={row.name!r}",
-            hint="the name becomes part of file names: pass for example name='last_valid'",
-        )
-    _refuse_first(row, _in_texts(row, types))
-
-
-def check_row(row: Operator, choices: Mapping[str, Collection[Any]], words: Collection[str]) -> None:
-    """Raise UnsupportedRequest for the first contradiction between fields, or value that is not among ``choices``.
-
-    ``words`` are those that ``start`` may hold.
-    """
-    _refuse_first(row, _in_meaning(row, {**choices, **dict.fromkeys(FLAGS, (True, False))}, words))
-
-
-def _refuse_first(row: Operator, mistakes: Iterator[Mistake]) -> None:
+def refuse(row: Operator, mistakes: Iterator[Mistake]) -> None:
+    """Raise UnsupportedRequest for the first mistake in a row."""
     for name, allowed, hint, *value in mistakes:
         offending = f"{name}={(value[0] if value else getattr(row, name))!r}"
         raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
 
 
-def _in_texts(row: Operator, types: Collection[str]) -> Iterator[Mistake]:
+def in_texts(row: Operator) -> Iterator[Mistake]:
+    """Yield what is wrong with names, numbers of expressions and their texts."""
+    if not (isinstance(row.name, str) and re.fullmatch(rf"[a-z][a-z0-9_]{{0,{MAX_NAME - 1}}}", row.name)):
+        allowed = f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters"
+        yield "name", allowed, "the name becomes part of file names: pass for example name='last_valid'"
     text = row.formula
     if not (isinstance(text, str) and text.strip() and text.isprintable() and not text.endswith("\\")):
         allowed = "one line of printable text that does not end in a backslash: it becomes a comment of the kernel"
@@ -87,17 +73,12 @@ def _in_texts(row: Operator, types: Collection[str]) -> Iterator[Mistake]:
             yield name, "a tuple of strings", f"write {name}={example}"
     bad = [name for name in row.fields if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in KEYWORDS | GENERATED]
     if bad or not row.fields or len(set(row.fields)) < len(row.fields):
-        allowed = (
-            "distinct names of lower-case letters, digits and _, starting with a letter; no C++ keyword and none of "
-        )
-        yield "fields", allowed + ", ".join(sorted(GENERATED)), "name each field by what it holds"
-    known = ("value", *types)
+        allowed = "distinct names of lower-case letters, digits and _, starting with a letter; no C++ keyword and none "
+        yield "fields", f"{allowed}of {', '.join(sorted(GENERATED))}", "name each field by what it holds"
+    known = ("value", *FIELD_TYPES)
     if row.types and (len(row.types) != len(row.fields) or not set(row.types) <= set(known)):
         allowed = f"one type for each field of {row.fields}: {', '.join(map(repr, known))}"
         yield "types", allowed, "'value' is the accumulator's type; declare fields that hold i as 'index'"
-    if not set(row.places) <= set(row.fields) or (row.types and row.places):
-        allowed = f"some of the fields {row.fields}, and nothing where types is given"
-        yield "places", allowed, "name the fields that hold an index along the line, or give types='index' for them"
     for name, others in COUNTS.items():
         legal = {2} if name == "holds" else {len(row.fields), *others}
         legal = {0} if name in ("holds", "settle", "behind") and not row.extend else legal
@@ -105,25 +86,17 @@ def _in_texts(row: Operator, types: Collection[str]) -> Iterator[Mistake]:
             allowed = f"{' or '.join(map(str, sorted(legal)))} expressions: one per field of {row.fields}"
             allowed += ", or one for the whole state" if name == "combine" else ""
             yield name, allowed, f"there are {count}; a tuple of one is written ('x',), with a comma"
-    for name in COUNTS:
-        for text in getattr(row, name):
-            yield from _in_expression(name, text)
-    for name in SINGLE:
-        if name == "project" or getattr(row, name) != "":
-            yield from _in_expression(name, getattr(row, name))
-    for text in row.before[1:]:
-        yield from _in_expression("before", text)
-
-
-def _in_expression(name: str, text: object) -> Iterator[Mistake]:
-    if not (isinstance(text, str) and text.strip()):
-        yield name, "C++ expressions as strings, none of them empty", "write the expression out", text
-    elif re.search(r"//|/\*|#|\\\n", text) or not _is_closed(text):
-        allowed = "C++ expressions: every bracket closed; no comments, no directives, no semicolon outside braces"
-        yield name, allowed, "write one expression, without a semicolon at its end", text
-    elif name != "identity" and (word := re.search(r"\b(lowest|highest)\b", text)):
-        hint = f"give the state a field for {word[0]}, or leave it out"
-        yield name, "the words lowest and highest in identity only", hint, text
+    texts = [(name, text) for name in COUNTS for text in getattr(row, name)]
+    texts += [(name, getattr(row, name)) for name in SINGLE if name == "project" or getattr(row, name) != ""]
+    for name, text in [*texts, *(("before", text) for text in row.before[1:])]:
+        if not (isinstance(text, str) and text.strip()):
+            yield name, "C++ expressions as strings, none of them empty", "write the expression out", text
+        elif re.search(r"//|/\*|#|\\\n", text) or not _is_closed(text):
+            allowed = "C++ expressions: every bracket closed; no comments, no directives, no semicolon outside braces"
+            yield name, allowed, "write one expression, without a semicolon at its end", text
+        elif name != "identity" and (word := re.search(r"\b(lowest|highest)\b", text)):
+            hint = f"give the state a field for {word[0]}, or leave it out"
+            yield name, "the words lowest and highest in identity only", hint, text
 
 
 def _is_closed(text: str) -> bool:
@@ -139,7 +112,8 @@ def _is_closed(text: str) -> bool:
     return not opened
 
 
-def _in_meaning(row: Operator, choices: Mapping[str, Collection[Any]], words: Collection[str]) -> Iterator[Mistake]:
+def in_meaning(row: Operator) -> Iterator[Mistake]:
+    """Yield contradictions between fields, and values that are not among the legal ones."""
     if row.loss and not row.of_elements:
         hint = "make the rounding error a field of the state, as the compensated sum in codegen/operators/sums.py"
         yield "loss", "empty, unless a state is an element: what rounding loses is added to it", hint
@@ -156,23 +130,22 @@ def _in_meaning(row: Operator, choices: Mapping[str, Collection[Any]], words: Co
         yield "own", f"the last of the fields {row.fields}, not all of them", "put them last among the fields"
     if row.indices and row.second:
         yield "second", "one second output: indices or second", "leave one of them out"
-    known = get_args(Kind)
-    if not row.kinds or not set(row.kinds) <= set(known):
-        yield "kinds", f"one or more of {', '.join(map(repr, known))}", "name the kinds of legal dtypes"
-    for name, legal in choices.items():
+    if not row.kinds or not set(row.kinds) <= set(get_args(Kind)):
+        yield "kinds", f"one or more of {', '.join(map(repr, get_args(Kind)))}", "name the kinds of legal dtypes"
+    for name, legal in CHOICES.items():
         value = getattr(row, name)
         if not any(type(value) is type(choice) and value == choice for choice in legal):
             yield name, " or ".join(map(repr, legal)), f"pass one of these as {name}"
-    if row.gives == "index" and (row.indices or row.resume):
-        name = "indices" if row.indices else "resume"
-        allowed = "nothing with gives='index': an index is the only output, and no carry-in"
-        yield name, allowed, f"leave {name} out"
+    for name in ("indices", "resume") if row.gives == "index" else ():
+        if getattr(row, name):
+            allowed = "nothing with gives='index': an index is the only output, and no carry-in"
+            yield name, allowed, f"leave {name} out"
     several = isinstance(row.start, tuple)
     parts = row.start if several else (row.start,)
-    if not parts or not all(isinstance(part, int | float | complex) or part in words for part in parts):
-        allowed = f"a number or one of {', '.join(map(repr, words))}; a tuple of these where h has several parts"
+    if not parts or not all(isinstance(part, int | float | complex) or part in BOUNDS for part in parts):
+        allowed = f"a number or one of {', '.join(map(repr, BOUNDS))}; a tuple of these where h has several parts"
         yield "start", allowed, "give h before the first element"
-    for name in ("step", "resumed", "output", "roundings"):
+    for name in FUNCTIONS:
         function = getattr(row, name)
         if not callable(function) and (function is not None or name == "step"):
             yield name, "a function", "write the recurrence in Python, for example lambda h, x: h + x"

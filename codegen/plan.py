@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -21,19 +21,103 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, check_spec
-from scanops.codegen.strategies import block, panels, staged, transposed, warp
-from scanops.codegen.strategies.base import Plan
-from scanops.codegen.strategies.table import STRATEGIES, rebuilt
+from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
+from scanops.codegen.strategies.base import WARP, ceil_div, require
+from scanops.codegen.strategies.base import Plan as Plan
+from scanops.codegen.strategies.rows import fills_registers
+from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
 from scanops.errors import UnsupportedRequest
-
-__all__ = ["Plan", "by_rule", "class_of", "make_plan", "measured_plan", "strategy_of"]
 
 SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
 NEAR_TILE = 1.42  # the same for lengths of one tile
 
 Entry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
+
+
+# ---- the table of strategies
+
+POWERS = tuple(2**k for k in range(11))
+LONG = 2048  # items; shorter rows are not worth splitting over blocks or copying ahead
+PANEL: Mapping[str, Sequence[int]] = {
+    "threads": POWERS[5:],
+    "items": (1, 2, 4, 6, 8, 12, 16, 20, 24, 32),
+    "columns": POWERS[1:9],
+    "vector": POWERS[:4],
+    "stages": range(6),
+    "blocks": range(1, 5),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A way to scan lines, whose plans differ in some numbers."""
+
+    plan: Callable[[ScanSpec, Target, bool], Plan]  # by the strategy's own rule, for few lines or many
+    fits: Callable[[ScanSpec, Target, bool], bool]  # whether its plans for a spec are worth a measurement
+    # The numbers that a measured plan gives, with the values worth a try; the others follow from them and from the spec
+    free: Mapping[str, Sequence[int]]
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "warp": Strategy(
+        plan=warp.plan,
+        fits=lambda spec, target, few: spec.inner == 1 and warp.fits(spec),
+        free={"threads": POWERS[6:10], "lanes": POWERS[:6]},
+    ),
+    "staged": Strategy(
+        plan=staged.plan,
+        fits=lambda spec, target, few: staged.fits(spec),
+        free={"threads": POWERS[5:9], "rows": POWERS[:10], "lanes": POWERS[:6]},
+    ),
+    "block": Strategy(
+        plan=block.plan,
+        fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= WARP and block.fits(spec, target),
+        free={"vectors": range(1, 17)},
+    ),
+    "split": Strategy(
+        plan=split.plan,
+        fits=lambda spec, target, few: spec.inner == 1 and few and spec.capacity >= LONG,
+        free={"threads": (128, 256, 384, 512, 768, 1024), "vectors": range(1, 17)},
+    ),
+    "wave": Strategy(
+        plan=wave.plan,
+        fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= LONG,
+        free={
+            "threads": (*range(96, 513, 32), 640, 768, 1024),
+            "vectors": range(1, 17),
+            "stages": range(2, 7),
+            "ahead": range(1, 4),
+            "blocks": range(1, 5),
+        },
+    ),
+    "transposed": Strategy(
+        plan=transposed.plan,
+        fits=lambda spec, target, few: transposed.fits(spec),
+        free={
+            "threads": POWERS[5:10],
+            "items": POWERS[2:6],
+            "vector": POWERS[:3],
+            "stages": range(1, 6),
+            "blocks": range(1, 17),
+            "streams": (False, True),
+        },
+    ),
+    "columns": Strategy(
+        plan=columns.plan,
+        fits=lambda spec, target, few: spec.inner > 1,
+        free=PANEL,
+    ),
+    "panels": Strategy(
+        plan=panels.plan,
+        fits=lambda spec, target, few: spec.inner > 1 and spec.capacity >= WARP,
+        free={**PANEL, "abreast": POWERS, "group": (1, 8, 32), "stretch": (1, 4, 8, 32)},
+    ),
+}
+
+
+# ---- plans by rule, and from measurements
 
 
 def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET, few: bool = False) -> Plan:
@@ -77,29 +161,33 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
     return "block" if block.fits(spec, target) else "wave"
 
 
-def class_of(spec: ScanSpec, few: bool) -> tuple[object, ...] | None:
-    """Return what the best shape depends on besides the length; None where plans are not measured.
+def class_of(spec: ScanSpec, few: bool) -> str:
+    """Return what the best shape depends on besides the length, in words; empty where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it.
     """
     if spec.takes_length or spec.again or spec.saved or spec.views or not spec.aligned:
-        return None
-    operator = spec.operator
-    combine = (operator.costly, operator.ordered, bool(operator.append), bool(operator.loss))
-    state = (*combine, fragments(spec).state_bytes, len(operator.fields), spec.indexed)
-    mask = dtype_named(spec.mask).bytes if spec.mask else 0
-    operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
-    columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
-    whole = spec.inner > 1 or spec.divides(spec.access_items)
-    value = spec.accumulator.kind == "complex", spec.accumulator.bytes  # complex64 and float64 take other registers
-    return (state, value, operands, spec.segments, columns, whole, few)
+        return ""
+    operator, value = spec.operator, spec.accumulator
+    traits = [name for name in ("costly", "ordered", "append", "loss", "indices") if getattr(operator, name)]
+    traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
+    numbers = {
+        "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
+        "value": f"{'complex' if value.kind == 'complex' else ''}{value.bytes}",  # float64 takes other registers
+        "x": spec.input.bytes,
+        "mask": "bool" if spec.mask == "bool" else spec.mask and dtype_named(spec.mask).bytes,
+        "gate": spec.gate and spec.term.bytes,
+        "y": "+".join(map(str, spec.result_bytes)),
+        "segments": spec.segments,
+        "columns": spec.inner.bit_length(),  # as many, up to a factor of 2
+    }
+    return " ".join([*traits, *(f"{name}={number}" for name, number in numbers.items() if number)])
 
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    kind = class_of(spec, few)
-    entries = _table(target.name).get(kind, {}) if kind else {}
+    entries = _table(target.name).get(class_of(spec, few), {})
     for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1
@@ -123,14 +211,35 @@ def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | 
 
 
 @functools.cache
-def _table(target: str) -> Mapping[tuple[object, ...], Mapping[int, Entry]]:
+def _table(target: str) -> Mapping[str, Mapping[int, Entry]]:
     """The entries measured on a GPU of this target, by class and length."""
     file = resources.files("scanops.codegen") / "measured" / f"{target}.json"
-    if not file.is_file():
-        return {}
-    found: dict[tuple[object, ...], dict[int, Entry]] = {}
-    for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
-        spec = ScanSpec.parse(entry["spec"])
-        if kind := class_of(spec, entry["few"]):
-            found.setdefault(kind, {}).setdefault(spec.capacity, entry)
+    found: dict[str, dict[int, Entry]] = {}
+    for entry in json.loads(file.read_text(encoding="utf-8"))["entries"] if file.is_file() else ():
+        length = int(entry["spec"].split("-")[2].removeprefix("n"))
+        found.setdefault(entry["kind"], {}).setdefault(length, entry)
     return found
+
+
+def rebuilt(plan: Plan, **free: Any) -> Plan:
+    """Return ``plan`` with these free numbers, and those that follow from them recomputed.
+
+    Raises UnsupportedRequest where no correct kernel has these numbers; ValueError or ArithmeticError for numbers that
+    divide nothing.
+    """
+    numbers: dict[str, Any] = {**plan.numbers(), **free}
+    if isinstance(plan, StagedPlan):
+        shape = {name: numbers[name] for name in ("threads", "rows", "lanes", "items")}
+        return replace(staged.shaped(plan.spec, plan.target, **shape), few=plan.few)
+    reach = plan.spec.capacity + max(0, numbers.get("boundary", 0) - 1)
+    if plan.strategy == "warp":  # a row lies within its lanes
+        numbers["vectors"] = ceil_div(reach, numbers["lanes"] * numbers["items"])
+    if plan.strategy == "block":  # or within its block
+        numbers["threads"] = WARP * ceil_div(reach, WARP * numbers["vectors"] * numbers["items"])
+    if "alone" in numbers:
+        numbers["alone"] = fills_registers(plan.spec, *(numbers[name] for name in ("items", "vectors", "threads")))
+    del numbers["tiles"]
+    made = replace(plan, **numbers)
+    fits = made.shared_bytes <= made.target.block_shared_bytes
+    require(made, fits, "shared memory that a block of the target has")
+    return made

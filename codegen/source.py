@@ -17,14 +17,12 @@ from scanops.codegen.targets import DEFAULT_TARGET
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["environment", "generate", "render", "tidied"]
-
 # A definition in the first column, with the comment lines above it: a function, a constant, a type, a macro. A function
 # ends with the first line that begins with a brace, or, where text follows the opening brace, that ends with one. The
 # one group that matched is the name.
 DEFINITION = re.compile(
     r"""\n (?://(?![ ]----)[^\n]*\n)* (?:template[ ]<[^{;]*?>\n)? (?:
-        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]*
+        __device__[ ][^{;]*?(\w+)\([^{;]*
             (?:\{(?:[ ](?:(?!//).)*?)?\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
       | (?:struct|union|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
@@ -63,15 +61,15 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None 
     return render(make_plan(spec, target, few_for(spec, target, lines)))
 
 
-def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> str:
-    """Return the CUDA source of a plan, banner included.
+def render(plan: Plan, launcher: str = "") -> str:
+    """Return the CUDA source of a plan, banner included; a ``launcher`` replaces the host side of the text.
 
-    The banner of an ``exported`` text has no digest, since a launcher follows the kernel there. Without
-    ``takes_stream`` the launcher queues on the default stream and does not name it.
+    Then the banner has no digest, as it is that of the text of a library.
     """
     jinja = environment()
-    body = tidied(jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream))
-    digest = None if exported else hashlib.sha256(body.encode()).hexdigest()[:16]
+    body = tidied(jinja.get_template(plan.template).render(plan=plan))
+    digest = None if launcher else hashlib.sha256(body.encode()).hexdigest()[:16]
+    body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 
 
@@ -97,7 +95,7 @@ def tidied(text: str) -> str:
     """Return the text without the definitions that nothing uses, with pragmas in the first column.
 
     Templates print helper functions and constants unconditionally. NVRTC sees no launcher, and compilers warn about
-    unused constants: those that the launcher alone uses move to it.
+    unused constants, of which the launcher uses none.
     """
     device, host_side, launcher = text.partition(HOST_SIDE)
     found = list(DEFINITION.finditer(device))
@@ -111,13 +109,9 @@ def tidied(text: str) -> str:
     ends = [0, *(each.end() for each in found)]
     starts = [*(each.start() for each in found), len(device)]
     rest = [device[end:start] for end, start in zip(ends, starts, strict=True)]  # between the definitions
-    of_launcher = _named(launcher, texts)
-    kept = _reached(_named("\n".join(rest), texts) | of_launcher - constants, texts)
-    moved = _reached(of_launcher, texts) - kept
+    kept = _reached(_named("\n".join(rest), texts) | _named(launcher, texts) - constants, texts)
     lines = [each[0] if each[each.lastindex or 0] in kept else "" for each in found]
     device = rest[0] + "".join(line + further for line, further in zip(lines, rest[1:], strict=True))
-    declared = "".join(each[0] for each in found if each[each.lastindex or 0] in moved)
-    launcher = launcher.replace("\n", declared + "\n", 1)
     text = INDENTED.sub("\n", EMPTY.sub("", device) + host_side + launcher)
     return CLOSED.sub("\n", OPENED.sub(r"\1", BLANK_LINES.sub("\n\n", text)))
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
+from functools import partial
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result, promote
+from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
 from scanops.codegen.operator import COMPENSATED
-from scanops.codegen.operators import Operator, is_built_in, operator_named
+from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
-from scanops.codegen.spec_checks import (
-    MAX_LENGTH,
-    check_again,
-    check_fields,
-    check_indices,
-    check_operands,
-    check_output,
-    named_accumulator,
-)
+from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
+from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
-
-__all__ = ["ACCESS_BYTES", "FIELDS", "MAX_LENGTH", "ScanSpec", "Source", "check_spec"]
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
@@ -80,71 +72,37 @@ class ScanSpec:
 
     # ---- what follows from the fields above, set once
 
-    # The operator's row, in the form for the accumulator.
-    operator: Operator = field(init=False, repr=False, compare=False)
-    input: DType = field(init=False, repr=False, compare=False)  # the row of the input's dtype
-    # The row of the dtype of a numeric mask; None without one.
-    weight: DType | None = field(init=False, repr=False, compare=False)
-    # The promoted dtype of items (input, times numeric mask, with gate).
-    term: DType = field(init=False, repr=False, compare=False)
-    out: DType = field(init=False, repr=False, compare=False)  # the row of the output's dtype
-    # The dtype that elements are scanned in: ``accumulate``, else the output's, or the items' if that is an index.
-    accumulator: DType = field(init=False, repr=False, compare=False)
-    carry: DType = field(init=False, repr=False, compare=False)  # of carries: as exact as the accumulator, or an index
-    # The operands with one item per scanned item, in the kernel's order.
-    sources: tuple[Source, ...] = field(init=False, repr=False, compare=False)
-    streams: tuple[Source, ...] = field(init=False, repr=False, compare=False)  # with an item for each of a line
-    per_line: tuple[Source, ...] = field(init=False, repr=False, compare=False)  # the others, with one item for a line
-    layouts: frozenset[Layout] = field(init=False, repr=False, compare=False)  # of the operands
-    strided: bool = field(init=False, repr=False, compare=False)  # whether some operand is not dense
-    views: bool = field(init=False, repr=False, compare=False)  # the same, apart from those of one item per line
-    alone: bool = field(init=False, repr=False, compare=False)  # whether the input is the only operand
-    by_offsets: bool = field(init=False, repr=False, compare=False)  # whether segments are given by offsets
-    takes_length: bool = field(init=False, repr=False, compare=False)  # whether the length is an argument of the kernel
-    capacity: int = field(init=False, repr=False, compare=False)  # the longest line that the kernel accepts
-    indexed: bool = field(init=False, repr=False, compare=False)  # whether the second output holds indices
-    doubled: bool = field(init=False, repr=False, compare=False)  # whether there is a second output
-    read_bytes: int = field(init=False, repr=False, compare=False)  # per item, over all operands
-    result_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False)  # bytes per item of each output
-    # Per access of a thread: at most 16 bytes of every operand.
-    access_items: int = field(init=False, repr=False, compare=False)
-    # Whether an item of some output is larger than an input item.
-    widens: bool = field(init=False, repr=False, compare=False)
-    # Whether a result can overwrite its item in shared memory.
-    keeps_bytes: bool = field(init=False, repr=False, compare=False)
+    operator: Operator = derived()  # its row, in the form for the accumulator
+    input: DType = derived()  # the row of the input's dtype
+    weight: DType | None = derived()  # that of a numeric mask; None without one
+    term: DType = derived()  # the promoted dtype of items (input, times numeric mask, with gate)
+    out: DType = derived()  # the row of the output's dtype
+    accumulator: DType = derived()  # elements are scanned in: ``accumulate``, the output's, or the items' for an index
+    carry: DType = derived()  # of carries: as exact as the accumulator, or an index
+    sources: tuple[Source, ...] = derived()  # the operands with one item per scanned item, in the kernel's order
+    streams: tuple[Source, ...] = derived()  # of them, those with an item for each of a line
+    per_line: tuple[Source, ...] = derived()  # the others, with one item for a line
+    layouts: frozenset[Layout] = derived()  # of the operands
+    strided: bool = derived()  # whether some operand is not dense
+    views: bool = derived()  # the same, apart from those of one item per line
+    alone: bool = derived()  # whether the input is the only operand
+    by_offsets: bool = derived()  # whether segments are given by offsets
+    takes_length: bool = derived()  # whether the length is an argument of the kernel
+    capacity: int = derived()  # the longest line that the kernel accepts
+    indexed: bool = derived()  # whether the second output holds indices
+    doubled: bool = derived()  # whether there is a second output
+    read_bytes: int = derived()  # per item, over all operands
+    result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
+    access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
+    widens: bool = derived()  # whether an item of some output is larger than an input item
+    keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory
 
     def __post_init__(self) -> None:
         row = operator_named(self.op)
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
-                self._set(**{name: dtype_named(getattr(self, name), role=role).name})
-        check_operands(self, row)
-        weight = None if self.mask in (None, "bool") else dtype_named(self.mask)
-        term = items = dtype_named(self.dtype)
-        term = promote(term, weight) if weight else term
-        term = promote(term, dtype_named(self.gate)) if self.gate else term
-        out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
-        self._set(out_dtype=out.name, input=items, weight=weight, term=term, out=out)
-        check_output(self, row)
-        self._set(accumulate=named_accumulator(self, row))
-        check_fields(self, row)
-        self._derive(row)
-        if row.places_items and not is_built_in(row):
-            check_indices(self, row)
-        if self.again:
-            check_again(self)
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _derive(self, row: Operator) -> None:
-        """Set the derived fields of a spec of the operator ``row``."""
-        wide = self.accumulate not in (None, COMPENSATED)
-        kept = kept_result(self.term) if row.gives == "index" else self.out
-        accumulator = dtype_named(self.accumulate) if wide else kept
-        carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
-        operator = row.variants.get(COMPENSATED if self.accumulate == COMPENSATED else self.out.kind, row)
+                set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
+        refuse(self, in_fields(self, row))
         rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
             ("input", "Input", "x", self.dtype, self.input_layout),
             ("mask", "Mask", "m", self.mask, self.mask_layout),
@@ -157,14 +115,24 @@ class ScanSpec:
             for name, kind, at, dtype, layout in rows
             if dtype is not None
         )
-        second = (DTYPES["int64"].bytes if operator.indices else self.out.bytes,) if operator.doubled else ()
+        weight = None if self.mask in (None, "bool") else dtype_named(self.mask)
+        term = items = sources[0].dtype
+        term = promote(term, weight) if weight else term
+        term = promote(term, dtype_named(self.gate)) if self.gate else term
+        out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
+        set_derived(self, out_dtype=out.name, input=items, weight=weight, term=term, out=out)
+        accumulate, accumulator, carry = accumulators(self, row)
+        operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else out.kind, row)
         streams = tuple(source for source in sources if source.layout != LINE)
-        widths, made = [source.dtype.bytes for source in sources], (self.out.bytes, *second)
         layouts = frozenset(source.layout for source in sources)
-        self._set(
-            operator=operator,
+        second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
+        made = (out.bytes, *second)
+        set_derived(
+            self,
+            accumulate=accumulate,
             accumulator=accumulator,
-            carry=self.out if row.gives == "index" else carry,
+            carry=carry,
+            operator=operator,
             sources=sources,
             streams=streams,
             per_line=tuple(source for source in sources if source.layout == LINE),
@@ -179,13 +147,14 @@ class ScanSpec:
             doubled=operator.doubled,
             read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
-            access_items=ACCESS_BYTES // max(*widths, *made),
-            widens=self.input.bytes < max(made),
-            keeps_bytes=made == (self.input.bytes,),
+            access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in sources)),
+            widens=items.bytes < max(made),
+            keeps_bytes=made == (items.bytes,),
         )
+        refuse(self, in_results(self, row))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of_fields, (self.to_dict(),)
+        return partial(ScanSpec, **self.to_dict()), ()
 
     @property
     def items_text(self) -> str:
@@ -227,17 +196,13 @@ class ScanSpec:
         parts += [f"accumulated {way}"] if self.accumulate else []
         return ", ".join([*parts, f"{self.out_dtype} out"])
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return every given field by name, for JSON."""
         return {each.name: getattr(self, each.name) for each in FIELDS}
 
 
 FIELDS: tuple[Field[Any], ...] = tuple(each for each in fields(ScanSpec) if each.init)
 """The fields that a spec is given; the others are derived from them."""
-
-
-def _of_fields(values: dict[str, Any]) -> ScanSpec:
-    return ScanSpec(**values)
 
 
 def check_spec(value: object) -> None:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
-from scanops.codegen.operator import COMPENSATED, Operator
+from scanops.codegen.operator import COMPENSATED
+from scanops.codegen.operators import Operator, is_built_in
 from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-__all__ = [
-    "AGAIN_LENGTHS",
-    "MAX_LENGTH",
-    "check_again",
-    "check_fields",
-    "check_indices",
-    "check_operands",
-    "check_output",
-    "named_accumulator",
-]
-
 MAX_LENGTH = 2**31
 """Maximum number of items in a line. Offsets inside a row are 32-bit where they fit, offsets of rows always 64-bit."""
 
-SEGMENTS = (None, "flags", "int32", "int64")  # head flags, or the dtype of offsets
-FLAGS = ("reverse", "exclusive", "initial", "final", "aligned", "again")
+LEGAL: dict[str, tuple[object, ...]] = {
+    "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
+    "input_layout": LAYOUTS,
+    **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
+    **dict.fromkeys(("reverse", "exclusive", "initial", "final", "aligned", "again"), (True, False)),
+}
+WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
+    "length": "split the tensor along the scanned dimension",
+    "at_most": "leave at_most out, for any length",
+    "multiple": "leave multiple out, for any length",
+    "inner": "scan slices of the trailing dimensions",
+}
 # Bytes of the accumulator, and the longest row that a block scans twice in its registers; half of it for misaligned
 # rows.
 AGAIN_LENGTHS = {4: 4096, 8: 2048}
@@ -40,243 +41,144 @@ CAST = r"(?:(?:\(\s*[A-Za-z_][\w ]*\)|static_cast\s*<[^>]*>|Value|\()\s*)*"  # c
 # i itself as the value of an expression: alone, cast, in brackets, or as a branch of a conditional.
 YIELDS_INDEX = re.compile(rf"(?:^|[?:])\s*{CAST}i[\s)]*(?:$|:)")
 
-
-def check_operands(spec: ScanSpec, operator: Operator) -> None:
-    """Raise UnsupportedRequest unless the spec has the gate, the saved tensor and the mask that the operator reads."""
-    _check_gate(spec, operator)
-    _check_saved(spec, operator)
-    if spec.segments is not None and spec.segments not in SEGMENTS:
-        raise _not_among("segments", spec.segments, SEGMENTS)
+Mistake = tuple[str, str, str, str]  # what is wrong, what is allowed, the offending value, a hint
 
 
-def check_output(spec: ScanSpec, operator: Operator) -> None:
-    """Raise UnsupportedRequest unless results of the operator may have the output dtype."""
+def refuse(spec: ScanSpec, mistakes: Iterator[Mistake]) -> None:
+    """Raise UnsupportedRequest for the first mistake in a spec."""
+    for what, allowed, value, hint in mistakes:
+        raise UnsupportedRequest(f"{spec.op}: {what}", allowed=allowed, value=value, hint=hint)
+
+
+def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+    """Yield what is wrong with the fields that a spec was given: values, then those that do not go together."""
+
+    def told(*names: str) -> str:
+        return ", ".join(f"{name}={getattr(spec, name)!r}" for name in names)
+
+    for name, legal in LEGAL.items():
+        value = getattr(spec, name)
+        if not any(type(value) is type(each) and value == each for each in legal):
+            listed = " or ".join(map(repr, legal))
+            yield f"{name} must be {listed}", listed, told(name), f"pass one of these as {name}"
+    for name, hint in WHOLE.items():
+        value, allowed = getattr(spec, name), f"an integer from 1 to {MAX_LENGTH}"
+        absent = value is None and name in ("length", "at_most")
+        if not absent and not (type(value) is int and 1 <= value <= MAX_LENGTH):
+            yield f"{name} must be {allowed}", allowed, told(name), hint
+    for name, default in (("at_most", None), ("multiple", 1)):
+        if spec.length is not None and getattr(spec, name) != default:
+            allowed = f"{name} with length=None, for a variable-length kernel"
+            yield f"{name} needs length=None", allowed, told("length", name), f"pass length=None, or leave {name} out"
+    present = {"input": True, "mask": spec.mask, "gate": spec.gate, "starts": spec.segments == "flags"}
+    for operand, given in present.items():
+        name = f"{operand}_layout"
+        if not given and getattr(spec, name) != "dense":
+            allowed = ", ".join(f"{each}_layout" for each, given in present.items() if given)
+            hint = f"leave {name} out, or add the operand: mask, gate, or segments='flags'"
+            yield f"{name} must be 'dense' without the operand {operand}", allowed, told(name), hint
+        if spec.inner == 1 and getattr(spec, name) == "columns":
+            hint = "pass strided, or rows if the items of a line are contiguous"
+            yield f"{name}='columns' needs inner above 1", "inner above 1, or another layout", told("inner", name), hint
+    if row.gated != (spec.gate is not None):
+        what = "a gate dtype is required" if row.gated else "the operator has no gate"
+        hint = "pass the gate's dtype as gate" if row.gated else "leave gate out"
+        yield what, "a gate for operators whose lift reads one, and for no other", told("op", "gate"), hint
+    kinds = {"": (), "value": ("float", "complex"), "place": ("int",)}[row.saved]
+    kinds = () if spec.again and any(row.before) else kinds
+    if dtype_named(spec.saved).kind not in kinds if spec.saved else kinds:
+        allowed = f"a dtype of kind {' or '.join(kinds)}" if kinds else "None"
+        hint = "pass the dtype of the saved tensor" if kinds else "leave saved out"
+        yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
+    if row.masked and spec.mask not in (None, "bool"):
+        yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
+    if spec.initial and not row.resumes:
+        hint = "leave initial out, or give the operator a resume expression for each field of its state"
+        yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint
+
+
+def accumulators(spec: ScanSpec, row: Operator) -> tuple[str | None, DType, DType]:
+    """Return the accumulator by name, None if it is the default, its row, and the row of carries.
+
+    Raises UnsupportedRequest for an accumulator that does not fit the output.
+    """
+    kept = kept_result(spec.term) if row.gives == "index" else spec.out
+    default, accumulate, accumulator = accumulator_of(kept), spec.accumulate, kept
+    if accumulate is not None:
+        legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]
+        legal = [each for each in legal if each.bytes >= default.bytes]
+        words = [COMPENSATED] if spec.out.kind == "float" and COMPENSATED in row.forms else []
+        found = next((each for each in legal if accumulate in (each.name, each.tag, f"torch.{each.name}")), None)
+        if found is None and accumulate not in words:
+            listed = ", ".join(map(repr, [*(each.name for each in legal), *words])) + ", or None for the first of these"
+            raise UnsupportedRequest(
+                f"{spec.op}: accumulate does not fit {spec.out_dtype} output",
+                allowed=listed if legal else "None: integers wrap around identically in any width",
+                value=f"accumulate={accumulate!r}",
+                hint="leave accumulate out, or pass a wider dtype of the result's kind",
+            )
+        if found is not None:
+            accumulate, accumulator = (None, kept) if found == default else (found.name, found)
+    carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
+    return accumulate, accumulator, spec.out if row.gives == "index" else carry
+
+
+def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+    """Yield why no kernel computes the results: their dtype, a forward scan that fits no tile, or indices."""
+    kinds, default = " or ".join(row.kinds), default_result(row.gives, spec.term)
     if not spec.out.stored:
-        raise UnsupportedRequest(
-            f"{spec.op}: the output dtype is for inputs only",
-            allowed=", ".join(name for name, row in DTYPES.items() if row.stored and row.kind in operator.kinds),
-            value=f"dtype={spec.out_dtype}",
-            hint="leave dtype out, or pass float32 or a half type, and convert the result",
-        )
-    if operator.gives != "index" and spec.out.kind not in operator.kinds:
-        raise UnsupportedRequest(
-            f"{spec.op}: the output dtype must be of kind {' or '.join(operator.kinds)}",
-            allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
-            value=f"dtype={spec.out_dtype}",
-            hint=_hint_of_kinds(operator, default_result(operator.gives, spec.term)),
-        )
-
-
-def check_fields(spec: ScanSpec, operator: Operator) -> None:
-    """Raise UnsupportedRequest unless lengths, layouts and flags have values that they may have together."""
-    for flag in FLAGS:
-        if not isinstance(getattr(spec, flag), bool):
-            raise _not_among(flag, getattr(spec, flag), (True, False))
-    _check_range("multiple", spec.multiple, MAX_LENGTH, "leave multiple out, for any length")
-    if spec.at_most is not None:
-        _check_range("at_most", spec.at_most, MAX_LENGTH, "leave at_most out, for any length")
-    if spec.length is not None:
-        _check_range("length", spec.length, MAX_LENGTH, "split the tensor along the scanned dimension")
-        _check_fixed(spec)
-    _check_range("inner", spec.inner, MAX_LENGTH, "scan slices of the trailing dimensions")
-    for name in ("input", "mask", "gate", "starts"):
-        if getattr(spec, f"{name}_layout") != "dense":
-            _check_layout(spec, name, f"{name}_layout")
-    if spec.initial and not operator.resumes:
-        raise UnsupportedRequest(
-            f"{spec.op}: the operator takes no carry-in",
-            allowed="a carry-in for operators with `resume`",
-            value=f"op={spec.op!r}, initial={spec.initial!r}",
-            hint="leave initial out, or give the operator a resume expression for each field of its state",
-        )
-
-
-def named_accumulator(spec: ScanSpec, operator: Operator) -> str | None:
-    """Return the requested accumulator by name, None if it is the default, or raise UnsupportedRequest."""
-    if spec.accumulate is None:
-        return None
-    default = accumulator_of(kept_result(spec.term) if operator.gives == "index" else spec.out)
-    legal = [row.name for row in DTYPES.values() if _is_accumulator(row, default)]
-    words = [COMPENSATED] if spec.out.kind == "float" and COMPENSATED in operator.forms else []
-    if spec.accumulate in words:
-        return spec.accumulate
-    name = next(
-        (row.name for row in DTYPES.values() if spec.accumulate in (row.name, row.tag, f"torch.{row.name}")), ""
-    )
-    if name not in legal:
-        raise UnsupportedRequest(
-            f"{spec.op}: accumulate does not fit {spec.out_dtype} output",
-            allowed=", ".join(map(repr, [*legal, *words])) + ", or None for the first of these"
-            if legal
-            else "None: integers wrap around identically in any width",
-            value=f"accumulate={spec.accumulate!r}",
-            hint="leave accumulate out, or pass a wider dtype of the result's kind",
-        )
-    return None if name == default.name else name
-
-
-def _is_accumulator(row: DType, default: DType) -> bool:
-    return row.stored and row.kind == default.kind in ("float", "complex") and row.bytes >= default.bytes
-
-
-def _hint_of_kinds(operator: Operator, default: DType) -> str:
-    if default.kind in operator.kinds:
-        return f"leave dtype out: the default here is {default.name}"
-    return f"pass an input, or a dtype, of kind {' or '.join(operator.kinds)}"
-
-
-def _check_saved(spec: ScanSpec, operator: Operator) -> None:
-    """Raise UnsupportedRequest unless the saved tensor and the mask are those that the gradient reads."""
-    kinds = {"": (), "value": ("float", "complex"), "place": ("int",)}[operator.saved]
-    if spec.again and any(operator.before):
-        kinds = ()
-    fits = dtype_named(spec.saved).kind in kinds if spec.saved else not kinds
-    if not fits:
-        raise UnsupportedRequest(
-            f"{spec.op}: saved must be {'a dtype of kind ' + ' or '.join(kinds) if kinds else 'None'}",
-            allowed=f"a dtype of kind {' or '.join(kinds)}" if kinds else "none",
-            value=f"op={spec.op!r}, saved={spec.saved!r}",
-            hint="pass the dtype of the saved tensor" if kinds else "leave saved out",
-        )
-    if operator.masked and spec.mask not in (None, "bool"):
-        raise UnsupportedRequest(
-            f"{spec.op}: mask must be bool",
-            allowed="a bool mask, or none",
-            value=f"mask={spec.mask!r}",
-            hint="multiply the items, and their gradient",
-        )
-
-
-def check_again(spec: ScanSpec) -> None:
-    """Raise UnsupportedRequest unless the forward scan can be recomputed in one tile: dense, aligned rows."""
+        allowed = ", ".join(name for name, each in DTYPES.items() if each.stored and each.kind in row.kinds)
+        hint = "leave dtype out, or pass float32 or a half type, and convert the result"
+        yield "the output dtype is for inputs only", allowed, f"dtype={spec.out_dtype}", hint
+    if row.gives != "index" and spec.out.kind not in row.kinds:
+        hint = f"pass an input, or a dtype, of kind {kinds}"
+        hint = f"leave dtype out: the default here is {default.name}" if default.kind in row.kinds else hint
+        allowed = f"an output dtype of kind {kinds}"
+        yield f"the output dtype must be of kind {kinds}", allowed, f"dtype={spec.out_dtype}", hint
+    # The forward scan can be recomputed in one tile: dense, aligned rows.
     most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
-    if not (whole and spec.operator.before and spec.capacity <= most):
-        raise UnsupportedRequest(
-            f"{spec.op}: again=True is not possible for this spec",
-            allowed=f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense",
-            value=f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
-            f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}",
-            hint="compute the exclusive results first, and pass them as the saved tensor",
-        )
+    if spec.again and not (whole and row.before and spec.capacity <= most):
+        allowed = f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense"
+        value = f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
+        value += f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}"
+        hint = "compute the exclusive results first, and pass them as the saved tensor"
+        yield "again=True is not possible for this spec", allowed, value, hint
+    if row.places_items and not is_built_in(row):
+        yield from _in_indices(spec, row)
 
 
-def _index_fields(operator: Operator) -> tuple[str, ...]:
-    """The state fields that hold an index: declared as one, or lifted from ``i`` itself."""
-    rows = zip(operator.fields, operator.field_types, operator.lift, strict=True)
-    return tuple(name for name, kind, text in rows if kind == "index" or YIELDS_INDEX.search(text))
-
-
-def check_indices(spec: ScanSpec, operator: Operator) -> None:
-    """Raise UnsupportedRequest if indices, or elements beside them, would be wrong in the results of ``spec``."""
-    term, out, gives_index = spec.term, spec.out, operator.gives == "index"
-    if gives_index and (term.kind not in operator.kinds or out.name not in ("int32", "int64")):
-        raise UnsupportedRequest(
-            f"{operator.name}: elements of dtype {term.name} and indices of dtype {out.name} are not supported",
-            allowed=f"elements of kind {' or '.join(operator.kinds)}; indices of dtype int64 or int32",
-            value=f"dtype={out.name}, elements {term.name}",
-            hint="leave dtype out: the indices are int64",
-        )
-    if not gives_index and term.kind in ("float", "complex") and out.kind in ("int", "bool"):
-        raise UnsupportedRequest(
-            f"{operator.name}: elements of dtype {term.name} would be converted to the output dtype {out.name} "
-            "before the scan",
-            allowed="gives='index' for an operator whose output is an index: its elements keep their dtype",
-            value=f"dtype={out.name}",
-            hint=f"construct the operator with gives='index', or convert the elements first: x.to(torch.{out.name})",
-        )
-    last = spec.capacity - 1
-    value = accumulator_of(spec.accumulator)
-    for name, kind in zip(operator.fields, operator.field_types, strict=True):
-        if kind == "value" and name in _index_fields(operator) and last > _exact(value):
-            raise UnsupportedRequest(
-                f"{operator.name}: the field {name!r} holds an index as {value.name}, exact only up to {_exact(value)}",
-                allowed=f"a field of type 'index' for lines of up to {spec.capacity} elements",
-                value=f"fields={operator.fields}, types={operator.field_types}",
-                hint=f"construct the operator with places=({name!r},), or with types: 'index' for {name!r}",
-            )
-    if _projects_index(operator) and last > _exact(out):
-        raise UnsupportedRequest(
-            f"{operator.name}: the output dtype {out.name} holds indices only up to {_exact(out)}",
-            allowed=f"an output dtype that holds every index of lines of up to {spec.capacity} elements",
-            value=f"dtype={out.name}",
-            hint="pass dtype=torch.int64"
-            if gives_index
-            else "construct the operator with gives='index': the output is int64 and the elements keep their dtype",
-        )
+def _in_indices(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+    """Yield why indices, or elements beside them, would be wrong in the results of ``spec``."""
+    term, out, last, value = spec.term, spec.out, spec.capacity - 1, accumulator_of(spec.accumulator)
+    if row.gives == "index" and (term.kind not in row.kinds or out.name not in ("int32", "int64")):
+        what = f"elements of dtype {term.name} and indices of dtype {out.name} are not supported"
+        allowed = f"elements of kind {' or '.join(row.kinds)}; indices of dtype int64 or int32"
+        yield what, allowed, f"dtype={out.name}, elements {term.name}", "leave dtype out: the indices are int64"
+    if row.gives != "index" and term.kind in ("float", "complex") and out.kind in ("int", "bool"):
+        what = f"elements of dtype {term.name} would be converted to the output dtype {out.name} before the scan"
+        allowed = "gives='index' for an operator whose output is an index: its elements keep their dtype"
+        hint = f"construct the operator with gives='index', or convert the elements first: x.to(torch.{out.name})"
+        yield what, allowed, f"dtype={out.name}", hint
+    told = dict(zip(row.fields, row.field_types, strict=True))
+    lifted = zip(told.items(), row.lift, strict=True)
+    types = {name: "index" if YIELDS_INDEX.search(text) else kind for (name, kind), text in lifted}
+    indices = [name for name, kind in types.items() if kind == "index"]
+    if last > _exact(value) and (wrong := [name for name in indices if told[name] == "value"]):
+        what = f"the field {wrong[0]!r} holds an index as {value.name}, exact only up to {_exact(value)}"
+        allowed = f"a field of type 'index' for lines of up to {spec.capacity} elements"
+        hint = f"construct the operator with types={tuple(types.values())}"
+        yield what, allowed, f"fields={row.fields}, types={row.field_types}", hint
+    # The output is a state field that holds an index, up to casts and brackets.
+    states = ("state",) if row.field_types == ("value",) else tuple(f"state.{name}" for name in indices)
+    projects = indices and any(re.fullmatch(rf"\s*{CAST}{re.escape(name)}[\s)]*", row.project) for name in states)
+    if projects and last > _exact(out):
+        what = f"the output dtype {out.name} holds indices only up to {_exact(out)}"
+        allowed = f"an output dtype that holds every index of lines of up to {spec.capacity} elements"
+        hint = "construct the operator with gives='index': the output is int64 and the elements keep their dtype"
+        yield what, allowed, f"dtype={out.name}", "pass dtype=torch.int64" if row.gives == "index" else hint
 
 
 def _exact(dtype: DType) -> int:
     """The largest n such that ``dtype`` holds every integer from 0 to n."""
     return EXACT.get(dtype.name) or (int(dtype.highest) if dtype.kind in ("int", "bool") else 2**53)
-
-
-def _projects_index(operator: Operator) -> bool:
-    """Whether the output is a state field that holds an index, up to casts and brackets."""
-    found = _index_fields(operator)
-    names = found and (("state",) if operator.field_types == ("value",) else tuple(f"state.{name}" for name in found))
-    return any(re.fullmatch(rf"\s*{CAST}{re.escape(name)}[\s)]*", operator.project) for name in names)
-
-
-def _check_gate(spec: ScanSpec, operator: Operator) -> None:
-    if operator.gated != (spec.gate is not None):
-        raise UnsupportedRequest(
-            f"{spec.op}: {'a gate dtype is required' if operator.gated else 'the operator has no gate'}",
-            allowed="a gate for operators whose lift reads one, and for no other",
-            value=f"op={spec.op!r}, gate={spec.gate!r}",
-            hint="pass the gate's dtype as gate" if operator.gated else "leave gate out",
-        )
-
-
-def _check_range(name: str, value: object, limit: int, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise UnsupportedRequest(
-            f"{name} must be an integer from 1 to {limit}",
-            allowed=f"an integer from 1 to {limit}",
-            value=f"{name}={value!r}",
-            hint=hint,
-        )
-
-
-def _check_fixed(spec: ScanSpec) -> None:
-    for name, given in (("at_most", spec.at_most), ("multiple", None if spec.multiple == 1 else spec.multiple)):
-        if given is not None:
-            raise UnsupportedRequest(
-                f"{name} needs length=None",
-                allowed=f"{name} with length=None, for a variable-length kernel",
-                value=f"length={spec.length!r}, {name}={given!r}",
-                hint=f"pass length=None, or leave {name} out",
-            )
-
-
-def _check_layout(spec: ScanSpec, operand: str, name: str) -> None:
-    layout = getattr(spec, name)
-    layouts = LAYOUTS if operand == "input" else (*LAYOUTS, LINE)
-    if not isinstance(layout, str) or layout not in layouts:
-        raise _not_among(name, layout, layouts)
-    present = ["input", *(each for each in ("mask", "gate", "saved") if getattr(spec, each))]
-    present += ["starts"] if spec.segments == "flags" else []
-    if operand not in present:
-        raise UnsupportedRequest(
-            f"{name} must be 'dense' without the operand {operand}",
-            allowed=", ".join(f"{each}_layout" for each in present),
-            value=f"{name}={layout!r}",
-            hint=f"leave {name} out, or add the operand: mask, gate, or segments='flags'",
-        )
-    if spec.inner == 1 and layout == "columns":
-        raise UnsupportedRequest(
-            f"{name}='columns' needs inner above 1",
-            allowed="the layout columns for inner above 1",
-            value=f"inner={spec.inner}, {name}={layout!r}",
-            hint="pass strided, or rows if the items of a line are contiguous",
-        )
-
-
-def _not_among(name: str, value: object, choices: tuple[object, ...]) -> UnsupportedRequest:
-    listed = " or ".join(repr(choice) for choice in choices)
-    return UnsupportedRequest(
-        f"{name} must be {listed}",
-        allowed=listed,
-        value=f"{name}={value!r}",
-        hint=f"pass one of these as {name}",
-    )

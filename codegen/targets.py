@@ -1,8 +1,8 @@
 """The table of GPU architectures, limits and features that the planner uses, and how many blocks those limits allow.
 
 Limits of a multiprocessor are those of the CUDA programming guide, "technical specifications per compute capability",
-and of the toolkit's cuda_occupancy.h. Multiprocessors, bandwidth and L2 are those of the part named in the row, the
-largest common one. They serve estimates only: a launch asks the device.
+and of the toolkit's cuda_occupancy.h. Multiprocessors and bandwidth are those of the part named in the row, the largest
+common one. They serve estimates only: a launch asks the device.
 
 Occupancy is the arithmetic of cuda_occupancy.h: a block is resident as a whole or not at all. Threads, registers and
 shared memory each limit the number of blocks; the smallest limit counts.
@@ -15,86 +15,70 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.errors import UnsupportedRequest
 
-__all__ = [
-    "DEFAULT_TARGET",
-    "TARGETS",
-    "WARP",
-    "Occupancy",
-    "Target",
-    "most_registers",
-    "nearest_targets",
-    "occupancy",
-    "target_named",
-    "target_of_capability",
-]
-
 WARP = 32  # lanes
+KIB = 1024  # bytes
 PARTITIONS = 4  # of a multiprocessor: a warp's registers lie in one partition
 REGISTER_UNIT = 256  # allocation granularity of registers, per warp
 SHARED_UNITS = {7: 256}  # bytes, by the capability's major number
 SHARED_UNIT = 128  # bytes, from 8.0 on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """A GPU architecture as the planner sees it."""
 
     name: str  # nvcc's name of it: "sm_90"
-    part: str  # the GPU whose data sheet multiprocessors, bandwidth and L2 are from
+    part: str  # the GPU whose data sheet multiprocessors and bandwidth are from
     multiprocessors: int
     threads: int  # resident threads per multiprocessor
     blocks: int  # resident blocks per multiprocessor
-    shared_bytes: int  # shared memory per multiprocessor
-    block_shared_bytes: int  # shared memory per block, with opt-in
+    shared_kib: int  # shared memory per multiprocessor
     bandwidth: int  # of device memory, GB/s
-    l2_bytes: int
-    bfloat_convert: bool  # has an instruction that converts float to bfloat16
-    copies_async: bool  # has cp.async
     registers: int = 65536  # 32-bit registers per multiprocessor
     thread_registers: int = 255  # limit per thread
     block_threads: int = 1024  # limit per block
 
-    @property
-    def capability(self) -> tuple[int, int]:
-        """The compute capability (major, minor), as of torch.cuda.get_device_capability."""
+    # ---- what follows from the fields above
+
+    capability: tuple[int, int] = derived()  # (major, minor), as of torch.cuda.get_device_capability
+    shared_bytes: int = derived()  # shared memory per multiprocessor
+    reserved_bytes: int = derived()  # of it, what CUDA reserves per block
+    block_shared_bytes: int = derived()  # shared memory per block, with opt-in
+    copies_async: bool = derived()  # has cp.async
+    bfloat_convert: bool = derived()  # has an instruction that converts float to bfloat16
+    float8_convert: bool = derived()  # has an instruction that converts 8-bit floats to float16
+
+    def __post_init__(self) -> None:
         digits = self.name.removeprefix("sm_")
-        return int(digits[:-1]), int(digits[-1])
+        capability, shared_bytes = (int(digits[:-1]), int(digits[-1])), KIB * self.shared_kib
+        ampere = capability >= (8, 0)
+        set_derived(
+            self,
+            capability=capability,
+            shared_bytes=shared_bytes,
+            reserved_bytes=KIB * ampere,
+            block_shared_bytes=shared_bytes - KIB * ampere,
+            copies_async=ampere,
+            bfloat_convert=ampere,
+            float8_convert=capability >= (8, 9),
+        )
 
-    @property
-    def float8_convert(self) -> bool:
-        """Whether an instruction converts 8-bit floats to float16."""
-        return self.capability >= (8, 9)
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Shared memory per block that CUDA reserves."""
-        return self.shared_bytes - self.block_shared_bytes
-
-
-KIB, MIB = 1024, 1024**2
-
+# name, part, multiprocessors, and of each: resident threads, resident blocks, KiB of shared memory; bandwidth in GB/s
 _ROWS = (
-    Target(name="sm_70", part="V100", multiprocessors=80, threads=2048, blocks=32, shared_bytes=96 * KIB,
-           block_shared_bytes=96 * KIB, bandwidth=900, l2_bytes=6 * MIB, bfloat_convert=False, copies_async=False),
-    Target(name="sm_75", part="Quadro RTX 8000", multiprocessors=72, threads=1024, blocks=16, shared_bytes=64 * KIB,
-           block_shared_bytes=64 * KIB, bandwidth=672, l2_bytes=6 * MIB, bfloat_convert=False, copies_async=False),
-    Target(name="sm_80", part="A100 80GB", multiprocessors=108, threads=2048, blocks=32, shared_bytes=164 * KIB,
-           block_shared_bytes=163 * KIB, bandwidth=2039, l2_bytes=40 * MIB, bfloat_convert=True, copies_async=True),
-    Target(name="sm_86", part="RTX A6000", multiprocessors=84, threads=1536, blocks=16, shared_bytes=100 * KIB,
-           block_shared_bytes=99 * KIB, bandwidth=768, l2_bytes=6 * MIB, bfloat_convert=True, copies_async=True),
-    Target(name="sm_89", part="RTX 4090", multiprocessors=128, threads=1536, blocks=24, shared_bytes=100 * KIB,
-           block_shared_bytes=99 * KIB, bandwidth=1008, l2_bytes=72 * MIB, bfloat_convert=True, copies_async=True),
-    Target(name="sm_90", part="H200", multiprocessors=132, threads=2048, blocks=32, shared_bytes=228 * KIB,
-           block_shared_bytes=227 * KIB, bandwidth=4800, l2_bytes=50 * MIB, bfloat_convert=True, copies_async=True),
-    Target(name="sm_100", part="B200", multiprocessors=148, threads=2048, blocks=32, shared_bytes=228 * KIB,
-           block_shared_bytes=227 * KIB, bandwidth=8000, l2_bytes=126 * MIB, bfloat_convert=True, copies_async=True),
-    Target(name="sm_103", part="B300", multiprocessors=148, threads=2048, blocks=32, shared_bytes=228 * KIB,
-           block_shared_bytes=227 * KIB, bandwidth=8000, l2_bytes=126 * MIB, bfloat_convert=True, copies_async=True),
-    Target(name="sm_120", part="RTX PRO 6000", multiprocessors=188, threads=1536, blocks=24, shared_bytes=100 * KIB,
-           block_shared_bytes=99 * KIB, bandwidth=1792, l2_bytes=128 * MIB, bfloat_convert=True, copies_async=True),
-)  # fmt: skip
+    Target("sm_70", "V100", 80, 2048, 32, 96, 900),
+    Target("sm_75", "Quadro RTX 8000", 72, 1024, 16, 64, 672),
+    Target("sm_80", "A100 80GB", 108, 2048, 32, 164, 2039),
+    Target("sm_86", "RTX A6000", 84, 1536, 16, 100, 768),
+    Target("sm_89", "RTX 4090", 128, 1536, 24, 100, 1008),
+    Target("sm_90", "H200", 132, 2048, 32, 228, 4800),
+    Target("sm_100", "B200", 148, 2048, 32, 228, 8000),
+    Target("sm_103", "B300", 148, 2048, 32, 228, 8000),
+    Target("sm_120", "RTX PRO 6000", 188, 1536, 24, 100, 1792),
+)
 
 TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
 DEFAULT_TARGET = "sm_90"

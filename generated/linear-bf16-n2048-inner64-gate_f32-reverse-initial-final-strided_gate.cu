@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 de53b7b506d286d4 of everything below this banner
+// content  sha256 cea528de4e302b36 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -41,7 +41,9 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
-    return __uint_as_float((unsigned)bits << 16);
+    float value;
+    asm("mov.b32 %0, { %1, %2 };" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
+    return value;
 }
 #endif
 
@@ -365,7 +367,7 @@ __device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& a
             kReverse ? -step : step, begin, last + 1};
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
             const __grid_constant__ Geometry geometry, long long lines,
             const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
@@ -437,17 +439,18 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
     Geometry geometry;
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -459,17 +462,13 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / kInner * kPanels;
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines / 64 * ((64 + 32 - 1) / 32);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (const Gate*)arguments->gate,
-        (Output*)arguments->output,
-        arguments->geometry, arguments->lines,
-        (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
+    void* parameters[] = {&arguments->input, &arguments->gate, &arguments->output, &arguments->geometry,
+        &arguments->lines, &arguments->carry_in, &arguments->carry_in_step, &arguments->carry_out};
+    const dim3 grid((unsigned)blocks), block(512);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

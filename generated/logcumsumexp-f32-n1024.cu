@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 6e6a13937218bdd8 of everything below this banner
+// content  sha256 d6e7d9827922e29f of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,8 +52,11 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-// exp(x) with a relative error of about (2 + |x| / 2) 2^-23: log2(e) as a sum of two floats.
-__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f)); }
+// exp(a - b) with a relative error of about (2 + |a - b| / 2) 2^-23: log2(e) as a sum of two floats.
+__device__ __forceinline__ Value near_exp(Value a, Value b) {
+    const Value x = a - b;
+    return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f));
+}
 
 // high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: high + k log(2), and its rounding error beside
 // log(1 + f), whose polynomial has a relative error of at most 2.8e-8, so that the sum is rounded nearly once. The
@@ -103,7 +106,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 __device__ __forceinline__ State extend(State older, State newer) {
     State s;
     s.high = older.high;
-    s.rest = older.rest + near_exp(newer.high - older.high);
+    s.rest = older.rest + near_exp(newer.high, older.high);
     return s;
 }
 
@@ -333,7 +336,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     return before;
 }
 
-__global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output) {
     // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
@@ -397,16 +400,17 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -418,14 +422,12 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output));
+    void* parameters[] = {&arguments->input, &arguments->output};
+    const dim3 grid((unsigned)blocks), block(32);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4015a0ae6a891e29 of everything below this banner
+// content  sha256 f86afc74b648ae4d of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -240,7 +240,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     return before;
 }
 
-__global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Position length, int stripes) {
     // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
@@ -282,7 +282,6 @@ scan_kernel(const Input* input, Output* output, Position length, int stripes) {
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kLead = 0;  // items by which accesses begin before a row, at most
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -292,16 +291,17 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -313,18 +313,18 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const Position length = (Position)arguments->length;
-    const int accesses = (int)((length + kItems + kLead - 1) / kItems);
-    const int warps = (accesses + 32 * kVectors - 1) / (32 * kVectors);  // the fewest that hold a row
-    const int stripes = (accesses + 32 * warps - 1) / (32 * warps);      // the fewest stripes per warp
-    const long long blocks = arguments->lines;
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long length = arguments->length;
+    const long long reach = length + 0;
+    const int warps = (int)((reach + 639) / 640);  // the fewest that hold a row
+    int stripes = (int)((reach + 128 * warps - 1) / (128 * warps));
+    arguments->stripes = stripes;
+    const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(32 * warps);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output, length, stripes));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->length,
+        &arguments->stripes};
+    const dim3 grid((unsigned)blocks), block(32 * warps);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 11229676acf2deb1 of everything below this banner
+// content  sha256 710a49072114b218 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -328,8 +328,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
-static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+constexpr int kWords = 1;  // status words of a tile
+static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
@@ -390,12 +390,13 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
 // so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
 
-__host__ __device__ __forceinline__ int tiles_of(Position length) {
+__device__ __forceinline__ int tiles_of(Position length) {
     return (int)((length + kLead + kTile - 1) / kTile);
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+scan_kernel(const Input* input, Output* output, long long lines, unsigned long long* workspace) {
+    const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2][kGroups];  // by the parity of the step
@@ -553,6 +554,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
+static_assert((sizeof(Ring) + 15) / 16 * 16 == 184320, "shared memory as planned");
+
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
@@ -563,22 +566,25 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) {
-    return 16 + lines * tiles_of((Position)length) * 8 * kWords;
+extern "C" long long scanops_workspace_bytes(long long lines, long long length) {
+    const long long tiles = (length + 11519) / 11520, groups = lines;
+    const long long statuses = groups * (tiles);
+    return 16 + statuses * 8;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.
@@ -587,23 +593,18 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * tiles_of(length);
-    const long long resident = (long long)arguments->multiprocessors * kBlocks;
-    const long long blocks = tiles < resident ? tiles : resident;
-    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
-    const Board board = {workspace, workspace + 2};
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    long long blocks = lines * ((arguments->length + 11519) / 11520);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (184320 + 15) / 16, "shared memory as planned");
-    config.dynamicSmemBytes = sizeof(Ring);
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    if (blocks > resident) blocks = resident;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 184320);
     if (allowed != cudaSuccess) return failed(allowed);
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines,
+        &arguments->workspace};
+    const dim3 grid((unsigned)blocks), block(480);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 184320, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 87eb863265e5d722 of everything below this banner
+// content  sha256 cfdca3f2c54faf3f of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -391,7 +391,7 @@ __device__ __forceinline__ TileResults results_of(const States& prefix, const It
     return rows;
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
@@ -470,6 +470,8 @@ scan_kernel(const Input* input, Output* output,
     }
 }
 
+static_assert((sizeof(Ring) + 15) / 16 * 16 == 98304, "shared memory as planned");
+
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
@@ -480,18 +482,19 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
     Geometry geometry;
     Neighbours neighbours;
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -503,22 +506,16 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const Neighbours neighbours = arguments->neighbours;
-    const long long panels = (neighbours.size + kLines - 1) / kLines;
-    const long long blocks = arguments->lines / neighbours.size * panels;
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines / arguments->neighbours.size * ((arguments->neighbours.size + 32 - 1) / 32);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (98304 + 15) / 16, "shared memory as planned");
-    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 98304);
     if (allowed != cudaSuccess) return failed(allowed);
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output,
-        arguments->geometry, arguments->neighbours));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->geometry,
+        &arguments->neighbours};
+    const dim3 grid((unsigned)blocks), block(256);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 98304, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 79624ba1f5669594 of everything below this banner
+// content  sha256 e42fa980de999c41 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -242,7 +242,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     return before;
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 scan_kernel(const Input* input, Output* output) {
     // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
@@ -291,16 +291,17 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -312,14 +313,12 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output));
+    void* parameters[] = {&arguments->input, &arguments->output};
+    const dim3 grid((unsigned)blocks), block(512);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

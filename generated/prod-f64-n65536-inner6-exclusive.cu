@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 f3a559dec045531f of everything below this banner
+// content  sha256 5148394ccc158a5b of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -34,10 +34,12 @@ constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
 constexpr bool kOverwrites = false;  // lanes store results over items that other lanes read
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
-constexpr int kTiles = 61;  // of a column, at most
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
 constexpr int kGroup = 32;  // tiles of a group
 constexpr int kStretch = 4;  // groups of a group of groups
+constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
+constexpr bool kHasGroups = true;  // a tile folds the totals of groups
+constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -410,8 +412,8 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
-static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+constexpr int kWords = 2;  // status words of a tile
+static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
@@ -463,9 +465,6 @@ __device__ __forceinline__ State total_of(const Words& words) {
 }
 
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
-constexpr bool kHasPeers = kGroup > 1 && kTiles > 1;          // a tile folds the totals of tiles
-constexpr bool kHasGroups = kStretch > 1 && kTiles > kGroup;  // a tile folds the totals of groups
-constexpr bool kHasCarry = kTiles > kGroup * kStretch;        // inclusive prefixes are chained over groups of groups
 constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // of a warp
 constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
 constexpr int kFoldLanes = 32 / kFoldColumns;
@@ -475,16 +474,16 @@ constexpr int kLooks = kTileLooks + kGroupLooks + kHasCarry;
 static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
 
 // Number of groups of so many tiles, the last of which may be partial.
-__host__ __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
+__device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
 // Index of a column's first status of groups of tiles, of groups of groups; and the number of all its statuses.
-__host__ __device__ __forceinline__ int group_status(int tiles) { return kHasPeers ? tiles : 0; }
+__device__ __forceinline__ int group_status(int tiles) { return kHasPeers ? tiles : 0; }
 
-__host__ __device__ __forceinline__ int stretch_status(int tiles) {
+__device__ __forceinline__ int stretch_status(int tiles) {
     return group_status(tiles) + (kHasGroups ? groups_of(tiles, kGroup) : 0);
 }
 
-__host__ __device__ __forceinline__ int statuses_of(int tiles) {
+__device__ __forceinline__ int statuses_of(int tiles) {
     return stretch_status(tiles) + (kHasCarry ? groups_of(tiles, kGroup * kStretch) : 0);
 }
 
@@ -522,8 +521,9 @@ __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at
     return {begin + at.item, kStep, begin, begin + items};
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+scan_kernel(const Input* input, Output* output, long long lines, unsigned long long* workspace) {
+    const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
     __shared__ States ahead[kLanes];  // the tile's exclusive prefix
@@ -651,6 +651,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     for (int k = 0; k < kItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }
 
+static_assert((sizeof(Ring) + 15) / 16 * 16 == 69632, "shared memory as planned");
+
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
@@ -661,24 +663,25 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every column's tiles. Cleared once by the caller; launches may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) {
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    const long long statuses = lines / kInner * kPanels * kColumns * statuses_of(tiles_a_line);
-    return 16 + statuses * 8 * kWords;
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
+extern "C" long long scanops_workspace_bytes(long long lines, long long length) {
+    const long long tiles = (length + 1087) / 1088, groups = lines / 6 * ((6 + 8 - 1) / 8);
+    const long long statuses = groups * 8 * (tiles + (tiles + 31) / 32);
+    return 16 + statuses * 16;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.
@@ -687,22 +690,16 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles_a_line = (length + kTile - 1) / kTile;
-    const long long blocks = arguments->lines / kInner * kPanels * tiles_a_line;
-    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
-    const Board board = {workspace, workspace + 2};
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines / 6 * ((6 + 8 - 1) / 8) * ((arguments->length + 1087) / 1088);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (69632 + 15) / 16, "shared memory as planned");
-    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 69632);
     if (allowed != cudaSuccess) return failed(allowed);
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines,
+        &arguments->workspace};
+    const dim3 grid((unsigned)blocks), block(256);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 69632, (cudaStream_t)stream));
 }
 #endif

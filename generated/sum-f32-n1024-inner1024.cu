@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e346e20ed4cc63bf of everything below this banner
+// content  sha256 c19eb7a2bd2f668a of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -360,7 +360,7 @@ __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at
     return {begin + at.item, kStep, begin, begin + items};
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines) {
     dynamic_shared(Ring, ring);
     // by the parity of a tile: its prefix, then the totals of its warps
@@ -426,6 +426,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     }
 }
 
+static_assert((sizeof(Ring) + 15) / 16 * 16 == 131072, "shared memory as planned");
+
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
@@ -436,16 +438,17 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -457,19 +460,15 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / kInner * kPanels;
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines / 1024 * ((1024 + 32 - 1) / 32);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (131072 + 15) / 16, "shared memory as planned");
-    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 131072);
     if (allowed != cudaSuccess) return failed(allowed);
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines};
+    const dim3 grid((unsigned)blocks), block(512);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 131072, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 a87930cda019faf3 of everything below this banner
+// content  sha256 493a2cef122aad8d of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -246,8 +246,8 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
-static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+constexpr int kWords = 1;  // status words of a tile
+static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
@@ -308,12 +308,13 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
 // so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
 
-__host__ __device__ __forceinline__ int tiles_of(Position length) {
+__device__ __forceinline__ int tiles_of(Position length) {
     return (int)((length + kLead + kTile - 1) / kTile);
 }
 
-__global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, Output* output, Board board) {
+extern "C" __global__ void __launch_bounds__(kThreads)
+scan_kernel(const Input* input, Output* output, unsigned long long* workspace) {
+    const Board board = {workspace, workspace + 2};
     __shared__ State warp_total[kWarps];
     __shared__ State group_total[kWarps];
     __shared__ unsigned launch;  // epoch of this launch
@@ -385,22 +386,25 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) {
-    return 16 + lines * tiles_of((Position)length) * 8 * kWords;
+extern "C" long long scanops_workspace_bytes(long long lines, long long length) {
+    const long long tiles = (length + 16383) / 16384, groups = lines;
+    const long long statuses = groups * (tiles);
+    return 16 + statuses * 8;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.
@@ -409,16 +413,12 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines * tiles_of(length);
-    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
-    const Board board = {workspace, workspace + 2};
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = lines * ((arguments->length + 16383) / 16384);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output, board));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->workspace};
+    const dim3 grid((unsigned)blocks), block(512);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 180c49ee66cb5ce1 of everything below this banner
+// content  sha256 b0a913bfe0191e25 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -314,7 +314,7 @@ __device__ __forceinline__ void scan_row(const Piece& own, Position length, int 
     }
 }
 
-__global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
     __shared__ Staged of_warp[kWarps];
@@ -357,16 +357,17 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -378,14 +379,12 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kWarps * rows - 1) / (kWarps * rows);
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = (lines + 1 - 1) / 1;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines};
+    const dim3 grid((unsigned)blocks), block(32);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 03eaaab613e43835 of everything below this banner
+// content  sha256 56afde1bb3fcde9f of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -299,7 +299,7 @@ __device__ __forceinline__ void scan_row(const Piece& own, Position length, int 
     }
 }
 
-__global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
     __shared__ Staged of_warp[kWarps];
@@ -342,16 +342,17 @@ struct ScanArguments {
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // where segments begin
     void* workspace;
+    const void* offsets;      // where segments begin
+    long long segments;       // the number of offsets
     long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long segments;
-    long long lines;   // scanned sequences
-    long long length;  // items in a line, for kernels that take it
+    long long lines;          // scanned sequences
+    long long length;         // items in a line
     int multiprocessors;
+    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 3; }
+extern "C" int scanops_abi() { return 4; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
@@ -363,15 +364,12 @@ static int failed(cudaError_t error) {
     return error;
 }
 
-extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + kWarps * rows - 1) / (kWarps * rows);
+extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
+    const long long lines = arguments->lines;
+    const long long blocks = (lines + 4 - 1) / 4;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = (cudaStream_t)stream;
-    return failed(cudaLaunchKernelEx(&config, scan_kernel,
-        (const Input*)arguments->input, (const Mask*)arguments->mask,
-        (Output*)arguments->output, arguments->lines));
+    void* parameters[] = {&arguments->input, &arguments->mask, &arguments->output, &arguments->lines};
+    const dim3 grid((unsigned)blocks), block(32);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -1,7 +1,9 @@
 """What a kernel is built from and known by: build requests and reports, its identity, its key in an index.
 
-The identity of a kernel is the SHA-256 of its text, flags, target, ABI and platform; never a path, a time, or
-parameters. Toolchain versions are in the manifest instead, so that a machine without compilers can look kernels up.
+A kernel has two forms: a shared library with a launcher in C, and a cubin, which the driver loads and launches by a
+record of data (codegen/launch.py). Each has an identity: the SHA-256 of its text, flags and target, and of the ABI and
+platform of a library or the launch of a cubin, which is of no host; never a path, a time, or parameters. Toolchain
+versions are in the manifest instead, so that a machine without compilers can look kernels up.
 
 A new process would have to render a kernel to know its identity. An installed wheel carries the digests of everything
 that the text follows from besides the spec, ``scanops/built.py``, written by setup.py. With them the process looks the
@@ -16,10 +18,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import scanops.codegen
 import scanops.templates
@@ -43,8 +45,10 @@ except ImportError:  # a checkout has no such file
 
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
 # here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
-ABI = 3
+ABI = 4
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
+LIBRARY, CUBIN = "library", "cubin"  # the forms of a kernel; where there are both, the library serves
+FORMS = {"load_inline": LIBRARY, "nvcc": LIBRARY, "nvrtc": CUBIN}  # builder -> what it makes of a kernel for a GPU
 HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)
 PLATFORM = f"{sys.platform}-{os.uname().machine}"  # where libraries of this process run, such as linux-x86_64
 # The trees of sources that a text follows from
@@ -67,6 +71,7 @@ _CPU_FLAGS = (
     "-fno-gnu-unique",
 )
 _CUDA_FLAGS = ("-std=c++17", "-O3")
+_CUBIN_FLAGS = ("-std=c++17",)
 _HOST_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden")
 # Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
@@ -81,16 +86,19 @@ _TARGET = re.compile(r"sm_(\d+[af]?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A kernel library to build. Raises UnsupportedRequest for a malformed name or target."""
+    """A kernel to build. Raises UnsupportedRequest for a malformed name or target."""
 
     name: str  # slug for people, a file name: letters, digits, "_.+-", at most 151; not part of the identity
     source: str  # the whole text
     target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
     options: tuple[str, ...] = ()  # more compiler flags, part of the identity; no paths
     written: str = ""  # the part of the source that the user wrote, for the message of a failure
-    flags: tuple[str, ...] = field(init=False, repr=False)  # compiler flags that change the code, without paths
-    identity: str = field(init=False, repr=False)  # SHA-256, 64 hex digits, of all that decides what the library does
-    folder: str = field(init=False, repr=False)  # name of its entry in a store
+    launch: Mapping[str, Any] | None = None  # Launch._asdict(); None: it has no form but a library
+    builders: tuple[str, ...] = tuple(FORMS)  # who may build it for a GPU, in the order to ask them
+    flags: tuple[str, ...] = field(init=False, repr=False)  # of a library: those that change the code, without paths
+    # Form -> SHA-256, 64 hex digits, of all that decides what it does; of the forms that its builders make
+    identities: Mapping[str, str] = field(init=False, repr=False)
+    identity: str = field(init=False, repr=False)  # of the library, even where the builders make none
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -107,26 +115,32 @@ class BuildRequest:
                 value=repr(self.target),
                 hint="scanops doctor lists the targets of the nvcc it finds",
             )
-        flags = (*flags_of(self.target), *self.options)
-        parts = {
-            "abi": ABI,
-            "emulator": digest_of("emulator") if self.target == CPU else None,
-            "flags": flags,
-            "link": LINK_FLAGS,
-            "platform": PLATFORM,
-            "schema": SCHEMA,
-            "source": self.source,
-            "target": self.target,
+        common = {"schema": SCHEMA, "source": self.source, "target": self.target}
+        emulator = digest_of("emulator") if self.target == CPU else None
+        own: dict[str, dict[str, object]] = {
+            LIBRARY: {"abi": ABI, "emulator": emulator, "link": LINK_FLAGS, "platform": PLATFORM}
         }
-        identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-        for name, value in (("flags", flags), ("identity", identity), ("folder", f"{self.name}-{identity[:16]}")):
+        if self.launch is not None:
+            own[CUBIN] = {"form": CUBIN, "launch": self.launch}
+        found = {}
+        for form, parts in own.items():
+            text = json.dumps(
+                {**common, **parts, "flags": (*flags_of(self.target, form), *self.options)}, sort_keys=True
+            )
+            found[form] = hashlib.sha256(text.encode()).hexdigest()
+        made = {FORMS[name] for name in self.builders}
+        identities = {form: identity for form, identity in found.items() if form in made}
+        flags = (*flags_of(self.target), *self.options)
+        for name, value in (("flags", flags), ("identities", identities), ("identity", found[LIBRARY])):
             object.__setattr__(self, name, value)
 
 
-def flags_of(target: str) -> tuple[str, ...]:
+def flags_of(target: str, form: str = LIBRARY) -> tuple[str, ...]:
     """Return the compiler flags of a target that change the code: normalised, without paths and verbosity."""
     if target in (CPU, HOST):
         return _CPU_FLAGS if target == CPU else _HOST_FLAGS
+    if form == CUBIN:
+        return (*_CUBIN_FLAGS, f"-arch={target}")
     number = target.removeprefix("sm_")
     # The long form holds the word "arch", which keeps load_inline from adding targets of its own.
     return (*_CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
@@ -155,25 +169,32 @@ class Resources:
 class BuildReport:
     """The outcome of a successful build."""
 
-    library: Path  # in the build folder
+    file: Path  # the library or the cubin, in the build folder
     seconds: float  # wall time
     resources: Resources | None  # None for the CPU
-    toolchain: dict[str, str]  # "route", "nvcc", "cxx", "torch", "ninja": versions, no paths
+    toolchain: dict[str, str]  # "route", "nvcc", "nvrtc", "cxx", "torch", "ninja": versions, no paths
+    form: str = LIBRARY
 
 
 # ---- from a spec to a build request, and the key under which an index finds its kernel without one
 
 
-def request_of(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> BuildRequest:
+def request_of(
+    spec: ScanSpec,
+    target: str,
+    measured: Choice | None = None,
+    few: bool = False,
+    builders: tuple[str, ...] = tuple(FORMS),
+) -> BuildRequest:
     """Return what the store is asked for: the rendered text, and what it is compiled for."""
     row = operator_named(spec.op)
     with NO_FORK:
         from scanops.codegen.source import render
 
-        source = render(plan_for(spec, target, measured, few))
-    return BuildRequest(
-        name=spec.slug, source=source, target=target, written="" if is_built_in(row) else expressions(row)
-    )
+        plan = plan_for(spec, target, measured, few)
+        source, launch = render(plan), None if target == CPU else plan.launch._asdict()
+    written = "" if is_built_in(row) else expressions(row)
+    return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
 
 
 def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:
@@ -202,6 +223,7 @@ def store_key(
     measured: Choice | None = None,
     few: bool = False,
     digests: Mapping[str, str] | None = None,
+    form: str = LIBRARY,
 ) -> str | None:
     """Return the key of a kernel in the indexes of store and packs, by the digests that an installed wheel carries.
 
@@ -210,17 +232,27 @@ def store_key(
     digests = DIGESTS if digests is None else digests
     if not digests or not is_built_in(operator_named(spec.op)):
         return None
-    key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in files.TREES))}"
+    made_from = _fingerprint(target, form, tuple(digests[name] for name in files.TREES))
+    key = f"{spec.slug}{' few' * few} {target} {made_from}"
     return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
 
 
-def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
+def store_keys(spec: ScanSpec, target: str, measured: Choice | None, few: bool, builders: Iterable[str]) -> list[str]:
+    """Return the ``store_key`` of each form that ``builders`` make, in the order of lookups: a library serves first."""
+    made = {FORMS[name] for name in builders}
+    forms = [form for form in (LIBRARY, CUBIN) if form in made] if target != CPU else [LIBRARY]
+    return [key for form in forms if (key := store_key(spec, target, measured, few, form=form))]
+
+
+def sources_key(
+    spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False, form: str = LIBRARY
+) -> str | None:
     """Return the key under which an index records a kernel, from the sources as they are.
 
     It is the ``store_key`` of a wheel with these sources: in a wheel whose files were edited it is another one, and so
     no edited kernel is recorded under the wheel's key.
     """
-    return store_key(spec, target, measured, few, source_digests())
+    return store_key(spec, target, measured, few, source_digests(), form)
 
 
 def source_digests() -> Mapping[str, str]:
@@ -229,8 +261,9 @@ def source_digests() -> Mapping[str, str]:
 
 
 @functools.cache
-def _fingerprint(target: str, digests: tuple[str, ...]) -> str:
+def _fingerprint(target: str, form: str, digests: tuple[str, ...]) -> str:
     """The SHA-256 of all that a kernel's binary follows from besides its spec; the emulator only for the CPU."""
-    rest = f"{SCHEMA} {ABI} {PLATFORM} {target} {flags_of(target)} {LINK_FLAGS}"
+    host = CUBIN if form == CUBIN else f"{PLATFORM} {LINK_FLAGS}"
+    rest = f"{SCHEMA} {ABI} {host} {target} {flags_of(target, form)}"
     used = digests if target == CPU else digests[: files.TREES.index("emulator")]
     return hashlib.sha256(" ".join((rest, *used)).encode()).hexdigest()

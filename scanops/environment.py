@@ -6,7 +6,7 @@ Every function reads at call time, so that a variable set after ``import scanops
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ class Variable:
     read: Callable[[], object]  # parses its value; raises a ScanopsError for an invalid one
 
 
+AUTO = "auto"
+BUILDERS = (AUTO, "load_inline", "nvrtc", "nvcc")  # of kernels for GPUs
 POLICIES = ("build", "generic", "background", "fallback", "never")  # on a cache miss
 # The policy of the innermost ``with scanops.policy(...)`` block, None outside of all
 SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
@@ -73,6 +75,19 @@ def tuning_files() -> tuple[Path, ...]:
     return _paths("SCANOPS_TUNING") or (_users("user_config_path") / "tuning.json",)
 
 
+def builder() -> str:
+    """Return who builds kernels for GPUs: ``SCANOPS_BUILDER``, else auto. Raises UnsupportedRequest for no builder."""
+    name = given("SCANOPS_BUILDER") or AUTO
+    if name not in BUILDERS:
+        raise no_such(name, BUILDERS, f"read SCANOPS_BUILDER: {name!r}", "export SCANOPS_BUILDER=auto, or unset it")
+    return name
+
+
+def nvrtc() -> Path | None:
+    """Return the NVRTC library that ``SCANOPS_NVRTC`` names, or None."""
+    return _path("SCANOPS_NVRTC")
+
+
 def nvcc() -> Path | None:
     """Return the nvcc that ``SCANOPS_NVCC`` names, or None."""
     return _path("SCANOPS_NVCC")
@@ -113,14 +128,14 @@ def policy() -> str:
     """
     name = SCOPED.get() or given("SCANOPS_POLICY") or "build"
     if name not in POLICIES:
-        raise no_policy(name, f"read SCANOPS_POLICY: {name!r}", "export SCANOPS_POLICY=build, or unset it")
+        raise no_such(name, POLICIES, f"read SCANOPS_POLICY: {name!r}", "export SCANOPS_POLICY=build, or unset it")
     return name
 
 
-def no_policy(name: str, asked: str, hint: str) -> UnsupportedRequest:
-    """Return the error for a name that is not one of ``POLICIES``."""
-    hint = did_you_mean(name, POLICIES) + hint
-    return UnsupportedRequest(asked, allowed=", ".join(POLICIES), value=repr(name), hint=hint)
+def no_such(name: object, known: Sequence[str], asked: str, hint: str) -> UnsupportedRequest:
+    """Return the error for a name that is not one of ``known``, the policies or the builders."""
+    hint = did_you_mean(name, known) + hint
+    return UnsupportedRequest(asked, allowed=", ".join(known), value=repr(name), hint=hint)
 
 
 def record_file() -> Path | None:
@@ -171,6 +186,13 @@ VARIABLES = (
         "files of measured plans, separated by :, of which the first that has a kernel applies",
         tuning_files,
     ),
+    Variable(
+        "SCANOPS_BUILDER",
+        AUTO,
+        "who builds kernels for GPUs: load_inline, nvrtc or nvcc, and nobody else; auto: NVRTC first for a call",
+        builder,
+    ),
+    Variable("SCANOPS_NVRTC", "searched for", "the libnvrtc.so to use, and no other", nvrtc),
     Variable("SCANOPS_NVCC", "searched for", "the nvcc to use, before any other", nvcc),
     Variable("CUDA_HOME", "unset", "a CUDA toolkit; its bin/nvcc is tried second", cuda_homes),
     Variable("CUDA_PATH", "unset", "a CUDA toolkit, tried after CUDA_HOME", cuda_homes),

@@ -150,4 +150,4 @@ class UnusableFile(ScanopsError, RuntimeError):
 
 
 class LaunchFailure(ScanopsError, RuntimeError):
-    """The CUDA runtime refused a launch, or the emulator stopped a kernel. The message holds its error."""
+    """The CUDA runtime or driver refused a kernel, or the emulator stopped it. The message holds its error."""

@@ -68,17 +68,7 @@ class Outcome:
 
     def entry(self, gpu: str) -> Measurement | None:
         """Return the entry for the tuning file; None where the planner's plan stays."""
-        if not self.improved:
-            return None
-        return Measurement(
-            target=self.best.target.name,
-            gpu=gpu,
-            spec=self.best.spec.slug,
-            few=self.best.few,
-            strategy=self.best.strategy,
-            plan=self.best.numbers(),
-            measured=self.measured,
-        )
+        return Measurement.of(self.best, gpu, self.measured) if self.improved else None
 
 
 def tune(
@@ -213,7 +203,8 @@ def same(result: torch.Tensor, wanted: torch.Tensor, *, exactly: bool) -> bool:
 def entry_of(plan: Plan) -> Entry | ScanopsError:
     """Return the store entry of a plan, built if it is missing, or the error if it cannot be built."""
     try:
-        request = BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name)
+        launch = plan.launch._asdict()
+        request = BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name, launch=launch)
         return Store().get_or_build(request)
     except ScanopsError as problem:
         return problem

@@ -15,11 +15,12 @@ from scanops.artifact import CPU, planned
 from scanops.codegen.lines import few_for, situations
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named
+from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.kernels import Kernel, capturing, default_target, find, obtain
+from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
 from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
@@ -29,17 +30,19 @@ FEW = ", few lines"  # behind the name of such a kernel
 _Wanted = tuple[ScanSpec, str, bool]  # a spec, its target, and whether the kernel is for few lines
 
 
-def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None) -> Kernel:
+def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None, builder: str = AUTO) -> Kernel:
     """Return the kernel for ``spec``: found in the store, or built and kept there.
 
     Args:
         spec: what to compute.
         target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU;
-            inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc and no GPU.
+            inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc or NVRTC, and no GPU.
         lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
+        builder: ``"load_inline"``, ``"nvcc"`` or ``"nvrtc"``, which makes a cubin and no library: that one and no other
+            builds for a GPU. ``"auto"``: that of ``SCANOPS_BUILDER``, else the first of these that works here.
 
     Raises:
-        UnsupportedRequest: a target that is not known, or an impossible number of lines.
+        UnsupportedRequest: a target or a builder that is not known, or an impossible number of lines.
         BuildFailure: no compiler (MissingCompiler), or one that refused the source; the message holds its output.
         BadStoreEntry: the store cannot be used.
         MissingKernel: it would have to be built under the policy ``never``, or while a CUDA graph is captured. Under
@@ -51,19 +54,22 @@ def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = No
         100
     """
     target = default_target() if target is None else target
-    check_wanted(spec, target)
+    check_wanted(spec, target, builder)
     few = few_for(spec, planned(target), lines)
     workload.note(spec, target, few)
-    kernel = obtain(spec, target, policies.strict(), Store(), few)
+    kernel = obtain(spec, target, policies.strict().by(builder), Store(), few)
     assert kernel is not None
     return kernel
 
 
-def check_wanted(spec: ScanSpec, target: str) -> None:
-    """Raise UnsupportedRequest unless ``spec`` is a ScanSpec and ``target`` is known."""
+def check_wanted(spec: ScanSpec, target: str, builder: str = AUTO) -> None:
+    """Raise UnsupportedRequest unless ``spec`` is a ScanSpec, and ``target`` and the builder for it are known."""
     check_spec(spec)
     if target != CPU:
         target_named(target)
+    if builder not in (known := BUILDERS if target != CPU else (AUTO,)):
+        hint = "pass one of these words: the host compiler builds emulated kernels"
+        raise no_such(builder, known, f"build for {target} by {builder!r}", hint)
 
 
 @contextmanager
@@ -136,13 +142,14 @@ def prepare(
         what = [what]
     if not isinstance(what, Iterable):
         raise _not_prepared(what, "is neither a spec nor a function")
+    import torch  # as default_target() does
+
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
     with policies.resumed(policies.strict().name):
         for item in what:
-            asked = _asked(item, here)
-            for spec, own, few in asked:  # an invalid target shows before anything is built
+            for spec, own, few in _asked(item, here):  # an invalid target shows before anything is built
                 wanted.update(dict.fromkeys(_situated(spec, chosen or [own], few)))
         for spec, target, few in wanted:
             workload.note(spec, target, few)
@@ -151,11 +158,10 @@ def prepare(
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
-                _ = kernel.library  # the first call would load it
+                kernel.code.ready(-1 if here == CPU else torch.cuda.current_device())
         pairs = zip(wanted, found, strict=True)
-        problems = [
-            (f"{spec.slug} for {target}", each) for (spec, target, _), each in pairs if isinstance(each, Exception)
-        ]
+        named = ((f"{spec.slug} for {target}", outcome) for (spec, target, _), outcome in pairs)
+        problems = [(name, outcome) for name, outcome in named if isinstance(outcome, Exception)]
         if len(problems) > 1:
             for problem, stopped in by_reason(problems):
                 _LOG.error("not prepared: %s: %s", ", ".join(stopped), problem)
@@ -223,11 +229,6 @@ class Built:
         """Spec, target and situation, for messages."""
         return f"{self.spec.slug} for {self.target}{FEW * self.few}"
 
-    @property
-    def bytes(self) -> int:
-        """Size of the library; 0 when there is none."""
-        return self.kernel.path.stat().st_size if self.kernel else 0
-
 
 def precompile(
     wanted: Sequence[_Wanted],
@@ -236,13 +237,14 @@ def precompile(
     jobs: int,
     said: Callable[[Built], object],
     native: bool = False,
+    builder: str = AUTO,
 ) -> list[Built]:
     """Build each (spec, target, few) into the store at ``folder``, and complete the folder as a pack.
 
     Kernels that the folder has are left alone, so that a run that was stopped can be repeated. A kernel that cannot be
     built stops no other. Outcomes are returned in the order asked for; ``said`` is called with each as soon as it is
-    known. With ``native`` the C++ call path is built too, for this torch and Python. Raises BadStoreEntry for a folder
-    that cannot be made or used.
+    known. With ``native`` the C++ call path is built too, for this torch and Python. ``builder`` as in ``compile``.
+    Raises BadStoreEntry for a folder that cannot be made or used.
     """
     create_root(folder)
     check_root(folder)
@@ -250,7 +252,7 @@ def precompile(
         from scanops.runtime.native import building  # which needs torch
 
         building.built(Store(folder))
-    outcomes = at_once(lambda each: built(each, Store(folder)), list(dict.fromkeys(wanted)), jobs, said)
+    outcomes = at_once(lambda each: built(each, Store(folder), builder), list(dict.fromkeys(wanted)), jobs, said)
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)
     return outcomes
@@ -261,9 +263,8 @@ def expected(
 ) -> list[_Wanted]:
     """Return each kernel once: for ``targets``, or else for the targets that the file names.
 
-    Where the file does not say whether lines are few, both kernels are wanted if their plans differ.
-
-    Raises UnsupportedRequest when neither names a target, and for a file that names no kernel.
+    Where the file does not say whether lines are few, both kernels are wanted if their plans differ. Raises
+    UnsupportedRequest when neither names a target, and for a file that names no kernel.
     """
     found: dict[_Wanted, None] = {}
     for spec, own, few in wanted:
@@ -285,15 +286,15 @@ def expected(
     return list(found)
 
 
-def built(wanted: _Wanted, store: Store) -> Built:
+def built(wanted: _Wanted, store: Store, builder: str = AUTO) -> Built:
     """Find or build one kernel in ``store``, whatever the policy is, and return the outcome, errors included."""
     started = time.perf_counter()
     (spec, target, few), found, kernel, error = wanted, False, None, None
     try:
-        kernel = find(spec, target, store, few)
+        kernel = obtain(spec, target, policies.FIND.by(builder), store, few)
         found = kernel is not None
-        kernel = kernel or obtain(spec, target, policies.STRICT, store, few)
+        kernel = kernel or obtain(spec, target, policies.STRICT.by(builder), store, few)
     except ScanopsError as problem:
         error = problem
-    seconds = time.perf_counter() - started
-    return Built(spec=spec, target=target, few=few, found=found, seconds=seconds, kernel=kernel, error=error)
+    took = time.perf_counter() - started
+    return Built(spec=spec, target=target, few=few, found=found, seconds=took, kernel=kernel, error=error)

@@ -26,7 +26,7 @@ from scanops.fallback import reference
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
 from scanops.store.entry import Entry
-from scanops.store.library import load
+from scanops.store.library import Library, load
 from scanops.store.store import Store
 
 _LOG = logging.getLogger("scanops")
@@ -149,6 +149,7 @@ class Check:
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
         text = tidied(environment().get_template("laws.j2").render(plan=plan_for(spec, CPU)))
         library = load(self._built(f"laws-{spec.input.tag}", text))
+        assert isinstance(library, Library)
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
             fields = torch.empty(tests, len(self.row.fields), dtype=torch.float64)

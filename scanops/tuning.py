@@ -33,7 +33,7 @@ MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
 Key = tuple[str, str, str, bool]  # target, GPU, spec, whether lines are few
 _FORM = {
-    **dict.fromkeys(("target", "gpu", "spec", "strategy"), str),
+    **dict.fromkeys(("target", "gpu", "spec", "kind", "strategy"), str),
     "plan": dict,
     "measured": dict,
     "few": bool,
@@ -68,9 +68,27 @@ class Entry:
     gpu: str  # the driver's name of it
     spec: str  # its slug
     few: bool = False  # measured on few lines
+    kind: str = ""  # the planner's class of the spec, by which its own table is looked up
     strategy: str
     plan: dict[str, object]  # the plan's numbers by name
     measured: Measured
+
+    @classmethod
+    def of(cls, plan: Plan, gpu: str, measured: Measured) -> Entry:
+        """Return the entry of a plan."""
+        with NO_FORK:
+            from scanops.codegen.plan import class_of
+
+        return cls(
+            target=plan.target.name,
+            gpu=gpu,
+            spec=plan.spec.slug,
+            few=plan.few,
+            kind=class_of(plan.spec, plan.few),
+            strategy=plan.strategy,
+            plan=plan.numbers(),
+            measured=measured,
+        )
 
     @property
     def key(self) -> Key:
@@ -116,7 +134,7 @@ def _parsed(path: Path, data: bytes) -> dict[Key, Entry]:
             raise ValueError(f"schema {document['schema']} instead of {SCHEMA}")
         for number, row in enumerate(document["entries"]):
             where = f"entry {number}"
-            require_form(row := {"few": False, **row}, _FORM, where)
+            require_form(row := {"few": False, "kind": "", **row}, _FORM, where)
             entry = Entry(**{**row, "measured": Measured(**row["measured"])})
             if found.setdefault(entry.key, entry) is not entry:
                 raise ValueError(f"{' '.join(map(str, entry.key))} again")

@@ -101,7 +101,7 @@ def plan_members() -> int:
     """Return the public members of a plan, the maximum over the committed kernels and so over the strategies."""
     program = """
 import sys
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 print(max(sum(name[0] != "_" for name in dir(make_plan(ScanSpec.parse(slug)))) for slug in sys.argv[1:]))
 """
     slugs = [path.stem for path in tracked("generated") if path.suffix == ".cu"]
@@ -170,7 +170,7 @@ subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", stub], input=tex
 def stubbed(request, directory):
     library = directory / "kernel.so"
     shutil.copy(stub, library)
-    return artifact.BuildReport(library=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
+    return artifact.BuildReport(file=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
 build.build = stubbed
 ran, importing = set(), 0
 def profiled(frame, event, _):
@@ -202,12 +202,12 @@ from scanops.runtime import kernels
 spec = scanops.ScanSpec.parse("sum-f32-n1024")
 began = time.perf_counter()
 kernel = kernels.find(spec, "cpu")
-kernel.library
+kernel.code
 print(1e3 * (time.perf_counter() - began))
 """
 BUILD = """
 import scanops
-scanops.compile(scanops.ScanSpec.parse("sum-f32-n1024"), "cpu").library
+scanops.compile(scanops.ScanSpec.parse("sum-f32-n1024"), "cpu").code
 """
 # Counts the Python functions of a repeated call; the C++ function that serves it is one more hop.
 REPEATED = """

@@ -2,107 +2,93 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from scanops.codegen.lines import few_for
-from scanops.codegen.plan import make_plan
+from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
-from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.strategies.base import Plan
+from scanops.codegen.spec import Source
 
-__all__ = ["Parameter", "Unit", "python_name", "unit_of"]
+__all__ = ["Parameter", "Unit", "python_name", "units_of"]
 
-# CUDA toolkits that compile for a target and have cudaLaunchKernelEx (11.8). CUDA 13 dropped sm_70.
+# CUDA toolkits that compile for a target: 11.8 was the first for sm_90, and CUDA 13 dropped sm_70.
 TOOLKITS = {
     "sm_70": "11.8 to 12.9",
     "sm_100": "12.8 or later",
     "sm_103": "12.9 or later",
     "sm_120": "12.8 or later",
 }
-ARRAY = "const long long*"  # of numbers in host memory
-CTYPES = {
-    "const void*": "ctypes.c_void_p",
-    "void*": "ctypes.c_void_p",
-    "long long": "ctypes.c_longlong",
-    "int": "ctypes.c_int",
-    ARRAY: "ctypes.POINTER(ctypes.c_longlong)",
-}
 
 
 class Parameter(NamedTuple):
-    """An argument of the launcher with plain arguments."""
+    """An argument of the launcher."""
 
-    type: str  # in C; pointers to void are to device memory
     name: str
+    type: str  # in C; pointers to void are to device memory
     says: str  # what it holds, in a phrase
-    value: str  # the expression of its value in an exported Python file
-    member: str = ""  # of ScanArguments, where it does not have the argument's name
-
-    @property
-    def declared(self) -> str:
-        """The declaration of the parameter in C."""
-        return f"{self.type} {self.name}"
+    value: str  # in an exported Python file
 
     @property
     def ctype(self) -> str:
-        """The type of the argument in ctypes."""
-        return CTYPES[self.type]
-
-    @property
-    def each_call(self) -> bool:
-        """Whether the value differs between calls on tensors of the same shapes and strides."""
-        return self.type.endswith("void*")
+        """The type of the argument in an exported Python file."""
+        return {"long long": "integer", "int": "ctypes.c_int"}.get(self.type, "pointer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+# All arguments that a launcher may have, in order.
+PARAMETERS = (
+    Parameter("input", "const void*", "{spec.dtype}, the input", "x.data_ptr()"),
+    Parameter("mask", "const void*", "{spec.mask}, one per item", "mask.data_ptr()"),
+    Parameter("gate", "const void*", "{spec.gate}, one per item", "gate.data_ptr()"),
+    Parameter("saved", "const void*", "{spec.saved}, one per item", "saved.data_ptr()"),
+    Parameter("starts", "const void*", "bool, one per item", "segment_starts.data_ptr()"),
+    Parameter("output", "void*", "{spec.out.name}, contiguous: one result per item", "y.data_ptr()"),
+    Parameter("indices", "void*", "contiguous: the second result of each item", "indices.data_ptr()"),
+    Parameter(
+        "geometry",
+        "const Geometry*",
+        "host memory; adjacent dimensions are merged",
+        "ctypes.byref(geometry)",
+    ),
+    Parameter("carry_in", "const void*", "{spec.carry.name}: the carry-in of each line", "carry_in.data_ptr()"),
+    Parameter("carry_in_step", "long long", "1, or 0 where all lines share one carry-in", "1"),
+    Parameter("carry_out", "void*", "{spec.carry.name}: the carry-out of each line", "carry_out.data_ptr()"),
+    Parameter(
+        "offsets",
+        "const void*",
+        "{spec.segments}, rising: where each segment but the first begins",
+        "offsets.data_ptr() + offsets.element_size()",
+    ),
+    Parameter("segments", "long long", "the number of these offsets", "offsets.numel() - 2"),
+    Parameter("workspace", "void*", "scanops_workspace_bytes(lines, length) bytes, cleared", "workspace.data_ptr()"),
+    Parameter("lines", "long long", "scanned sequences", "lines"),
+    Parameter("length", "long long", "items of a line: {spec.items_text}", "length"),
+    Parameter("multiprocessors", "int", "of the GPU", "multiprocessors"),
+    Parameter("stream", "void*", "a cudaStream_t of the current device", "_raw_stream(device)"),
+)
+
+
+class Unit(NamedTuple):
     """The CUDA translation unit of one spec on one target."""
 
     plan: Plan
-    parameters: tuple[Parameter, ...]  # of its launcher
+    parameters: Sequence[Parameter]  # of its launcher
     text: str
 
     @property
-    def spec(self) -> ScanSpec:
-        """The spec of the kernel."""
-        return self.plan.spec
-
-    @property
-    def name(self) -> str:
-        """A C identifier that is unique to the text."""
-        return f"scan_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"
-
-    @property
-    def conditions(self) -> dict[str, object]:
-        """What the kernel requires of a call, by the fields of an exported file's Kernel."""
-        spec = self.spec
+    def condition(self) -> str:
+        """What the kernel requires of a call, in an exported Python file."""
+        spec = self.plan.spec
+        lengths = f"{spec.multiple} <= length <= {spec.capacity}" if spec.takes_length else f"length == {spec.length}"
+        divisible = f" and length % {spec.multiple} == 0" if spec.multiple > 1 else ""
         by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
-        return {
-            "lengths": (1 if spec.takes_length else spec.capacity, spec.capacity),
-            "multiple": spec.multiple,
-            "inner": spec.inner,
-            "boundary": ACCESS_BYTES if spec.aligned and not by_item else 1,
-            **({"mask": f"torch.{spec.mask}"} if spec.mask else {}),
-        }
-
-    @property
-    def signature(self) -> tuple[str, ...]:
-        """The parameters of the launcher in C."""
-        return tuple(row.declared for row in self.parameters)
+        aligned = " and not any(past)" if spec.aligned and not by_item else ""
+        mask = f" and mask.dtype == torch.{spec.mask}" if spec.mask else ""
+        return f"{lengths}{divisible} and inner == {spec.inner}{aligned}{mask}"
 
     @property
     def toolkit(self) -> str:
         """The CUDA toolkits that compile the text."""
         return TOOLKITS.get(self.plan.target.name, "11.8 or later")
-
-    @property
-    def gencode(self) -> str:
-        """The option of nvcc for the target and later GPUs."""
-        number = self.plan.target.name.removeprefix("sm_")
-        return f'"-gencode=arch=compute_{number},code=[sm_{number},compute_{number}]"'
 
     @property
     def literal(self) -> str:
@@ -111,70 +97,20 @@ class Unit:
         return f"r{quotes}\n{self.text}{quotes}" if quotes else repr(f"\n{self.text}")
 
 
-def unit_of(spec: ScanSpec, target: str, lines: int | None, *, takes_stream: bool = True) -> Unit:
-    """Return the kernel of ``spec`` with its launcher, which else launches on the default stream.
-
-    Raises UnsupportedRequest for an unknown target.
-    """
-    plan = make_plan(spec, target, few_for(spec, target, lines))
-    parameters = tuple(_parameters(plan, takes_stream))
-    template = environment().get_template("exports/launcher.cuh.j2")
-    kernel = render(plan, exported=True, takes_stream=takes_stream)
-    return Unit(plan=plan, parameters=parameters, text=kernel + template.render(parameters=parameters))
-
-
 def python_name(source: Source) -> str:
     """Return the name of an operand in Python."""
     return {"input": "x", "starts": "segment_starts"}.get(source.name, source.name)
 
 
-def _parameters(plan: Plan, takes_stream: bool) -> Iterator[Parameter]:
-    """Yield the arguments of the launcher, in order."""
-    spec = plan.spec
-    carry = spec.carry.name if spec.initial or spec.final else ""
-    for source in spec.sources:
-        says = f"{source.dtype.name}, {'the input' if source.name == 'input' else 'one per item'}"
-        yield Parameter("const void*", source.name, says, f"{python_name(source)}.data_ptr()")
-    yield Parameter("void*", "output", f"{spec.out.name}, contiguous: one result per item", "y.data_ptr()")
-    if spec.indexed:
-        yield Parameter("void*", "indices", "int64, contiguous: the index of each result", "indices.data_ptr()")
-    if spec.initial:
-        yield Parameter("const void*", "carry_in", f"{carry}: the carry-in of each line", "carry_in.data_ptr()")
-        yield Parameter("long long", "carry_in_step", "1, or 0 where all lines share one carry-in", "1")
-    if spec.final:
-        yield Parameter("void*", "carry_out", f"{carry}: the carry-out of each line", "carry_out.data_ptr()")
-    if spec.by_offsets:
-        says = f"{spec.segments}, rising: where each segment but the first begins"
-        yield Parameter("const void*", "offsets", says, "offsets.data_ptr() + offsets.element_size()")
-        yield Parameter("long long", "segments", "the number of these offsets", "offsets.numel() - 2")
-    yield Parameter("void*", "workspace", "scanops_workspace_bytes(lines, length) bytes, cleared", "workspace_at")
-    beside = f", {spec.inner} of them adjacent" if spec.inner > 1 else ""
-    yield Parameter("long long", "lines", f"scanned sequences{beside}", "lines")
-    yield Parameter("long long", "length", f"items of a line: {spec.items_text}", "length")
-    if spec.strided:
-        yield from _geometry(plan)
-    count = "torch.cuda.get_device_properties(device).multi_processor_count"
-    yield Parameter("int", "multiprocessors", "of the GPU", count)
-    if takes_stream:
-        yield Parameter("void*", "stream", "a cudaStream_t of the current device", "_stream(device)")
-
-
-def _geometry(plan: Plan) -> Iterator[Parameter]:
-    """Yield the sizes of the dimensions that are not scanned, and the strides of the operands in items."""
-    names = [source.name for source in plan.spec.sources]
-    yield Parameter("int", "rank", "dimensions that are not scanned, at most 24", "len(sizes)", "geometry.rank")
-    yield Parameter(ARRAY, "size", "of each of them; host memory", "_array(sizes)", "geometry.size")
-    for at, source in enumerate(plan.spec.sources):
-        across, along = f"{source.name}_stride", f"{source.name}_step"
-        says = "its strides there, in items; host memory"
-        yield Parameter(ARRAY, across, says, f"_array(strides[{at}])", f"geometry.{across}")
-        says = "its stride along the line, in items"
-        yield Parameter("long long", along, says, f"{python_name(source)}.stride(dim)", f"geometry.{along}")
-    if plan.takes_neighbours:
-        beside = {
-            "size": "size of the dimension whose lines are adjacent in some operand",
-            "lines": "from a line to the number of its neighbour",
-            **{f"{name}_stride": "from a line to its neighbour, in items" for name in names},
-        }
-        for at, (member, says) in enumerate(beside.items()):
-            yield Parameter("long long", f"neighbour_{member}", says, f"beside[{at}]", f"neighbours.{member}")
+def units_of(plans: Sequence[Plan], *, takes_stream: bool) -> list[Unit]:
+    """Return the kernels of a file, whose launchers take the same arguments; without a stream, on the default one."""
+    read = [{*plan.launch.parameters, "lines", "stream" if takes_stream else ""} for plan in plans]
+    for plan, names in zip(plans, read, strict=True):
+        names |= {"segments"} if plan.spec.by_offsets else set()
+        names |= {"multiprocessors"} if plan.launch.resident else set()
+    parameters = [row for row in PARAMETERS if any(row.name in names for names in read)]
+    template, units = environment().get_template("exports/launcher.cuh.j2"), []
+    for plan, names in zip(plans, read, strict=True):
+        launcher = template.render(plan=plan, parameters=parameters, read=names)
+        units.append(Unit(plan, parameters, render(plan, launcher)))
+    return units

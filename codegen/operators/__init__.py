@@ -7,22 +7,9 @@ from __future__ import annotations
 
 import threading
 
-from scanops.codegen.operator import Operator
+from scanops.codegen.operator import Operator as Operator
 from scanops.codegen.operators import bits, extremes, logcumsumexp, recurrences, sums
 from scanops.errors import UnsupportedRequest, did_you_mean, shown
-
-__all__ = [
-    "BUILT_IN",
-    "FAMILIES",
-    "GRADIENTS",
-    "OPERATORS",
-    "Operator",
-    "gradient_rows",
-    "is_built_in",
-    "listed",
-    "operator_named",
-    "register_operator",
-]
 
 
 def gradient_rows(row: Operator) -> tuple[Operator, ...]:

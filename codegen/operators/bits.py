@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from scanops.codegen.operator import Operator
 
-__all__ = ["EXAMPLE", "ROWS"]
-
 EXAMPLE = (6, 3, 2, 0)
 
 ROWS = (
     Operator(
         name="bitwise_and",
         formula="y[i] = x[0] & x[1] & ... & x[i]",
-        lift=("x",),
         combine=("older & newer",),
         identity=("~0",),
         kinds=("bool", "int"),
@@ -30,7 +27,6 @@ ROWS = (
     Operator(
         name="bitwise_or",
         formula="y[i] = x[0] | x[1] | ... | x[i]",
-        lift=("x",),
         combine=("older | newer",),
         identity=("0",),
         kinds=("bool", "int"),
@@ -42,7 +38,6 @@ ROWS = (
     Operator(
         name="bitwise_xor",
         formula="y[i] = x[0] ^ x[1] ^ ... ^ x[i]",
-        lift=("x",),
         combine=("older ^ newer",),
         identity=("0",),
         kinds=("bool", "int"),
@@ -54,7 +49,6 @@ ROWS = (
     Operator(
         name="logical_and",
         formula="y[i] = x[0] and x[1] and ... and x[i], where anything but 0 is true",
-        lift=("x",),
         combine=("older & newer",),
         identity=("1",),
         kinds=("bool",),
@@ -66,7 +60,6 @@ ROWS = (
     Operator(
         name="logical_or",
         formula="y[i] = x[0] or x[1] or ... or x[i], where anything but 0 is true",
-        lift=("x",),
         combine=("older | newer",),
         identity=("0",),
         kinds=("bool",),

@@ -16,9 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.operator import Join, Operator, where
-
-__all__ = ["EXAMPLE", "ROWS"]
+from scanops.codegen.operator import BACKWARD, Join, Operator, where
 
 EXAMPLE = (2, 3, 3, 1)
 
@@ -29,7 +27,7 @@ _RUNS = Operator(
     name="runs_gradient",
     formula="y[i] = the sum of those x[k], k <= i, whose v[k] is the index of x[i]",
     fields=("value", "index", "place"),
-    places=("index", "place"),
+    types=("value", "index", "index"),
     own=("place",),
     saved="place",
     lift=("x", "v", "i"),
@@ -42,9 +40,7 @@ _RUNS = Operator(
     identity=("0", ANY_PLACE, NO_PLACE),
     project="state.index == state.place ? state.value : 0",
     carried="state.index == -1 ? state.value : 0",
-    kinds=("float",),
-    gives="kept",
-    commutative=False,
+    **BACKWARD,
     start=(0, -3, -3),
     step=lambda h, x, v, i: (x + (h[0] if h[1] == v else 0), v, i),
     output=lambda h: h[0] if h[1] == h[2] else 0,
@@ -68,7 +64,7 @@ def _gradient(name: str, sign: str, beats: Callable[[Any, Any], Any], *, after: 
         name=name + "_gradient" + "_after" * after,
         formula=f"y[i] = {leads} ? the sum of x {'behind' if after else 'from'} i back to the next item that leads : 0",
         fields=("value", "open", "item", "lead"),
-        places=("open", "lead"),
+        types=("value", "index", "value", "index"),
         own=("item", "lead"),
         masked=True,
         saved="value",
@@ -83,9 +79,7 @@ def _gradient(name: str, sign: str, beats: Callable[[Any, Any], Any], *, after: 
         project="state.lead ? state.item + state.value : 0",
         carried="state.value",
         resume=("x", "1", "0", "0"),
-        kinds=("float",),
-        gives="kept",
-        commutative=False,
+        **BACKWARD,
         start=(0, 0, 0),
         step=step,
         output=lambda h: h[0] + h[1] if h[2] else 0,
@@ -102,7 +96,6 @@ def _value(name: str, sign: str, beats: Callable[[Any, Any], Any], nothing: str)
     return Operator(
         name=name,
         formula=f"y[i] = {name}(x[0], x[1], ..., x[i]), NaN from the first NaN on",
-        lift=("x",),
         combine=(f"is_nan(newer) || newer {sign} older ? newer : older",),
         identity=(nothing,),
         kinds=("bool", "int", "float"),
@@ -134,7 +127,7 @@ def _with_index(name: str, sign: str, beats: Callable[[Any, Any], Any], nothing:
         name=f"cum{name}",
         formula=f"y[i] = {name}(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's",
         fields=("value", "index"),
-        places=("index",),
+        types=("value", "index"),
         lift=("x", "i"),
         combine=(f"newer.index >= 0 && (is_nan(newer.value) || newer.value {sign}= older.value) ? newer : older",),
         identity=(nothing, "-1"),

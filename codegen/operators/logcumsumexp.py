@@ -15,9 +15,7 @@ import math
 from typing import Any
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.operator import Join, Operator, States
-
-__all__ = ["EXAMPLE", "ROWS"]
+from scanops.codegen.operator import BACKWARD, Join, Operator, States
 
 EXAMPLE = (0, 0, 1000, 1)
 
@@ -60,37 +58,35 @@ def _share(part: Any, whole: Any) -> Any:
 
 
 # Results never decrease along a line, so the factors exp(newer.high - older.high) are at most 1. Equal infinities
-# differ by 0; an item of -inf contributes to no result. near_exp(d) of a float is wrong by about
-# |d| * 2^-24 of itself, no more than the rounding of the results whose difference d is.
+# differ by 0; an item of -inf contributes to no result. near_exp(a, b) of floats is wrong by about
+# |a - b| * 2^-24 of itself, no more than the rounding of the results a and b.
 _GRADIENT = Operator(
     name="logcumsumexp_gradient",
     formula="y[i] = m[i] ? x[0] * exp(g[i] - v[0]) + ... + x[i] * exp(g[i] - v[i]) : 0",
     fields=("high", "value", "item", "keep"),
-    places=("keep",),
+    types=("value", "value", "value", "index"),
     own=("item", "keep"),
     masked=True,
     saved="value",
     lift=("v", "x", "g", "m"),
     append=(
         "newer.high",
-        "newer.value + older.value * (newer.high == older.high ? 1 : near_exp(newer.high - older.high))",
+        "newer.value + older.value * (newer.high == older.high ? 1 : near_exp(newer.high, older.high))",
         "newer.item",
         "newer.keep",
     ),
     combine=(
         "newer.high == infinity() ? older.high : newer.high",
         "newer.value + older.value * (newer.high == infinity() || newer.high == older.high"
-        " ? 1 : near_exp(newer.high - older.high))",
+        " ? 1 : near_exp(newer.high, older.high))",
         "newer.item",
         "newer.keep",
     ),
     identity=("highest", "0", "0", "0"),
     project="state.keep && state.item != -infinity()\n"
-    "        ? state.value * (state.item == state.high ? 1 : near_exp(state.item - state.high)) : 0",
-    kinds=("float",),
-    gives="kept",
+    "        ? state.value * (state.item == state.high ? 1 : near_exp(state.item, state.high)) : 0",
+    **BACKWARD,
     costly=True,
-    commutative=False,
     start=(0, 0, 0, 0),
     step=lambda h, x, g, v, m: (x + (h[0] * math.exp(v - h[1]) if h[0] else 0), v, g, m),
     output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,
@@ -110,7 +106,7 @@ ROWS = (
             "fma(older.rest, newer.high > older.high ? ratio(older.high, newer.high) : 1,\n"
             "        ratio(older.high, newer.high))",
         ),
-        extend=("older.high", "older.rest + near_exp(newer.high - older.high)"),
+        extend=("older.high", "older.rest + near_exp(newer.high, older.high)"),
         holds=("true", "state.rest < 0x1p64f"),
         settle=("state.high", "state.rest"),
         behind=(

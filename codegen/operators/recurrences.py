@@ -14,9 +14,7 @@ Nets Over Sequence Length" (2018).
 from __future__ import annotations
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.operator import Join, Operator
-
-__all__ = ["EXAMPLE", "LATEST", "ROWS", "recurrence_gradient"]
+from scanops.codegen.operator import BACKWARD, Join, Operator
 
 EXAMPLE = (8, 0, 0, 1)
 
@@ -25,15 +23,13 @@ LATEST = Operator(
     name="latest",
     formula="y[i] = x[i]",
     fields=("value", "some"),
-    places=("some",),
+    types=("value", "index"),
     lift=("x", "1"),
     combine=("newer.some ? newer.value : older.value", "older.some || newer.some"),
     identity=("0", "0"),
     project="state.value",
     resume=("x", "1"),
-    kinds=("float",),
-    gives="kept",
-    commutative=False,
+    **BACKWARD,
     start=(0, 0),
     step=lambda h, x: (x, 1),
     output=lambda h: h[0],
@@ -63,7 +59,7 @@ def recurrence_gradient(*, after: bool = False, gates: bool = True) -> Operator:
         name="linear_gradient" + "_after" * after + "_of_terms" * (not gates),
         formula=f"y[i] = m[i] ? {y} : 0, s[i] = (m[i] ? g[i] : 1) * {s}" + "; z[i] = y[i] * v[i]" * gates,
         fields=("gate", "value", *own),
-        places=("keep",),
+        types=(*["value"] * (1 + len(own)), "index"),
         own=own,
         masked=True,
         saved="value" if gates else "",
@@ -80,9 +76,7 @@ def recurrence_gradient(*, after: bool = False, gates: bool = True) -> Operator:
         second="state.keep ? (state.item + state.value) * state.before : 0" if gates else "",
         carried="state.value",
         resume=("1", "x", *nothing),
-        kinds=("float",),
-        gives="kept",
-        commutative=False,
+        **BACKWARD,
         start=(0, *(0 for _ in own)),
         step=step,
         output=lambda h: h[0] + h[1] if h[-1] else 0,

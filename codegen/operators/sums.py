@@ -19,15 +19,13 @@ from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.operator import COMPENSATED, Join, Operator, States, where
 from scanops.codegen.operators.recurrences import recurrence_gradient
 
-__all__ = ["EXAMPLE", "ROWS"]
-
 EXAMPLE = (3, 1, 2, -1)
 
 _SUM_GRADIENT = Operator(
     name="sum_gradient",
     formula="y[i] = m[i] ? x[0] + x[1] + ... + x[i] : 0",
     fields=("value", "keep"),
-    places=("keep",),
+    types=("value", "index"),
     own=("keep",),
     masked=True,
     lift=("x", "m"),
@@ -112,7 +110,6 @@ ROWS = (
     Operator(
         name="sum",
         formula="y[i] = x[0] + x[1] + ... + x[i]",
-        lift=("x",),
         combine=("older + newer",),
         identity=("0",),
         commutative=True,
@@ -144,7 +141,6 @@ ROWS = (
     Operator(
         name="prod",
         formula="y[i] = x[0] * x[1] * ... * x[i]",
-        lift=("x",),
         combine=("older * newer",),
         # Half of the products of factors on both sides of 1 are ties, which round down: in a tree, that is a bias.
         loss="fma(lost, newer, fma(older, newer, -(older * newer)))",

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.spec import ScanSpec, Source
-from scanops.codegen.targets import WARP, Target
+from scanops.codegen.launch import FIELDS
+from scanops.codegen.launch import Launch as Launch
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
+from scanops.codegen.targets import WARP as WARP
+from scanops.codegen.targets import Target
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", "power_of_two_above", "require"]
-
 HALF_BYTES = 2
+STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
+TAKEN = {  # a flag of the spec -> parameters of its kernels
+    **{"doubled": ("indices",), "strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
+    **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
+}
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
@@ -63,15 +70,27 @@ class Plan:
 
     spec: ScanSpec
     target: Target
-    why: str  # the reason for the strategy and the shape, in a sentence
+    why: str = field(compare=False)  # the reason for the strategy and the shape, in a sentence
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     few: bool = False  # for so few lines that one block per line would leave the GPU idle
     tiles: int = field(init=False)  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
 
+    # ---- what follows from the fields above, for the text
+
+    warps: int = derived()  # per block
+    code: Fragments = derived()  # the C++ text of types and expressions of the spec
+    lifted: tuple[Source, ...] = derived()  # the operands that items are lifted from
+    results: tuple[Result, ...] = derived()  # the outputs, in the order of the kernel's parameters
+    takes_place: bool = derived()  # lifting needs the item's position in its line: for its index or its segment
+    # A thread's results follow from each other, starting from `prefix`: for a combine of several instructions. Else
+    # items are scanned first and `prefix` is combined with each: one dependent step instead of one per item.
+    serial: bool = derived()
+    picks: bool = derived()  # lanes select each state field instead of branching, because combine is expensive
+
     def __post_init__(self) -> None:
-        """Derive the tiles of a line and check the numbers."""
-        object.__setattr__(self, "tiles", 0)
+        """Check the numbers, and derive the tiles of a line and what the text follows from."""
+        set_derived(self, tiles=0)
         numbers = self.numbers()
         whole = all(
             type(value) is bool or (type(value) is int and value >= (0 if name in FROM_ZERO else 1))
@@ -82,48 +101,33 @@ class Plan:
         require(self, bounded, "at most " + ", ".join(f"{most} {name}" for name, most in MOST.items()))
         fits = self.threads % WARP == 0 and self.threads <= self.target.block_threads
         require(self, fits, "a block of whole warps that the target takes")
-        object.__setattr__(self, "tiles", ceil_div(self.spec.capacity + self._lead, max(1, self.tile)))
+        spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
+        former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
+        again = (*(source for source in spec.sources if source.name != "saved"), former)
+        set_derived(
+            self,
+            warps=self.threads // WARP,
+            code=code,
+            lifted=again if spec.again else spec.sources,
+            results=(VALUES, INDICES if spec.indexed else SECOND) if spec.doubled else (VALUES,),
+            takes_place=operator.places_items or spec.by_offsets,
+            serial=spec.segments is not None or not operator.of_elements,
+            picks=bool(operator.append) and spec.segments is None and not code.calls,
+        )
+        set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
         return ()
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it.
-
-        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an
-        argument, the number is that for the longest line.
-        """
-        raise NotImplementedError
-
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
         shared = {"spec", "target", "why", "few"}
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.repr and each.name not in shared}
 
     def describe(self) -> str:
         """The strategy and its numbers in one line."""
         return f"{self.strategy}: " + ", ".join(f"{name} {value}" for name, value in self.numbers().items())
-
-    # ---- text
-
-    @property
-    def code(self) -> Fragments:
-        """The C++ text of types and expressions of the spec."""
-        return fragments(self.spec)
-
-    @property
-    def lifted(self) -> tuple[Source, ...]:
-        """The operands that items are lifted from. A recomputed forward prefix takes the place of the saved tensor."""
-        if not self.spec.again:
-            return self.spec.sources
-        former = Source(name="former", type="Former", pointer="f", dtype=self.spec.carry, layout="dense")
-        return (*(source for source in self.spec.sources if source.name != "saved"), former)
-
-    @property
-    def results(self) -> tuple[Result, ...]:
-        """The outputs, in the order of the kernel's parameters."""
-        return (VALUES, INDICES if self.spec.indexed else SECOND) if self.spec.doubled else (VALUES,)
 
     # ---- a launch
 
@@ -133,19 +137,24 @@ class Plan:
         return 0
 
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return False
+    def launch(self) -> Launch:
+        """What the grid, the parameters and the workspace of a launch follow from, as data."""
+        raise NotImplementedError
 
-    @property
-    def takes_neighbours(self) -> bool:
-        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
-        return False
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ()
+    def _launch(self, *among: str, chosen: tuple[str, ...] = (), **numbers: Any) -> Launch:
+        """Return the launch of these numbers, with parameters of the strategy, and ``chosen`` if it takes a length."""
+        chosen = chosen if self.spec.takes_length else ()
+        sources = tuple(source.name for source in self.spec.sources)
+        among += ("output", *chosen)
+        taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
+        return Launch(
+            parameters=(*sources, *(name for name in FIELDS if name in taken)),
+            threads=self.threads,
+            shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
+            words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
+            chosen=chosen,
+            **numbers,
+        )
 
     # ---- a tile
 
@@ -165,28 +174,6 @@ class Plan:
         return self.tile * self.tiles != self.spec.length
 
     @property
-    def warps(self) -> int:
-        """Number of warps per block."""
-        return self.threads // WARP
-
-    # ---- the items of a thread
-
-    @property
-    def takes_place(self) -> bool:
-        """Whether lifting needs the item's position in its line: for its index or its segment."""
-        return self.spec.operator.places_items or self.spec.by_offsets
-
-    @property
-    def serial(self) -> bool:
-        """Whether a thread's results follow from each other, starting from `prefix`: for a combine of several
-        instructions.
-
-        Otherwise items are scanned first and `prefix` is combined with each: one dependent step instead of one per
-        item.
-        """
-        return self.spec.segments is not None or not self.spec.operator.of_elements
-
-    @property
     def run(self) -> int:
         """Number of consecutive items that a thread scans serially."""
         return self.items
@@ -194,8 +181,7 @@ class Plan:
     @property
     def extends(self) -> bool:
         """Whether a thread's total is first computed with fewer instructions, and checked."""
-        dear = self.spec.segments is not None or fragments(self.spec).calls
-        return bool(self.spec.operator.extend) and self.run > 1 and not dear
+        return bool(self.spec.operator.extend) and self.run > 1 and self.spec.segments is None and not self.code.calls
 
     @property
     def regains(self) -> bool:
@@ -203,11 +189,6 @@ class Plan:
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
         return loses and exact and self.spec.out.kind == "float"
-
-    @property
-    def picks(self) -> bool:
-        """Whether lanes select each state field instead of branching, because combine is expensive."""
-        return bool(self.spec.operator.append) and self.spec.segments is None and not self.code.calls
 
 
 def require(plan: Plan, holds: bool, words: str) -> None:

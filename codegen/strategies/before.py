@@ -9,8 +9,6 @@ from scanops.codegen.dtypes import accumulator_of
 from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.spec import ScanSpec, Source
 
-__all__ = ["Before", "before_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
 from scanops.codegen.strategies.rows import (
     RowPlan,
@@ -18,8 +19,6 @@ from scanops.codegen.strategies.rows import (
     vectors_in_registers,
 )
 from scanops.codegen.targets import Target, most_registers
-
-__all__ = ["BlockPlan", "fits", "plan"]
 
 MIN_THREADS = 64
 WORD_BYTES = 4  # bytes of the accumulator up to which an expensive combine was counted
@@ -93,10 +92,8 @@ ANY_VECTORS = ((300, 4), (4200, 5), (2**31, 11))
 ANY_TABLES = {
     "realigned": ((300, 3), *ANY_VECTORS[1:]),  # 1000, an item off: 0.92 with 4, where a kernel of 3 has 1.00
     "narrow": ((600, 2), *ANY_VECTORS[1:]),
-    "masked": (
-        (600, 4),
-        (2**31, 11),
-    ),  # up to 8192: 4097, 8191 have 0.997, 0.98 with 11, 0.93, 0.88 with 4, 0.77, 0.73 with 5
+    # Up to 8192: 4097, 8191 have 0.997, 0.98 with 11, 0.93, 0.88 with 4, 0.77, 0.73 with 5.
+    "masked": ((600, 4), (2**31, 11)),
 }
 
 
@@ -111,21 +108,21 @@ class BlockPlan(RowPlan):
     template: ClassVar[str] = "registers.cu.j2"
 
     alone: bool  # a block has the registers of a multiprocessor to itself
+    # The forward scan that this gradient kernel recomputes; None where its results were saved.
+    before: Before | None = derived()
 
     def __post_init__(self) -> None:
         """Check that a row is one tile."""
         RowPlan.__post_init__(self)
         require(self, self.tiles == 1, "one tile")
+        again = self.spec.again and any(self.spec.operator.before)
+        set_derived(self, before=before_of(self.spec) if again else None)
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length: the stripes of a warp."""
-        return ("stripes",) if self.spec.takes_length else ()
-
-    @property
-    def before(self) -> Before | None:
-        """The forward scan that this gradient kernel recomputes; None where its results were saved."""
-        return before_of(self.spec) if self.spec.again and any(self.spec.operator.before) else None
+    def launch(self) -> Launch:
+        """What a launch follows from: a block takes a row, in as few warps and stripes as hold it."""
+        stripe = WARP * self.items
+        return self._launch(chosen=("stripes",), lead=self._lead, room=stripe * self.vectors, stripe=stripe)
 
     @property
     def in_runs(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.panel import (
     ROWS,
     WIDE_ROW_BYTES,
@@ -43,9 +43,10 @@ class ColumnsPlan(PanelPlan):
         """The numbers that the text names."""
         return (*PanelPlan.constants(self), Constant("kLoops", self.tiles > 1, "a column has several tiles"))
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines: one for each panel."""
-        return lines // self.spec.inner * self._panels
+    @property
+    def launch(self) -> Launch:
+        """What a launch follows from: a block for each panel."""
+        return self._launch("lines", adjacent=self.spec.inner, width=self.columns)
 
 
 # H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.

@@ -104,11 +104,6 @@ class PanelPlan(Plan):
         return not self.spec.aligned and not self.apart and self.vector > 1
 
     @property
-    def counts_lines(self) -> bool:
-        """Always True: the number of lines tells where dense operands end."""
-        return True
-
-    @property
     def exchanged(self) -> bool:
         """Whether the lanes of a warp exchange rows in shared memory.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, is_power_of_two, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
 from scanops.codegen.strategies.panel import (
     PanelPlan,
@@ -51,24 +51,32 @@ class PanelsPlan(PanelPlan):
         require(self, powers, f"groups and stretches that are powers of two up to {WARP}")
         require(self, self.stages <= 1, "at most one stage: a block scans one tile")
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines: one for each tile."""
-        return lines // self.spec.inner * self._panels * self.tiles
+    @property
+    def launch(self) -> Launch:
+        """What a launch follows from: a block for each tile of each panel."""
+        spans = zip((1, self.group, self.group * self.stretch), self.looks, strict=True)
+        statuses = tuple(span for span, is_there in spans if is_there)
+        adjacent, width = self.spec.inner, self.columns
+        return self._launch("lines", "workspace", adjacent=adjacent, width=width, tile=self.tile, statuses=statuses)
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""
+        peers, groups, carry = self.looks
         return (
             *PanelPlan.constants(self),
-            Constant("kTiles", self.tiles, "of a column, at most"),
             Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
             Constant("kGroup", self.group, "tiles of a group"),
             Constant("kStretch", self.stretch, "groups of a group of groups"),
+            Constant("kHasPeers", peers, "a tile folds the totals of tiles"),
+            Constant("kHasGroups", groups, "a tile folds the totals of groups"),
+            Constant("kHasCarry", carry, "inclusive prefixes are chained over groups of groups"),
         )
 
     @property
-    def folds(self) -> bool:
-        """Whether lanes fold totals of tiles or groups across a warp; otherwise inclusive prefixes form one chain."""
-        return (self.group > 1 and self.tiles > 1) or (self.stretch > 1 and self.tiles > self.group)
+    def looks(self) -> tuple[bool, bool, bool]:
+        """Whether a tile looks back at tiles of its group, at groups in its group of groups, at a chained prefix."""
+        peers, groups = self.group > 1 and self.tiles > 1, self.stretch > 1 and self.tiles > self.group
+        return peers, groups, self.tiles > self.group * self.stretch
 
 
 # H200, fp32 sum, fraction of a copy.

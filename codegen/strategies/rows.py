@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import ClassVar, Literal
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
-
-__all__ = [
-    "ACCESS_BYTES",
-    "ASYNC_BYTES",
-    "LENGTH_BYTES",
-    "LINE_BYTES",
-    "STRIDED_BYTES",
-    "Operand",
-    "RowPlan",
-    "begins_anywhere",
-    "boundary_of",
-    "fills_registers",
-    "gathers",
-    "may_run",
-    "reads_wide",
-    "registers_of",
-    "row_of",
-    "vector_width",
-    "vectors_in_registers",
-]
 
 ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
@@ -66,8 +47,12 @@ class RowPlan(Plan):
     One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe.
     """
 
+    spans_block: ClassVar[bool] = True  # all warps of a block scan the same row
+
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
+    operands: tuple[Operand, ...] = derived()  # inputs with an item for each of a row, in the order of parameters
+    realigns: bool = derived()  # some operand is aligned differently from the output
 
     def __post_init__(self) -> None:
         """Check that accesses are aligned: misaligned rows keep to a boundary of at most one line of memory."""
@@ -76,10 +61,12 @@ class RowPlan(Plan):
         aligned = self.boundary % self.items == 0 and self.boundary * smallest <= LINE_BYTES
         require(self, is_power_of_two(self.items), "items of an access that are a power of two")
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
+        operands = tuple(self._operand(source) for source in self.spec.streams)
+        set_derived(self, operands=operands, realigns=any(operand.realigned for operand in operands))
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        lanes = self._lanes
+        lanes, chosen = self._lanes, self.launch.chosen
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
         lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
@@ -95,17 +82,13 @@ class RowPlan(Plan):
             Constant("kRuns", 1 if self.in_runs else self.vectors, "of a thread"),
             Constant("kOutItems", out_items, "of a store"),
             Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
-            *([] if "lane_bits" in self.chosen else [stripe, lane_bits]),
-            *([] if "stripes" in self.chosen else [Constant("stripes", self.vectors, "of a warp")]),
+            *([] if "lane_bits" in chosen else [stripe, lane_bits]),
+            *([] if "stripes" in chosen else [Constant("stripes", self.vectors, "of a warp")]),
             Constant("kWarpItems", stripe.value * self.vectors, "of a warp in a tile"),
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
         )
-
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
-        return lines if self.spans_block else ceil_div(lines, self.threads // self._lanes)
 
     @property
     def _lanes(self) -> int:
@@ -123,11 +106,6 @@ class RowPlan(Plan):
         return max(0, self.boundary - 1)
 
     @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return True
-
-    @property
     def tile(self) -> int:
         """Number of items of one line in a tile."""
         return self.threads * self.vectors * self.items
@@ -136,11 +114,6 @@ class RowPlan(Plan):
     def guarded(self) -> bool:
         """Whether some tile reaches past the end of its line."""
         return self.boundary > 0 or self.tile * self.tiles != self.spec.length
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """The inputs with an item for each of a row, in the order of the kernel's parameters."""
-        return tuple(self._operand(source) for source in self.spec.streams)
 
     def _operand(self, source: Source) -> Operand:
         realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
@@ -156,11 +129,6 @@ class RowPlan(Plan):
             realigned=realigned,
             copied=whole and self.target.copies_async and self.items * source.dtype.bytes in ASYNC_BYTES,
         )
-
-    @property
-    def realigns(self) -> bool:
-        """Whether some operand is aligned differently from the output."""
-        return any(operand.realigned for operand in self.operands)
 
     @property
     def in_runs(self) -> bool:

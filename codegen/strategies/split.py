@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import Launch
 from scanops.codegen.strategies.rows import RowPlan, fills_registers, registers_of, row_of, vectors_in_registers
 from scanops.codegen.targets import Target, most_registers
-
-__all__ = ["SplitPlan", "plan"]
 
 # (bytes of all states of a row, up to; threads; accesses per thread). Large tiles mean few blocks and short look-backs,
 # but leave multiprocessors idle.
@@ -30,9 +29,10 @@ class SplitPlan(RowPlan):
 
     alone: bool  # a block has the registers of a multiprocessor to itself
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines: one for each tile."""
-        return lines * self.tiles
+    @property
+    def launch(self) -> Launch:
+        """What a launch follows from: a block for each tile of each row."""
+        return self._launch("workspace", lead=self._lead, tile=self.tile, statuses=(1,))
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:

@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
-from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, is_power_of_two, require
+from scanops.codegen.strategies.rows import reads_wide, vector_width
 from scanops.codegen.targets import Target
-
-__all__ = ["StagedPlan", "bank_cycles", "fits", "plan", "shaped"]
 
 # Fractions of a copy are an H200's, of fp32 sums unless a dtype is named.
 # Longest row in items, and in bytes of the wider type. 255, 383, 600: 0.99, 0.99, 1.00; by warp 0.98 each;
@@ -52,18 +51,23 @@ class StagedPlan(Plan):
     lanes: int  # threads per row, a power of two up to 32
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
+    in_place: bool = derived()  # results overwrite the items that they come from
+    kept: bool = derived()  # a lane keeps the states of its piece in registers while lanes exchange totals
+    on_boundary: bool = derived()  # a warp's rows start and end on a 16-byte boundary in every operand
 
     def __post_init__(self) -> None:
         """Check that lanes share rows evenly, and that the rows of a block fit in static shared memory."""
         Plan.__post_init__(self)
+        on_boundary = not self.spec.takes_length and _on_boundary(self.spec, self.rows)
+        kept = _kept(self.spec, self.lanes, self.piece)
+        set_derived(self, in_place=_in_place(self.spec), kept=kept, on_boundary=on_boundary)
         require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1 and not self.spec.strided, "one tile of dense operands")
         require(self, self.rows * self.lanes % WARP == 0, "rows that are a multiple of those scanned at once")
         require(self, self.piece % self.items == 0, "a piece of whole accesses")
         begin = self.piece < self.spec.capacity + self.items * self.lanes
         require(self, begin, "pieces that begin in the row")
-        fits = self.declared_bytes <= STATIC_BYTES
-        require(self, fits, f"at most {STATIC_BYTES} bytes of shared memory")
+        require(self, self.declared_bytes <= STATIC_BYTES, f"at most {STATIC_BYTES} bytes of shared memory")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
@@ -93,19 +97,11 @@ class StagedPlan(Plan):
             *(() if self.spec.takes_length else chosen),
         )
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
-        return ceil_div(lines, self.warps * self.rows)
-
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ("rows", "lane_bits", "piece")
+    def launch(self) -> Launch:
+        """What a launch follows from: a warp takes as many rows as it has room for."""
+        chosen, width = ("rows", "lane_bits", "piece"), self.warps * self.rows
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self._room)
 
     @property
     def tile(self) -> int:
@@ -120,21 +116,6 @@ class StagedPlan(Plan):
         """
         fits = self.piece * fragments(self.spec).state_bytes <= KEPT_BYTES and not self.spec.takes_length
         return self.piece if fits and self.serial and not self.code.calls else self.items
-
-    @property
-    def in_place(self) -> bool:
-        """Whether results overwrite the items that they come from."""
-        return _in_place(self.spec)
-
-    @property
-    def kept(self) -> bool:
-        """Whether a lane keeps the states of its piece in registers while lanes exchange totals."""
-        return _kept(self.spec, self.lanes, self.piece)
-
-    @property
-    def on_boundary(self) -> bool:
-        """Whether a warp's rows start and end on a 16-byte boundary in every operand."""
-        return not self.spec.takes_length and _on_boundary(self.spec, self.rows)
 
     @property
     def declared_bytes(self) -> int:
@@ -165,10 +146,14 @@ def fits(spec: ScanSpec) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
-    """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little."""
+    """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little.
+
+    Where the length is an argument, the plan is for the longest row or the most rows; the launcher derives the numbers
+    for a length.
+    """
     threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:
-        return _any_plan(spec, target, threads)
+        return shaped(spec, target, threads=threads, rows=1 << (_any_room(spec).bit_length() - 1), lanes=WARP, items=1)
     rows = _rows(spec)
     least = WARP // min(WARP, rows)
     choices = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
@@ -177,38 +162,20 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
     return shaped(spec, target, threads=threads, rows=rows, lanes=lanes)
 
 
-def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
-    """Plan for the longest row or the most rows; the launcher derives the numbers for a length."""
-    room = _any_room(spec)
-    return StagedPlan(
-        spec=spec,
-        target=target,
-        why=f"rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
-        threads=threads,
-        items=1,
-        rows=1 << (room.bit_length() - 1),
-        lanes=WARP,
-        piece=ceil_div(room, WARP) | 1,
-        unroll=ANY_UNROLL,
-    )
-
-
-def shaped(
-    spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0, unroll: int = UNROLL
-) -> StagedPlan:
+def shaped(spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0) -> StagedPlan:
     """Plan with a given shape."""
-    items = items or vector_width(spec)
-    _, piece = _best_piece(spec, lanes, items)
+    items, count = items or vector_width(spec), "" if spec.takes_length else f"{rows} "
+    piece = ceil_div(_any_room(spec), WARP) | 1 if spec.takes_length else _best_piece(spec, lanes, items)[1]
     return StagedPlan(
         spec=spec,
         target=target,
-        why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
+        why=f"{count}rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
         threads=threads,
         items=items,
         rows=rows,
         lanes=lanes,
         piece=piece,
-        unroll=min(unroll, piece // items),
+        unroll=min(ANY_UNROLL if spec.takes_length else UNROLL, piece // items),
     )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import WHOLE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.strategies.base import WARP, Constant, Plan, Result, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, Result, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.base import is_power_of_two as _power
 from scanops.codegen.targets import Target
 
@@ -76,10 +76,10 @@ class TransposedPlan(Plan):
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
         )
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, which blocks take in groups of neighbours."""
-        adjacent = neighbours or lines
-        return lines // adjacent * ceil_div(adjacent, self.lines)
+    @property
+    def launch(self) -> Launch:
+        """What a launch follows from: blocks take the neighbours of a dimension that the host chooses."""
+        return self._launch("neighbours", adjacent=0, width=self.lines)
 
     @property
     def tile(self) -> int:
@@ -95,11 +95,6 @@ class TransposedPlan(Plan):
     def to_rows(self) -> bool:
         """Whether results are contiguous along a line; otherwise those of neighbouring lines are."""
         return self.spec.inner == 1
-
-    @property
-    def takes_neighbours(self) -> bool:
-        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
-        return True
 
     @property
     def shared_bytes(self) -> int:

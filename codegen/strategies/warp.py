@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, is_power_of_two, power_of_two_above, require
-from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.strategies.base import WARP, Launch, ceil_div, is_power_of_two, power_of_two_above, require
+from scanops.codegen.strategies.rows import LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
-
-__all__ = ["WarpPlan", "fits", "plan"]
 
 # H200, fraction of a copy: fp32 rows of 256 have 1.00 with 128 threads and 0.98 with 256, 4 and 64 have 1.01 with both;
 # rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128; rows of
@@ -28,14 +26,15 @@ class WarpPlan(RowPlan):
 
     strategy: ClassVar[str] = "warp"
     template: ClassVar[str] = "registers.cu.j2"
+    spans_block: ClassVar[bool] = False
+    alone: ClassVar[bool] = False  # a block is small: it never has the registers of a multiprocessor to itself
 
     lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 
     def __post_init__(self) -> None:
         """Check that a row lies within its lanes."""
         RowPlan.__post_init__(self)
-        lanes = is_power_of_two(self.lanes) and self.lanes <= WARP
-        require(self, lanes, "lanes that are a power of two up to 32")
+        require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1, "one tile")
         require(self, self.lanes == WARP or not self.boundary, "a whole warp for rows that are shifted")
 
@@ -44,35 +43,22 @@ class WarpPlan(RowPlan):
         return self.lanes
 
     @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return False
-
-    @property
     def tile(self) -> int:
         """Number of items that the lanes of a row hold."""
         return self.lanes * self.vectors * self.items
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length: the lanes of a row."""
-        return ("lane_bits",) if self.spec.takes_length and not self.boundary else ()
-
-    @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
-
-    @property
-    def alone(self) -> bool:
-        """Whether a block has the registers of a multiprocessor to itself: never, as it is small."""
-        return False
+    def launch(self) -> Launch:
+        """What a launch follows from: a block takes as many rows as it has lanes for."""
+        chosen = () if self.boundary else ("lane_bits",)
+        width, room = self.threads // self.lanes, self.vectors * self.items
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=room)
 
     @property
     def _reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         reach = self.spec.capacity + self._lead + self.items - 1  # to the end of the last access
-        return bool(self.chosen) or self.tile < reach
+        return bool(self.launch.chosen) or self.tile < reach
 
 
 def fits(spec: ScanSpec) -> bool:
@@ -96,19 +82,14 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
     rows.
     """
     items, lanes, vectors, boundary = _shape(spec)
+    wide = THREADS_LONG if vectors >= LONG else THREADS_WIDE
     return WarpPlan(
         spec=spec,
         target=target,
         why=f"a row of {spec.items_text} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
-        threads=_threads(spec, items, vectors),
+        threads=wide if reads_wide(spec, items) else THREADS_NARROW,
         items=items,
         vectors=vectors,
         boundary=boundary,
         lanes=lanes,
     )
-
-
-def _threads(spec: ScanSpec, items: int, vectors: int) -> int:
-    if not reads_wide(spec, items):
-        return THREADS_NARROW
-    return THREADS_LONG if vectors >= LONG else THREADS_WIDE

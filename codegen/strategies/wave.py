@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.rows import (
     ASYNC_BYTES,
     LENGTH_BYTES,
@@ -19,8 +19,6 @@ from scanops.codegen.strategies.rows import (
     row_of,
 )
 from scanops.codegen.targets import Target
-
-__all__ = ["WavePlan", "plan"]
 
 THREADS = 512  # threads per block, at most
 # The same where a thread's items are consecutive because combine is expensive: each warp's three lane scans are
@@ -34,10 +32,8 @@ RUN_BYTES = 256  # register bytes of a thread for its items and their partial to
 # (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
 # store). H200, fraction of a copy:
 SHAPES = (
-    (2, 45, 4, 2),  # bfloat16, rows of 1M: 6 accesses a thread are 6 % faster than 4
     (4, 45, 4, 2),  # fp32, 1 x 2^29: 0.993; with 42 KB 0.984, with 4 tiles of 49 KB, which leave the cache little, 0.86
-    (8, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91
-    (16, 33, 5, 3),  # complex128, as fp64: speed not measured
+    (16, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91; complex128 was not measured
 )
 RING_KB = 192  # KB of shared memory, at most: more would shrink L1
 FEWER, MORE = 2, 1  # warps fewer or more than fill such a tile, so that tiles end where rows do
@@ -93,14 +89,11 @@ class WavePlan(RowPlan):
             Constant("kSerial", self.serial, "the results of an access follow from each other"),
         )
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines: those that are resident, or one for each tile."""
-        return min(lines * self.tiles, multiprocessors * self.blocks)
-
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
+    def launch(self) -> Launch:
+        """What a launch follows from: resident blocks claim the tiles of all rows."""
+        takes, lead, tile = ("lines", "workspace"), self._lead, self.tile
+        return self._launch(*takes, lead=lead, tile=tile, resident=self.blocks, statuses=(1,))
 
     @property
     def shared_bytes(self) -> int:
@@ -147,7 +140,7 @@ def _items(spec: ScanSpec, target: Target) -> int:
     return items if THREADS * items * spec.out.bytes < target.block_shared_bytes else spec.access_items
 
 
-def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:
+def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
     """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
     operator, flagged = spec.operator, spec.segments == "flags"
     kind = "flags" if len(operator.fields) == 1 else "flagged pair"
@@ -167,7 +160,7 @@ def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> di
     return _numbers(SHARED_STAGES, SHARED_AHEAD, threads, vectors, SHARED_BLOCKS)
 
 
-def _one_tile(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:
+def _one_tile(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
     """The shape of a row that is one tile, or None where it is too long."""
     kilobytes, stages, ahead = ONE_TILE
     threads, vectors = _most_threads(spec), _vectors(spec, target, items, kilobytes, stages, ahead)
@@ -176,7 +169,7 @@ def _one_tile(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict
     return _numbers(stages, ahead, threads, ceil_div(accesses, threads))
 
 
-def _several_tiles(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int]:
+def _several_tiles(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any]:
     """The shape of a row of several tiles: as many threads as fill a tile, or as leave few idle at a row's end."""
     kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if max(spec.result_bytes) <= size)
     if items > spec.access_items:
@@ -191,7 +184,7 @@ def _several_tiles(spec: ScanSpec, target: Target, items: int, accesses: int) ->
     return _numbers(stages, ahead, threads, vectors)
 
 
-def _numbers(stages: int, ahead: int, threads: int, vectors: int, blocks: int = 1) -> dict[str, int]:
+def _numbers(stages: int, ahead: int, threads: int, vectors: int, blocks: int = 1) -> dict[str, Any]:
     return {"stages": stages, "ahead": ahead, "threads": threads, "vectors": vectors, "blocks": blocks}
 
 
@@ -230,10 +223,7 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
         (-40, spec.widens and spec.alone and shifted),  # with more, int32 rows of any length spill on sm_120
         (-48, spec.widens and not spec.alone),  # otherwise masked products of int32 spill 20 bytes on sm_80
         (-48, spec.capacity + THREADS * items > 2**30),  # 64-bit positions
-        (
-            -80,
-            ACCESS_BYTES in (spec.input.bytes, spec.out.bytes),
-        ),  # complex128 spills 4 bytes without, misaligned rows still 8
+        (-80, ACCESS_BYTES in (spec.input.bytes, spec.out.bytes)),  # complex128 spills 4 bytes without
         (-LENGTH_BYTES, spec.takes_length),
         (-LENGTH_BYTES, spec.takes_length and not spec.at_most),  # 64-bit positions take two registers each
         *((-STRIDED_BYTES, each == "strided" or begins_anywhere(spec, each)) for each in layouts),
@@ -242,7 +232,7 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
 
 
 def _in_runs(spec: ScanSpec) -> bool:
-    """Whether a thread's items will be consecutive."""
+    """Whether a thread's items will be consecutive, as in ``WavePlan.in_runs``."""
     dense = spec.aligned and spec.divides(spec.access_items) and "rows" not in spec.layouts
     alike = spec.input.bytes == spec.out.bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
     plain = not (spec.takes_length or spec.segments or spec.operator.own)

@@ -1,7 +1,7 @@
-"""From a build request to a shared library in a folder of the build's own.
+"""From a build request to a shared library or a cubin in a folder of the build's own.
 
-Two builders make the same library: load_inline for CUDA kernels where torch is built for CUDA, else the compilers
-themselves. A machine that only builds needs no torch at all, and load_inline may not run twice at once in a process.
+Three builders make kernels for GPUs. load_inline, where torch is built for CUDA, and nvcc make the same library;
+load_inline may not run twice at once in a process. NVRTC makes a cubin. A machine that only builds needs no torch.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scanops import environment
-from scanops.artifact import BuildReport, BuildRequest
-from scanops.builders import direct, inline
-from scanops.errors import BuildFailure, MissingCompiler
+from scanops.artifact import CPU, FORMS, HOST, BuildReport, BuildRequest
+from scanops.builders import direct, inline, nvrtc
+from scanops.errors import BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.files import write_owned
+from scanops.processes import SEVERAL
 
 _LOG = logging.getLogger("scanops")
 _ROOM_BYTES = 1 << 20  # more than a build writes
+_BUILDERS: dict[str, Any] = {"load_inline": inline, "nvcc": direct, "nvrtc": nvrtc}
 _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile ``request`` in ``directory``, which exists and is the build's own.
 
-    Leaves kernel.cu, the library and intermediate files there, and the log of a failure. Where the name of the folder
-    is not safe, compilers run in a temporary one. Raises BuildFailure when a compiler is missing or refuses the source,
-    UnsupportedRequest when nvcc does not know the target, OSError on a full disk.
+    For a GPU the first of the request's builders that works here builds. A source or a target that it refuses goes to
+    the next one, if that is another compiler; the error is the last one's. Leaves kernel.cu, the library or cubin and
+    intermediate files there, and the log of a failure. Where the name of the folder is not safe, compilers run in a
+    temporary one. Raises BuildFailure when compilers are missing or refuse the source, UnsupportedRequest for a target
+    that the last one does not know, OSError on a full disk.
     """
     with _safe_folder(directory) as folder:
         try:
@@ -46,7 +51,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         if folder.resolve() == directory.resolve():
             return report
         # By a copy where the temporary folder is on another file system.
-        return replace(report, library=Path(shutil.move(report.library, directory / "kernel.so")))
+        return replace(report, file=Path(shutil.move(report.file, directory)))
 
 
 def moved(failure: BuildFailure, folder: Path, place: Path) -> BuildFailure:
@@ -67,26 +72,50 @@ def show_lines() -> None:
         _LOG.setLevel(logging.INFO)
 
 
+def unavailable(builder: str, target: str) -> ScanopsError | None:
+    """Return why a builder cannot build kernels for ``target`` on this machine; None when it can."""
+    try:
+        _BUILDERS[builder].require(target)
+    except (BuildFailure, UnsupportedRequest) as problem:
+        return problem
+    return None
+
+
 def _compiled(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile in a folder with a safe name."""
     (directory / "kernel.cu").write_text(request.source, encoding="utf-8")
-    started = time.perf_counter()
-    reason = inline.unavailable(request.target)
-    remark = "" if reason is None else f" without load_inline: {reason}"
-    _LOG.info("building %s for %s%s", request.name, request.target, remark)
-    try:
-        report: BuildReport = (inline if reason is None else direct).build(request, directory)
-    except MissingCompiler as problem:
-        raise MissingCompiler(
-            f"build {request.name} for {request.target}: {problem.asked}",
-            allowed=problem.allowed,
-            value=problem.value,
-            hint=f"{problem.hint}; or precompile on a machine that has one: scanops build {request.name} --target "
-            f"{request.target}; or export SCANOPS_POLICY=fallback, so that PyTorch computes scans without a kernel",
-        ) from problem
-    report = replace(report, seconds=time.perf_counter() - started)
-    _LOG.info("built %s for %s in %.2f s", request.name, request.target, report.seconds)
-    return report
+    what, for_gpu = f"{request.name} for {request.target}", request.target not in (CPU, HOST)
+    missing: list[MissingCompiler] = []
+    refused: dict[str, ScanopsError] = {}  # by form: load_inline and nvcc are one compiler, which is asked once
+    for name in request.builders if for_gpu else ("nvcc",):
+        several = name == "load_inline" and "nvcc" in request.builders and SEVERAL.get()
+        if several or FORMS[name] in refused or (for_gpu and FORMS[name] not in request.identities):
+            continue
+        _LOG.info("building %s%s", what, f" by {name}" * for_gpu)
+        started = time.perf_counter()
+        try:
+            report: BuildReport = _BUILDERS[name].build(request, directory)
+        except (BuildFailure, UnsupportedRequest) as problem:
+            _LOG.info("%s does not build %s: %s", name, what, problem.value)
+            if isinstance(problem, MissingCompiler):
+                missing.append(problem)
+            else:
+                refused[FORMS[name]] = problem
+        else:
+            report = replace(report, seconds=time.perf_counter() - started)
+            _LOG.info("built %s in %.2f s", what, report.seconds)
+            return report
+    for last in reversed(refused.values()):
+        raise last
+    parts = (dict.fromkeys(getattr(each, part) for each in missing) for part in ("asked", "allowed", "value", "hint"))
+    asked, allowed, value, hint = map("; ".join, parts)
+    raise MissingCompiler(
+        f"build {what}: {asked}",
+        allowed=allowed,
+        value=value,
+        hint=f"{hint}; or precompile on a machine that has one: scanops build {request.name} --target "
+        f"{request.target}; or export SCANOPS_POLICY=fallback, so that PyTorch computes scans without a kernel",
+    )
 
 
 @contextlib.contextmanager

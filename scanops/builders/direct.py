@@ -12,7 +12,8 @@ from pathlib import Path
 
 from scanops.artifact import CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest, digest_of
 from scanops.builders.programs import parse_ptxas, run_all
-from scanops.builders.toolchain import Program, cuda_compilers, find_cxx
+from scanops.builders.toolchain import Program, find_cxx
+from scanops.builders.toolchain import cuda_compilers as require
 from scanops.emulator import HEADER_DIRECTORY, HOST_SOURCE
 from scanops.errors import BuildFailure
 
@@ -28,7 +29,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     """
     source, compiled = directory / "kernel.cu", ["-o", str(directory / "kernel.o")]
     if request.target not in (CPU, HOST):
-        toolkit, cxx, runtime = cuda_compilers(request.target)
+        toolkit, cxx, runtime = require(request.target)
         versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
         compiler = f"nvcc {toolkit.version}"
         command = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
@@ -47,7 +48,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     link = [str(cxx.path), "-shared", str(directory / "kernel.o"), *LINK_FLAGS, *libraries]
     library = directory / "kernel.so"
     log = run_all(request, compiler, directory, [[*command, *compiled], [*link, "-o", str(library)]])
-    return BuildReport(library=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
+    return BuildReport(file=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
 
 
 def _against_torch() -> tuple[list[str], list[str], str]:

@@ -20,46 +20,45 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from scanops import environment, processes
-from scanops.artifact import CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest
+from scanops import environment
+from scanops.artifact import LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.programs import build_failure, parse_ptxas
-from scanops.builders.toolchain import cuda_compilers, ensure_runtime, find_ninja
-from scanops.errors import BuildFailure
+from scanops.builders.toolchain import CudaToolkit, Program, cuda_compilers, ensure_runtime, find_ninja
+from scanops.errors import MissingCompiler
 from scanops.processes import LOADING, NO_FORK
 
 _MODULE = "torch.utils.cpp_extension"
 _COUNT = itertools.count()
 
 
-def unavailable(target: str) -> str | None:
-    """Return why load_inline cannot build for ``target`` here, or None: it builds CUDA kernels, one at a time."""
-    if target in (CPU, HOST):
-        return "it is no CUDA kernel"
-    if processes.SEVERAL.get():
-        return "it is one of several at once"
+def require(target: str) -> tuple[CudaToolkit, Program, Path, Program]:
+    """Return the compilers, the runtime and the ninja with which load_inline builds for ``target``.
+
+    Raises MissingCompiler for one that is missing, or a torch that refuses CUDA sources, and what ``cuda_compilers``
+    raises.
+    """
+    ninja = find_ninja()
     try:
-        find_ninja()
-        if _torch_cuda() is None:
-            return "this torch is built without CUDA"
+        cuda = _torch_cuda()
         with NO_FORK:
-            if _MODULE not in sys.modules:
+            if cuda is not None and _MODULE not in sys.modules:
                 with _quiet():
                     importlib.import_module(_MODULE)
-    except BuildFailure as problem:
-        return f"{problem.asked}: {problem.value}"
     except ImportError as problem:
-        return f"no usable torch: {problem}"
-    return None
+        raise _unusable(f"no usable torch: {problem}") from problem
+    if cuda is None:
+        raise _unusable("this torch is built without CUDA")
+    return *cuda_compilers(target), ninja
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
     """Call load_inline with the compilers that scanops finds, whatever it would find by itself."""
+    toolkit, cxx, runtime, ninja = require(request.target)
     import torch
 
     cpp_extension: Any = importlib.import_module(_MODULE)
-    toolkit, cxx, runtime = cuda_compilers(request.target)
     ensure_runtime(runtime.name, runtime)
-    nvcc, ninja = _logging_nvcc(toolkit.nvcc, directory), find_ninja()
+    nvcc = _logging_nvcc(toolkit.nvcc, directory)
     link = _for_ninja(f"-L{_folder_to_link(runtime, directory)}")
     changes: dict[str, str | None] = {
         "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
@@ -94,7 +93,12 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     resources = parse_ptxas((directory / "nvcc.log").read_text(encoding="utf-8", errors="replace"))
     versions = {"nvcc": toolkit.version, "cxx": cxx.version, "ninja": ninja.version}
     versions |= {"route": "load_inline", "torch": str(torch.__version__)}
-    return BuildReport(library=Path(library), seconds=0.0, resources=resources, toolchain=versions)
+    return BuildReport(file=Path(library), seconds=0.0, resources=resources, toolchain=versions)
+
+
+def _unusable(why: str) -> MissingCompiler:
+    hint = "install a torch built for CUDA, or let nvcc or NVRTC build: SCANOPS_BUILDER=nvcc, or nvrtc"
+    return MissingCompiler("use load_inline", allowed="a torch built for CUDA", value=why, hint=hint)
 
 
 def _torch_cuda() -> str | None:

@@ -15,7 +15,7 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, planned
-from scanops.builders.toolchain import find_nvcc
+from scanops.builders.build import unavailable
 from scanops.cli.output import (
     Answer,
     Command,
@@ -30,15 +30,16 @@ from scanops.cli.output import (
     working,
 )
 from scanops.cli.plan import gpu_target
-from scanops.cli.specs import import_option, spec_options, specs_of
+from scanops.cli.specs import builder_option, import_option, spec_options, specs_of
 from scanops.codegen.lines import any_length, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import BuildFailure, MissingRequirement
-from scanops.precompile import FEW, Built, built, expected
+from scanops.errors import MissingRequirement
+from scanops.precompile import FEW, Built, built, check_wanted, expected
 from scanops.precompile import precompile as into_folder
 from scanops.processes import at_once, jobs_that_fit
+from scanops.runtime.policies import STRICT
 from scanops.specfile import SpecFile, check_writable, load
 from scanops.store.store import Store
 
@@ -58,29 +59,34 @@ STDERR = 2  # file descriptor
     "targets",
     multiple=True,
     help="Architecture to build for, or cpu for the emulator; may be repeated. By default that of the GPU here, "
-    "else sm_90 if there is nvcc, else cpu.",
+    "else sm_90 if something builds for it here, else cpu.",
 )
 @click.option("--lines", type=int, help="Build only the kernel for so many lines.")
+@builder_option
 @spec_options
 def build(
-    slugs: tuple[str, ...], targets: tuple[str, ...], lines: int | None, **options: str | int | bool | None
+    slugs: tuple[str, ...],
+    targets: tuple[str, ...],
+    lines: int | None,
+    builder: str,
+    **options: str | int | bool | None,
 ) -> Answer:
     """Build kernels into the store.
 
     Where a GPU is left idle by few lines, a spec has a second kernel for them, which is built too unless --lines is
     given. Kernels that the store or a pack has are not built again.
 
-    SPEC is a spec's short name; the options after --lines give the same field by field. To build for a GPU takes nvcc
-    and no GPU.
+    SPEC is a spec's short name; the options after --builder give the same field by field. To build for a GPU takes
+    nvcc or NVRTC and no GPU.
     """
     specs = specs_of(slugs, options)
-    chosen = targets or (_usual_target(),)
+    chosen = targets or (_usual_target(builder),)
     pairs = dict.fromkeys(itertools.product(chosen, specs))
     wanted = [(spec, target, few) for target, spec in pairs for few in situations(spec, planned(target), lines)]
-    _check(wanted)
+    _check(wanted, builder)
     what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     with working(f"building {what}"):
-        outcomes = at_once(lambda each: built(each, Store()), wanted, jobs_that_fit())
+        outcomes = at_once(lambda each: built(each, Store(), builder), wanted, jobs_that_fit())
     said = []
     for outcome in outcomes:
         kernel, how = outcome.kernel, "found" if outcome.found else "built"
@@ -88,7 +94,7 @@ def build(
         said.append(f"{name}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
         if kernel:
             said += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
-            said.append(f"  {kernel.path}")
+            said.append(f"  {kernel.path}, by {kernel.builder}")
     error = next((outcome.error for outcome in outcomes if outcome.error), None)
     return _answer(outcomes, {"error": error_fields(error)} if error else {}, said)
 
@@ -144,13 +150,17 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
 )
 @click.option("--generic", is_flag=True, help="Also the kernels that take the lengths of these as an argument.")
 @click.option("--native", is_flag=True, help="Also the C++ call path, for the torch and the Python that run this.")
+@builder_option
 @import_option
-def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic: bool, native: bool) -> Answer:
+def precompile(
+    path: Path, targets: str, output: Path, jobs: int | None, generic: bool, native: bool, builder: str
+) -> Answer:
     """Build the kernels of a spec file into a folder.
 
-    Builds several kernels at a time; - reads the file from standard input. Needs nvcc and no GPU. Kernels that the
-    folder has are left alone, so that a run that was stopped can be repeated. The folder has the layout of a store and
-    can be packed. Exits with 1 when a kernel could not be built, after all others.
+    Builds several kernels at a time; - reads the file from standard input. Needs nvcc or NVRTC and no GPU. Kernels
+    that the folder has are left alone, so that a run that was stopped can be repeated. The folder has the layout of a
+    store and can be packed; with --builder nvrtc its kernels run on hosts of every kind. Exits with 1 when a kernel
+    could not be built, after all others.
     """
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
@@ -160,7 +170,7 @@ def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic
     wanted = expected(file.wanted, names, path)
     if generic:
         wanted = list(dict.fromkeys([*wanted, *((any_length(spec, few), target, few) for spec, target, few in wanted)]))
-    _check(wanted)
+    _check(wanted, builder)
     began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs)
     with progress() as report:
 
@@ -169,7 +179,8 @@ def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic
             done += 1
             report(outcome.name, done, len(wanted))
 
-        outcomes = into_folder(wanted, output.expanduser().absolute(), jobs=several, said=said, native=native)
+        folder = output.expanduser().absolute()
+        outcomes = into_folder(wanted, folder, jobs=several, said=said, native=native, builder=builder)
     seconds = time.perf_counter() - began
     numbers = Counter("failed" if each.error else "found" if each.found else "built" for each in outcomes)
     counts = {name: numbers[name] for name in ("built", "found", "failed")}
@@ -179,20 +190,17 @@ def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic
     return _answer(outcomes, facts, [line])
 
 
-def _usual_target() -> str:
-    """Return the target of the GPU here, else sm_90 if there is nvcc, else cpu."""
-    if target := gpu_target():
-        return target
-    try:
-        find_nvcc()
-    except BuildFailure:
-        return CPU
-    return DEFAULT_TARGET
+def _usual_target(builder: str) -> str:
+    """Return the target of the GPU here, else sm_90 if something builds for it, else cpu."""
+    builders = STRICT.by(builder).asked()
+    here = gpu_target() or next((DEFAULT_TARGET for each in builders if not unavailable(each, DEFAULT_TARGET)), None)
+    return here or CPU
 
 
-def _check(wanted: Iterable[tuple[ScanSpec, str, bool]]) -> None:
+def _check(wanted: Iterable[tuple[ScanSpec, str, bool]], builder: str) -> None:
     """Raise what is wrong with a request before anything is built."""
     for spec, target, few in wanted:
+        check_wanted(spec, target, builder)
         if target != CPU:
             make_plan(spec, target, few)
 
@@ -216,9 +224,10 @@ def _fields(outcome: Built) -> dict[str, object]:
         "error": error_fields(error) if error else None,
         "found": outcome.found,
         "seconds": round(outcome.seconds, 3),
-        "bytes": outcome.bytes,
+        "bytes": kernel.path.stat().st_size if kernel else 0,
         "build_seconds": kernel and kernel.build_seconds,
         "resources": asdict(kernel.resources) if kernel and kernel.resources else None,
+        "builder": kernel and kernel.builder,
         "path": kernel and str(kernel.path),
         "source": kernel and str(kernel.source_path),
     }

@@ -6,7 +6,6 @@ import ctypes
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,11 +14,12 @@ import click
 from scanops import environment
 from scanops._version import untested
 from scanops.artifact import CPU
-from scanops.builders.toolchain import Program, find_cxx, find_ninja, find_nvcc
+from scanops.builders.toolchain import find_cxx, find_ninja
+from scanops.cli import findings as check
 from scanops.cli.findings import GET_TORCH, Finding, Flaw, finding
 from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import target_of_capability
-from scanops.errors import BuildFailure, ScanopsError
+from scanops.errors import ScanopsError
 from scanops.files import size_of
 from scanops.packs.manifest import troubles
 from scanops.store.layers import Place, entries_of, keys, places, vouched
@@ -35,6 +35,8 @@ ABILITIES = {  # the fastest way to run a scan first
     "emulate": "emulate kernels on the CPU",
     "compose": "run scans as torch's own operations",
 }
+_BUILDERS = {"NVRTC": check.nvrtc, "builders": check.builders}
+_PROGRAMS = {"g++": find_cxx, "ninja": find_ninja}
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "bold red"}
 _GET_DRIVER = "nothing, unless there is an NVIDIA GPU: then install NVIDIA's driver and check CUDA_VISIBLE_DEVICES"
 
@@ -84,21 +86,22 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
     torch, gpu, driver = finding("torch", _torch), finding("GPU", _gpu), finding("driver", _driver)
     target: str | None = gpu.facts.get("target")
     packs = [finding("pack", partial(_pack, place, target)) for place in places() if place.kind == "pack"]
-    cxx, ninja = finding("g++", partial(_program, find_cxx)), finding("ninja", partial(_program, find_ninja))
-    nvcc = finding("nvcc", partial(_nvcc, target, cxx.ok))
+    nvrtc, builders = (finding(name, partial(each, target)) for name, each in _BUILDERS.items())
+    cxx, ninja = (finding(name, partial(check.program, find)) for name, find in _PROGRAMS.items())
+    nvcc = finding("nvcc", partial(check.nvcc, target, cxx.ok))
     store = finding("store", partial(_store, any(pack.ok for pack in packs)))
     chosen = settings()
     served = {name for pack in packs if pack.ok for name in pack.facts["targets"]}
-    compiles = cxx.ok and store.ok and not any(each.name == "SCANOPS_REQUIRE_SIGNED" for each in chosen)
-    builds = nvcc.ok and compiles
+    keeps = store.ok and not any(each.name == "SCANOPS_REQUIRE_SIGNED" for each in chosen)
+    builds = builders.ok and keeps
     able = {
         "run": torch.ok and gpu.ok and (builds or target in served),
         "build": builds,
-        "emulate": torch.ok and (compiles or CPU in served),
+        "emulate": torch.ok and ((cxx.ok and keeps) or CPU in served),
         "compose": torch.ok,
     }
     native = finding("native calls", native_calls)
-    return [torch, gpu, driver, nvcc, cxx, ninja, store, *packs, native, *chosen], able
+    return [torch, gpu, driver, nvrtc, nvcc, cxx, ninja, builders, store, *packs, native, *chosen], able
 
 
 # ---- torch and the GPU
@@ -167,39 +170,11 @@ def native_calls(facts: dict[str, Any]) -> str:
         # benchmarks/results/calls_h200.json: the least and the most of 12 operators
         summary = f"no {request.name} in package, store or packs: calls are launched from Python, 16 to 35 us slower"
         following = (
-            "python -m scanops.runtime.native builds it with g++ in half a minute; programs that repeat calls do, too"
+            "python -m scanops.runtime.native builds it with g++ in half a minute; so do programs that repeat calls"
         )
         raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)
     return str(entry.directory)
-
-
-# ---- compilers
-
-
-def _nvcc(target: str | None, cxx: bool, facts: dict[str, Any]) -> str:
-    try:
-        found = find_nvcc()
-    except BuildFailure as problem:
-        if cxx:
-            raise
-        raise Flaw("missing", str(problem.value), problem.hint) from problem  # nvcc needs a host compiler to answer
-    facts |= {name: str(getattr(found, name)) for name in ("root", "version", "found_by")}
-    facts |= {"path": str(found.nvcc), "targets": list(found.targets)}
-    summary = f"{found.version}, {found.nvcc} (by {found.found_by}), toolkit {found.root}"
-    for name, part in (("libcudart", found.runtime), ("cuda_runtime.h", found.include)):
-        if part is None:
-            raise Flaw("missing", f"{summary}: no {name}", 'pip install "cuda-toolkit[nvcc,cudart,cccl]"')
-    if target is not None and target not in found.targets:
-        following = f"install a CUDA toolkit that knows {target} and set SCANOPS_NVCC to its nvcc"
-        raise Flaw("broken", f"{summary}: does not know {target}", following)
-    return f"{summary}; {found.targets[0]} to {found.targets[-1]}"
-
-
-def _program(find: Callable[[], Program], facts: dict[str, Any]) -> str:
-    found = find()
-    facts |= {"path": str(found.path), "version": found.version, "found_by": found.found_by}
-    return f"{found.version}, {found.path} (by {found.found_by})"
 
 
 # ---- store, packs and settings
@@ -245,7 +220,7 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
         raise Flaw("broken", f"{root}: {trouble}", following)
     summary = f"{root}, {facts['kernels']} kernels for {', '.join(contents['targets'])}, {signature}"
     if target is not None and target not in contents["targets"]:
-        following = f"scanops precompile SPECS.toml --targets {target} -o DIRECTORY, on a machine with nvcc"
+        following = f"scanops precompile SPECS.toml --targets {target} -o DIRECTORY, on a machine with nvcc or NVRTC"
         raise Flaw("missing", f"{summary}: none for {target}", following)
     return summary
 

@@ -1,4 +1,4 @@
-"""A finding of ``scanops doctor``: the outcome of one check, whatever it meets."""
+"""What ``scanops doctor`` reports about a machine: findings, and those about compilers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scanops import environment
-from scanops.errors import MissingCompiler, ScanopsError
+from scanops.builders import nvrtc as rtc
+from scanops.builders.build import unavailable
+from scanops.builders.toolchain import Program, find_nvcc
+from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.errors import BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
+from scanops.runtime.policies import POLICIES
 
-__all__ = ["GET_TORCH", "Finding", "Flaw", "finding"]
+__all__ = ["GET_TORCH", "Finding", "Flaw", "builders", "finding", "nvcc", "nvrtc", "program"]
 
-_CHOICES = {"nvcc": "SCANOPS_NVCC", "g++": "SCANOPS_CXX"}  # a tool that its variable names is broken, not missing
+_CHOICES = {"nvcc": "SCANOPS_NVCC", "g++": "SCANOPS_CXX", "NVRTC": "SCANOPS_NVRTC"}  # named: broken, not missing
 GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
 
 
@@ -49,3 +54,57 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
         absent = isinstance(problem, MissingCompiler) and not environment.given(_CHOICES.get(name, ""))
         words = f"cannot {problem.asked.removeprefix('cannot ')}: " + " ".join(str(problem.value).split())
         return Finding(name, "missing" if absent else "broken", words, problem.hint, facts)
+
+
+# ---- compilers
+
+
+def nvcc(target: str | None, cxx: bool, facts: dict[str, Any]) -> str:
+    """Check for an nvcc that knows the target, and for the parts of its toolkit."""
+    try:
+        found = find_nvcc()
+    except BuildFailure as problem:
+        if cxx:
+            raise
+        raise Flaw("missing", str(problem.value), problem.hint) from problem  # nvcc needs a host compiler to answer
+    facts |= {name: str(getattr(found, name)) for name in ("root", "version", "found_by")}
+    facts |= {"path": str(found.nvcc), "targets": list(found.targets)}
+    summary = f"{found.version}, {found.nvcc} (by {found.found_by}), toolkit {found.root}"
+    for name, part in (("libcudart", found.runtime), ("cuda_runtime.h", found.include)):
+        if part is None:
+            raise Flaw("missing", f"{summary}: no {name}", 'pip install "cuda-toolkit[nvcc,cudart,cccl]"')
+    if target is not None and target not in found.targets:
+        following = f"install a CUDA toolkit that knows {target} and set SCANOPS_NVCC to its nvcc"
+        raise Flaw("broken", f"{summary}: does not know {target}", following)
+    return f"{summary}; {found.targets[0]} to {found.targets[-1]}"
+
+
+def program(find: Callable[[], Program], facts: dict[str, Any]) -> str:
+    """Check for a program that ``find`` returns."""
+    found = find()
+    facts |= {"path": str(found.path), "version": found.version, "found_by": found.found_by}
+    return f"{found.version}, {found.path} (by {found.found_by})"
+
+
+def nvrtc(target: str | None, facts: dict[str, Any]) -> str:
+    """Check for an NVRTC that knows the target."""
+    try:
+        found = rtc.find(target)
+    except UnsupportedRequest as problem:
+        raise Flaw("missing", f"none knows {target}: {problem.allowed}", problem.hint) from problem
+    facts |= {"path": str(found.path), "version": found.version, "found_by": found.found_by}
+    facts["targets"] = list(found.targets)
+    return f"{found.version}, {found.path} (by {found.found_by}); {found.targets[0]} to {found.targets[-1]}"
+
+
+def builders(target: str | None, facts: dict[str, Any]) -> str:
+    """Check who can build for the GPU here, or for the default target, in the order in which a call asks."""
+    names, target = POLICIES["build"].asked(), target or DEFAULT_TARGET
+    problems = {name: unavailable(name, target) for name in names}
+    facts |= {name: str(problem.value) if problem else None for name, problem in problems.items()}
+    works = [name for name in names if not problems[name]]
+    reasons = "".join(f"; not {name}: {problem.value}" for name, problem in problems.items() if problem)
+    if not works:
+        hints = dict.fromkeys(problem.hint for problem in problems.values() if problem)
+        raise Flaw("missing", f"none for {target}{reasons}", "; or ".join(hints))
+    return f"{', '.join(works)} for {target}{reasons}"

@@ -21,7 +21,7 @@ from scanops.files import write_text
 
 __all__ = ["export", "generate"]
 
-_FORMATS = "; ".join(f"{name}: {row.says}" for name, row in FORMATS.items())
+_FORMATS = "; ".join(f"{name}: {says}" for name, says in FORMATS.items())
 
 
 @click.command(
@@ -83,7 +83,7 @@ def export(
     specs = specs_of(slugs, options)
     text = exported(specs, form, target, lines=lines)
     facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
-    return _delivered(text, "text", output, facts, "cuda" if FORMATS[form].suffix == ".cu" else "python")
+    return _delivered(text, "text", output, facts, "cuda" if form == "cu" else "python")
 
 
 def _delivered(text: str, name: str, output: Path | None, facts: Mapping[str, object], language: str) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key
+from scanops.builders.build import unavailable
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
@@ -24,7 +26,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
-from scanops.runtime.policies import STRICT
+from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store.entry import Entry, read_entry
 from scanops.store.layers import Place, entries_of, places, refusal, usable_entry
 from scanops.store.root import read_index
@@ -103,8 +105,9 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
     spec, target = plan.spec, plan.target
     if lines is None and not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
-    columns = spec.inner if spec.inner > 1 else None
-    blocks = None if lines is None else plan.grid(lines, target.multiprocessors, columns)
+    beside = spec.inner if spec.inner > 1 else 0
+    grid = lines and plan.launch.numbers(lines, spec.capacity, target.multiprocessors, beside)
+    blocks = grid.blocks if grid else None
     moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
     registers = (resources and resources.registers) or expected_registers(plan)
     declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))
@@ -192,10 +195,16 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
             for one in near["differences"]:
                 lines.append(("", f"    {one['field']}: requested {one['asked']}, found {one['there']}"))
     if found["found"]:
-        return [*lines, ("kernel", found["found"])]
+        return [*lines, ("kernel", f"{found['found']}, a {found['form']} by {found['builder']}")]
     if environment.require_signed():  # a kernel that is built here is not signed
         return [*lines, ("kernel", f"not found; {refusal(spec.slug, target, ()).hint}")]
-    return [*lines, ("kernel", f"not found: scanops build {spec.slug} --target {target}")]
+    lines.append(("kernel", f"not found: scanops build {spec.slug} --target {target}"))
+    for each in () if target == CPU else _builders(target):
+        problem = unavailable(each, target)
+        lines.append(
+            ("builder", f"{each}: {f'not here: {problem.value}; {problem.hint}' if problem else 'works here'}")
+        )
+    return lines
 
 
 # ---- the lookup of the kernel
@@ -210,25 +219,38 @@ def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
     measured = None if target == CPU else entry_for(spec, target, few=few)
     if measured is not None and not usable(measured, spec):
         measured = None
-    request = request_of(spec, target, measured, few)
-    key = sources_key(spec, target, measured, few)
-    searches = [_search(place, spec, request, key) for place in places()]
+    builders = _builders(target)
+    request = request_of(spec, target, measured, few, builders)
+    keys = {each: sources_key(spec, target, measured, few, form) for form, each in request.identities.items()}
+    searches = [_search(place, spec, request, keys) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
-    return {"identity": request.identity, "key": key, "found": found, "searches": searches}
+    entry = read_entry(Path(found)) if found else None
+    identity = entry.identity if entry else next(iter(keys))
+    made = {"form": entry.form, "builder": entry.builder} if entry else {"form": None, "builder": None}
+    return {"identity": identity, "key": keys[identity], "found": found, **made, "searches": searches}
 
 
-def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None) -> Facts:
-    """Return whether a place has the kernel, why it is not used, and where it is absent the nearest ones."""
+def _builders(target: str) -> tuple[str, ...]:
+    """Return who may build for a target, in the order in which a call asks."""
+    return STRICT.builders if target == CPU else POLICIES["build"].asked()
+
+
+def _search(place: Place, spec: ScanSpec, request: BuildRequest, keys: Mapping[str, str | None]) -> Facts:
+    """Return whether a place has the kernel, why it is not used, and where it is absent the nearest ones.
+
+    ``keys`` are those of the index, by identities of the forms that serve.
+    """
     facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "indexed": False}
     facts |= {"entry": None, "problem": None, "nearest": []}
     if place.unused:
         return {**facts, "problem": place.unused}
-    entry = next(place.root.glob(f"*-{request.identity[:16]}"), None)
+    there = ((each, entry) for each in keys for entry in place.root.glob(f"*-{each[:16]}"))
+    identity, entry = next(there, ("", None))
     if entry is None:
         near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
         return {**facts, "nearest": near[:_NEAREST]}
-    indexed = bool(key and read_index(place.root, key))  # then nothing is rendered
-    verdict = usable_entry(entry, request.identity)
+    indexed = bool((key := keys[identity]) and read_index(place.root, key))  # then nothing is rendered
+    verdict = usable_entry(entry, identity)
     problem = verdict if isinstance(verdict, str) else None
     return {**facts, "hit": not problem, "indexed": indexed, "entry": str(entry), "problem": problem}
 

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import click
 
 from scanops.codegen.spec import ScanSpec
+from scanops.environment import AUTO, BUILDERS
 from scanops.specfile import import_modules
 
-__all__ = ["LINES", "import_option", "spec_options", "specs_of"]
+__all__ = ["LINES", "builder_option", "import_option", "spec_options", "specs_of"]
 
 LINES = "Lines of the tensor to plan for; by default as many as fill the GPU."
 
@@ -56,6 +57,12 @@ def spec_options(command: F) -> F:
     for flag, field, settings, meaning in reversed(_OPTIONS):
         command = click.option(flag, _PREFIX + field, help=meaning, **settings)(command)
     return command
+
+
+def builder_option(command: F) -> F:
+    """Give a command ``--builder``: who builds kernels for GPUs."""
+    meaning = "Who builds for GPUs; nvrtc makes cubins. By default SCANOPS_BUILDER, else the first that works here."
+    return click.option("--builder", type=click.Choice(BUILDERS), default=AUTO, help=meaning)(command)
 
 
 def import_option(command: F) -> F:

@@ -39,12 +39,12 @@ def store() -> None:
 def list_() -> Answer:
     """List kernels, in the order of lookups.
 
-    Sizes are those of a kernel's files, the last column is the beginning of the identity. Places that a lookup passes
-    over are reported on standard error.
+    Sizes are those of a kernel's files, then come the beginning of the identity and the builder: nvrtc makes cubins,
+    the others make libraries. Places that a lookup passes over are reported on standard error.
     """
     found = rows()
     unused = [place for place in places() if place.problem]
-    width = min(44, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
+    width = min(39, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
     total = 0
     lines: list[str | tuple[str, str]] = []
     for place, each in groupby(found, key=lambda row: row[0]):
@@ -52,7 +52,8 @@ def list_() -> Answer:
         for _, entry in each:
             size = size_of(entry.directory)
             total += size
-            lines.append(f"  {entry.slug:<{width}}  {entry.target:<6}  {format_size(size):>8}  {entry.identity[:12]}")
+            facts = f"{entry.target:<6}  {format_size(size):>8}  {entry.identity[:7]} {entry.builder}"
+            lines.append(f"  {entry.slug:<{width}}  {facts}")
     lines.append(f"{len(found)} kernels, {format_size(total)}")
     for place in [] if as_json() else unused:
         say(f"{place.kind} {place.root}: not used: {place.unused}", stderr=True)
@@ -151,7 +152,7 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
     "pack",
     cls=Command,
     example="scanops pack kernels --sign KEY.pem -o kernels.tar.gz\n"
-    "scanops pack kernels -o my_kernels-1.0-py3-none-linux_x86_64.whl",
+    "scanops pack kernels -o my_kernels-1.0-py3-none-linux_x86_64.whl  # py3-none-any for cubins alone",
 )
 @click.argument("directory", type=_FOLDER)
 @click.option(
@@ -189,9 +190,10 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     kernels, size, targets = len(contents["entries"]), output.stat().st_size, contents["targets"]
     by = f"signed by {signer}" if signer else "signed before" if signed else "not signed"
     sizes = f"{format_size(size)}, {format_size(size // kernels)} a kernel"
-    facts = {"kernels": kernels, "bytes": size, "targets": targets, "signed": signed, "signer": signer}
-    lines = [f"{output}: {kernels} kernels for {', '.join(targets)}, {sizes}, {by}"]
-    return Answer({"file": str(output), **facts}, lines)
+    platform = contents["platform"]
+    facts = {"kernels": kernels, "bytes": size, "targets": targets, "platform": platform}
+    lines = [f"{output}: {kernels} kernels for {', '.join(targets)}, platform {platform}, {sizes}, {by}"]
+    return Answer({"file": str(output), **facts, "signed": signed, "signer": signer}, lines)
 
 
 @click.command(
@@ -263,6 +265,8 @@ def _fields(place: Place, entry: Entry) -> dict[str, object]:
         "slug": entry.slug,
         "spec": manifest.spec_fields(entry.spec) if entry.spec else None,
         "target": entry.target,
+        "form": entry.form,
+        "builder": entry.builder,
         "identity": entry.identity,
         "bytes": size_of(entry.directory),
         "kind": place.kind,

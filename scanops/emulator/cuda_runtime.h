@@ -1,7 +1,7 @@
 // What g++ includes when a generated kernel says <cuda_runtime.h>: CUDA threads as fibers of one OS thread.
 //
 //   qualifiers.h     __global__, __shared__ and the other words of CUDA C++
-//   types.h          dim3, cudaError_t, the launch configuration, threadIdx and friends
+//   types.h          dim3, cudaError_t, threadIdx and friends
 //   state.h          what a thread, a warp and a block of the running grid are doing
 //   barriers.h       __syncthreads
 //   collectives.h    shuffles, votes, __syncwarp

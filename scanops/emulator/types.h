@@ -25,16 +25,6 @@ enum cudaError_t {
 };
 
 typedef struct CUstream_st* cudaStream_t;
-struct cudaLaunchAttribute;
-
-struct cudaLaunchConfig_t {
-    dim3 gridDim;
-    dim3 blockDim;
-    size_t dynamicSmemBytes;
-    cudaStream_t stream;
-    cudaLaunchAttribute* attrs;
-    unsigned numAttrs;
-};
 
 // The running thread's; host/schedule.h sets them at every switch.
 __attribute__((visibility("hidden"))) extern uint3 threadIdx;

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operator import COMPENSATED, Join, numbers_of
+from scanops.codegen.dtypes import dtype_named, numbers_of
+from scanops.codegen.operator import COMPENSATED, Join
 from scanops.codegen.operators import operator_named
 from scanops.fallback.reference import chosen
 from scanops.requests.call import Call

@@ -13,11 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.artifact import ABI, PLATFORM, planned, request_of, sources_key
+from scanops.artifact import ABI, CUBIN, LIBRARY, PLATFORM, planned, request_of, sources_key
 from scanops.codegen.lines import situations
 from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
+from scanops.store import cubin
 from scanops.store.entry import (
     FILES,
     MANIFEST,
@@ -30,10 +31,11 @@ from scanops.store.entry import (
     unsafe,
 )
 from scanops.store.library import processor_problem
-from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
+from scanops.store.packs import ANY, PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 from scanops.store.root import read_index, write_index
 
 _TIMES = ("built", "build_seconds")  # fields of manifest.json that differ between builds
+_COPIED = ("identity", "target", "abi", "flags", "link_flags", "toolchain", "resources")  # and that pack.json repeats
 
 
 def finish(directory: Path) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def _finished(directory: Path) -> dict[str, Any]:
         "schema": PACK_SCHEMA,
         "scanops": __version__,
         "abi": ABI,
-        "platform": PLATFORM,
+        "platform": PLATFORM if any(map(_is_library, entries)) else ANY,
         "targets": sorted({entry["target"] for entry in entries}),
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
         "index": _records(directory, entries),
@@ -119,8 +121,12 @@ def _entry(path: Path) -> dict[str, Any]:
         found = checked(path, read_entry(path).identity)
     except (ValueError, KeyError) as problem:
         found = f"{MANIFEST}: {problem!r}"
-    wrong = found if isinstance(found, str) else processor_problem((path / "kernel.so").read_bytes())
-    manifest: dict[str, Any] = {} if isinstance(found, str) else found.manifest
+    manifest: dict[str, Any] = {}
+    if isinstance(found, str):
+        wrong: str | None = found
+    else:
+        manifest, data = found.manifest, found.library_path.read_bytes()
+        wrong = cubin.problem(data, found.target) if found.form == CUBIN else processor_problem(data)
     name = str(manifest.get("name"))
     if wrong is None and path.name != (expected := f"{name}-{manifest['identity'][:16]}"):
         wrong = f"a folder that is not called {expected}"
@@ -135,10 +141,14 @@ def _entry(path: Path) -> dict[str, Any]:
         "slug": name,
         "spec": spec_fields(spec) if spec else None,
         "directory": path.name,
-        "files": {file: facts_of(path / file) for file in (*FILES, MANIFEST)},
-        **{each: manifest[each] for each in ("identity", "target", "abi", "flags", "link_flags", "toolchain")},
-        "resources": manifest["resources"],
+        "files": {file: facts_of(path / file) for file in (*manifest["files"], MANIFEST)},
+        **{each: manifest[each] for each in _COPIED if each in manifest},
     }
+
+
+def _is_library(entry: dict[str, Any]) -> bool:
+    """Return whether an entry of pack.json is a library, which is of one platform and ABI."""
+    return FILES[LIBRARY][1] in entry["files"]
 
 
 def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
@@ -159,11 +169,13 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
         spec, target, wanted = spec_of(entry["slug"]), entry["target"], (entry["identity"], entry["directory"])
         if spec is None:
             continue
-        keys = {few: sources_key(spec, target, few=few) for few in situations(spec, planned(target))}
+        form = LIBRARY if _is_library(entry) else CUBIN
+        keys = {few: sources_key(spec, target, few=few, form=form) for few in situations(spec, planned(target))}
         if wanted in [read_index(directory, key) for key in keys.values() if key]:
             continue
         for few, key in keys.items():
-            if key and request_of(spec, target, few=few).identity == entry["identity"]:  # what this version would build
+            built = request_of(spec, target, few=few).identities if key else {}  # by this version
+            if key and built.get(form) == entry["identity"]:
                 write_index(directory, key, *wanted)
     paths = sorted((directory / "index").glob("*/*.json"))
     return {path.relative_to(directory).as_posix(): facts_of(path) for path in paths}
@@ -185,12 +197,14 @@ def _bad(name: object, verb: str, allowed: str, value: object, hint: str) -> Bad
 
 def troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (why some or all kernels of the pack cannot be used, what to type)."""
-    if contents["abi"] != ABI:
+    libraries = any(map(_is_library, contents["entries"]))
+    if libraries and contents["abi"] != ABI:
         yield f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
-    if contents["platform"] != PLATFORM:
-        yield f"built for {contents['platform']}, this is {PLATFORM}", "build it on such a machine"
-    names = [entry["directory"] for entry in contents["entries"]]
-    problems = [f"{name}: {problem}" for name in names if (problem := unsafe(root / name))]
+    if libraries and contents["platform"] != PLATFORM:
+        hint = "build it on such a machine, or pack cubins, which are of none: scanops precompile --builder nvrtc"
+        yield f"its libraries are built for {contents['platform']}, this is {PLATFORM}", hint
+    places = [(entry["directory"], entry["files"]) for entry in contents["entries"]]
+    problems = [f"{name}: {problem}" for name, files in places if (problem := unsafe(root / name, files))]
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         yield problems[0] + more, f"scanops store verify {root}, then unpack it again"

@@ -41,16 +41,20 @@ class Neighbours(ctypes.Structure):
     )
 
 
-_POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "offsets", "workspace")
+_POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "workspace", "offsets")
 
 
 class ScanArguments(ctypes.Structure):
-    """The kernel arguments. templates/stages/geometry.cuh.j2 declares those a kernel reads, rare ones last."""
+    """The kernel arguments. templates/stages/geometry.cuh.j2 declares those a kernel reads, rare ones last.
+
+    A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and their
+    number are one parameter.
+    """
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_longlong) for name in ("carry_in_step", "segments", "lines", "length")),
-        ("multiprocessors", ctypes.c_int),
+        *((name, ctypes.c_longlong) for name in ("segments", "carry_in_step", "lines", "length")),
+        *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
         ("geometry", _Geometry),
         ("neighbours", Neighbours),
         ("saved", ctypes.c_void_p),

@@ -19,7 +19,7 @@ call cache (calls.py)
 
 kernel cache (kernels.py)
     Key: spec, target and whether lines are few; for a stand-in, or for PyTorch in place of a kernel, also the
-    policy. Value: the Kernel, which keeps its library loaded. At most 4096 entries, then emptied. A fork drops the
+    policy. Value: the Kernel, which keeps its code loaded. At most 4096 entries, then emptied. A fork drops the
     stand-ins.
 
 store index (store/root.py)

@@ -1,7 +1,8 @@
 """One worker thread per process builds while calls go on.
 
-The thread waits for a child process: rendering and compiling in this process would hold the interpreter's lock for
-milliseconds at a time, which calls would feel. Operators that only this process knows are built by the thread itself.
+NVRTC builds in the thread itself: a compile holds no lock of the interpreter. Without it the thread waits for a child
+process: rendering, and running compilers, would hold the lock for milliseconds at a time, which calls would feel.
+Operators that only this process knows are built by the thread in any case.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scanops.artifact import CUBIN, BuildRequest
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 
@@ -92,6 +94,13 @@ WORKER = _Worker()
 # Threads do not survive a fork, and the parent's child process is not its own: a child starts over.
 os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]
 atexit.register(WORKER.end)
+
+
+def builds_here(request: BuildRequest) -> bool:
+    """Return whether NVRTC may build a kernel, and is there."""
+    with NO_FORK:
+        from scanops.builders.build import unavailable
+    return CUBIN in request.identities and unavailable("nvrtc", request.target) is None
 
 
 def python_command(module: str, *words: str) -> list[str]:

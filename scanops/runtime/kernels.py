@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import artifact
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_key
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -20,7 +19,7 @@ from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import policies
-from scanops.runtime.background import WORKER, python_command
+from scanops.runtime.background import WORKER, builds_here, python_command
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
 from scanops.store.library import load
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.codegen.plan import Plan
+    from scanops.store.code import Code
 
 _LOG = logging.getLogger("scanops")
 Value = TypeVar("Value")
@@ -59,21 +59,16 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 
 def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
     choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
-    entry = _indexed(spec, target, choice, store, few) if artifact.DIGESTS else None
+    builders = policy.builders if target == CPU else policy.asked()
+    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, builders))
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = _indexed(spec, target, None, store, few)
+        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, builders))
     if entry is not None:
         return Kernel(spec, target, entry, choice, few)
-    request = request_of(spec, target, choice, few)
-    miss, entry = Miss(spec, target, choice, request, store, few), store.find(request.identity)
+    request = request_of(spec, target, choice, few, builders)
+    miss, entry = Miss(spec, target, choice, request, store, few), store.find(*request.identities.values())
     return miss.served(policy) if entry is None else miss.kernel(entry)
-
-
-def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store, few: bool) -> Entry | None:
-    """Return the entry that the store's index has for ``spec`` and a measured plan."""
-    key = store_key(spec, target, choice, few)
-    return store.lookup(key, spec.slug, target) if key else None
 
 
 class Miss(NamedTuple):
@@ -88,7 +83,7 @@ class Miss(NamedTuple):
 
     def served(self, policy: Policy) -> Kernel | None:
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
-        if policy is policies.FIND:
+        if policy.name == policies.FIND.name:
             return None
         spec, target = self.spec, self.target
         if not (policy.may_build or policy.falls_back):
@@ -106,14 +101,13 @@ class Miss(NamedTuple):
         except MissingCompiler as problem:
             if not policy.falls_back or target == CPU:  # PyTorch is no substitute for the emulator
                 raise
-            hint = f"Precompile it on a machine with nvcc: {policies.command_for(spec, target)}."
-            hint += f" ({problem.asked}: {problem.value})"
+            hint = f"Precompile it elsewhere: {policies.command_for(spec, target)}. ({problem.asked}: {problem.value})"
             policies.warn(spec, target, " and no compiler to build it", hint)
             return None
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        if artifact.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few)):
+        if artifact.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few, entry.form)):
             self.store.remember(key, entry)
         return Kernel(self.spec, self.target, entry, self.choice, self.few)
 
@@ -127,20 +121,21 @@ class Miss(NamedTuple):
 
     def _generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument; None where there is none."""
+        strict = policies.STRICT._replace(builders=self.request.builders)
         try:
-            return obtain(any_length(self.spec, self.few), self.target, policies.STRICT, few=self.few)
+            return obtain(any_length(self.spec, self.few), self.target, strict, few=self.few)
         except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
             _LOG.debug("no kernel that takes the length of %s: %s", self.spec, problem)
             return None
 
     def _build_now(self) -> None:
-        """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
-        if is_built_in(operator_named(self.spec.op)) and sys.executable:
+        """Build as the worker's job: by NVRTC here, else in a child process. Then hold the kernel, loaded."""
+        if not builds_here(self.request) and is_built_in(operator_named(self.spec.op)) and sys.executable:
             lines = self.spec.inner * (1 if self.few else 2**20)  # which fill any GPU
             words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
             WORKER.run(python_command("scanops", *words))
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
-        _ = kernel.library
+        _ = kernel.code
         hold(kernel, self.spec, self.target, policies.STRICT, self.few)
 
 
@@ -162,7 +157,7 @@ class Kernel:
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
         self._plan: Plan | None = None
         self._source: str | None = None
-        self._library: ctypes.CDLL | None = None
+        self._code: Code | None = None
 
     def __repr__(self) -> str:
         return f"<scanops kernel {self.spec} for {self.target}>"
@@ -182,24 +177,23 @@ class Kernel:
         return self._source
 
     @property
-    def library(self) -> ctypes.CDLL:
-        """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
-        if self._library is None:
-            needed = ("scanops_emulator_configure",) if self.target == CPU else ()
-            self._library = self._read(load, *needed)
-        return self._library
+    def code(self) -> Code:
+        """The machine code, verified against its manifest. Obtained again if it was evicted before it was loaded."""
+        if self._code is None:
+            self._code = self._read(load)
+        return self._code
 
-    def _read(self, read: Callable[..., Value], *needed: str) -> Value:
+    def _read(self, read: Callable[[Entry], Value]) -> Value:
         """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
         try:
-            return read(self._entry, *needed)
+            return read(self._entry)
         except (FileNotFoundError, BadStoreEntry) as problem:
             if not isinstance(problem.__cause__ or problem, FileNotFoundError):
                 raise
         again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
         self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
-        return read(self._entry, *needed)
+        return read(self._entry)
 
     @property
     def path(self) -> Path:
@@ -210,6 +204,11 @@ class Kernel:
     def source_path(self) -> Path:
         """Path of the CUDA source, beside the library."""
         return self._entry.source_path
+
+    @property
+    def builder(self) -> str:
+        """Who built it: "load_inline", "nvcc" or "nvrtc", which makes cubins; for the CPU its target."""
+        return self._entry.builder
 
     @property
     def resources(self) -> Resources | None:

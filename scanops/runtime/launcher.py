@@ -1,19 +1,12 @@
-"""A kernel bound to shapes and strides, its launch on a device, and the tensors around it. No host synchronisation.
-
-Kernels whose blocks exchange tile status (decoupled look-back) need a workspace: one per stream, cleared once. A launch
-marks each word with its epoch and opens the next epoch when its last ticket is taken, so launches that follow one
-another need no memset between them. Launches that may overlap must not share a workspace: a captured launch has its
-own, cleared in the graph, because its replays may run beside anything.
-"""
+"""A kernel bound to shapes and strides, its launch on a device, and the tensors around it. No host synchronisation."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import itertools
-import threading
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import increment_version
@@ -27,7 +20,11 @@ from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
 from scanops.requests.request import Inputs, Request, Tensors, is_memory
+from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
+
+if TYPE_CHECKING:
+    from scanops.store.code import Code
 
 
 class Device(NamedTuple):
@@ -50,7 +47,7 @@ class Launchable(Protocol):
     @property
     def target(self) -> str: ...
     @property
-    def library(self) -> ctypes.CDLL: ...
+    def code(self) -> Code: ...
     @property
     def source_path(self) -> Path: ...
 
@@ -61,14 +58,15 @@ class Template(NamedTuple):
     arguments: bytes
     reads: tuple[int, ...]  # byte offset of each of Inputs' pointers in the arguments
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
-    launch: int  # address of the function
+    launch: int  # address of a library's function, or of cuLaunchKernel
     configure: int  # address of the emulator's setup function; 0 on a GPU
+    kernel: tuple[Any, ...]  # Bound.kernel
 
 
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_size", "asked", "few", "kernel", "own", "places")
+    __slots__ = ("_arguments", "_bound", "_spare", "asked", "few", "kernel", "own", "places")
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool) -> None:
         outer, length, inner = split_shape(request.x.shape, request.call.dim)
@@ -86,16 +84,24 @@ class Launcher:
         self.few = few  # whether its lines are few
         self.own = (kernel.spec, kernel.few) == (asked, few)
         self.places = request.places
+        self._bound = kernel.code.bind(arguments, request.x.get_device())
         self._arguments = arguments
-        self._launch = kernel.library.scanops_launch
-        self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
-        self._workspace_size = kernel.library.scanops_workspace_bytes(outer * inner, length)
+        self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
 
     def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
-        arguments = ScanArguments.from_buffer_copy(self._arguments)
         x, mask, gate, starts, offsets, initial, saved = inputs
         assert x is not None
+        device = x.get_device()
+        if device >= 0 and device != current_device():
+            with torch.cuda.device(device):
+                return self(inputs, outs)
+        bound = self._bound
+        try:
+            arguments, reference = self._spare.pop()
+        except IndexError:  # the first call, and calls that other threads make at the same time
+            arguments = ScanArguments.from_buffer_copy(self._arguments)
+            reference = bound.refer(arguments)
         arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
@@ -112,17 +118,20 @@ class Launcher:
             arguments.carry_in = initial.data_ptr()
         if saved is not None:
             arguments.saved = saved.data_ptr()
-        if self._configure is not None:
+        stream = raw_stream(device) if device >= 0 else 0
+        if bound.workspace_bytes:
+            memory = workspace(x.device, stream, bound.workspace_bytes)
+            arguments.workspace = memory.data_ptr()
+        if bound.configure is not None:
             emulated = emulator.ACTIVE.get() or emulator.DEFAULT
-            self._configure(emulated.seed, emulated.multiprocessors)
-            self._queue(arguments, x.device, 0)
-            return
-        index = x.get_device()
-        if index == current_device():
-            self._queue(arguments, x.device, raw_stream(index))
-        else:
-            with torch.cuda.device(index):
-                self._queue(arguments, x.device, raw_stream(index))
+            bound.configure(emulated.seed, emulated.multiprocessors)
+        code = bound.launch(reference, stream)
+        if code and bound.recovers(code):
+            code = bound.launch(reference, stream)
+        if code:
+            drop_workspace(x.device, stream)
+            raise self.failure(code)
+        self._spare.append((arguments, reference))
 
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         """Launch the scan of ``inputs``, in the order of ``Inputs``, into new tensors and return them."""
@@ -136,61 +145,30 @@ class Launcher:
     @property
     def template(self) -> Template | None:
         """The launch for the C++ call path; None for kernels with a workspace, which Python manages."""
-        if self._workspace_size:
+        if self._bound.workspace_bytes:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
             arguments=bytes(self._arguments),
             reads=tuple(at[name] for name in _READ_BY),
             outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
-            launch=_address(self._launch),
-            configure=0 if self._configure is None else _address(self._configure),
+            launch=_address(self._bound.function),
+            configure=_address(self._bound.configure),
+            kernel=self._bound.kernel,
         )
+
+    def recovers(self, code: int) -> bool:
+        """Remove the cause of an error code where that is possible, and return whether to launch again."""
+        return self._bound.recovers(code)
 
     def failure(self, code: int) -> LaunchFailure:
         """Return the error for the code that a launch returned."""
-        words = self.kernel.library.scanops_error_string(code) or b"unknown"
         return LaunchFailure(
             f"launch of the kernel {self.kernel.spec} on {self.kernel.target}: error {code}",
             allowed="a launch that the device accepts and finishes",
-            value=f"error {code}: {words.decode(errors='replace')}",
+            value=f"error {code}: {self._bound.words(code)}",
             hint=f"the source is at {self.kernel.source_path}",
         )
-
-    def _queue(self, arguments: ScanArguments, device: torch.device, stream: int) -> None:
-        if self._workspace_size:
-            memory = workspace(device, stream, self._workspace_size)
-            arguments.workspace = memory.data_ptr()
-        code = self._launch(ctypes.byref(arguments), stream)
-        if code:
-            _drop_workspace(device, stream)
-            raise self.failure(code)
-
-
-_WORKSPACES: dict[tuple[str, int, int], torch.Tensor] = {}
-
-
-def workspace(device: torch.device, stream: int, size: int) -> torch.Tensor:
-    """Return at least ``size`` bytes for a launch on ``stream``. Keep the tensor until the launch is queued."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return torch.zeros(size, dtype=torch.uint8, device=device)
-    key = _workspace_key(device, stream)
-    found = _WORKSPACES.get(key)
-    if found is None or found.numel() < size:
-        # Cleared on the stream that uses it; its predecessor returns to the allocator in that stream's order.
-        found = torch.zeros(1 << (size - 1).bit_length(), dtype=torch.uint8, device=device)
-        _WORKSPACES[key] = found
-    return found
-
-
-def _drop_workspace(device: torch.device, stream: int) -> None:
-    """Drop a workspace that a failed launch may have left half used."""
-    _WORKSPACES.pop(_workspace_key(device, stream), None)
-
-
-def _workspace_key(device: torch.device, stream: int) -> tuple[str, int, int]:
-    """Return the key of a stream; emulated launches run in the thread that asks, as if each thread were a stream."""
-    return device.type, device.index or 0, stream if device.type == "cuda" else threading.get_ident()
 
 
 def device_of(tensor: torch.Tensor) -> Device:
@@ -220,8 +198,8 @@ def _gpu(index: int) -> Device:
     )
 
 
-def _address(function: object) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 # ---- the tensors around a launch

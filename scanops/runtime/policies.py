@@ -7,6 +7,7 @@
     never       raise MissingKernel, which names the command that builds the kernel
 
 Under the first three, where this machine has no compiler for its GPU, PyTorch computes the scan as under ``fallback``.
+A miss of a call is built by NVRTC where it is there, which takes a tenth of a second.
 ``scanops.compile`` and ``scanops.prepare`` ask for kernels and accept nothing else: they raise where they cannot build.
 
 The innermost ``with scanops.policy(...)`` block counts, else ``SCANOPS_POLICY``. Scans have no argument for it, because
@@ -22,28 +23,42 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from scanops import environment
+from scanops.artifact import FORMS
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
+
+AHEAD = tuple(FORMS)  # who builds kernels for GPUs before they are needed, in this order
+_ON_A_MISS = ("nvrtc", "load_inline", "nvcc")  # and while a call or its stand-in waits: the fastest first
 
 
 class Policy(NamedTuple):
     """What becomes of a miss; ``kernels.Miss`` does it."""
 
     name: str
+    builders: tuple[str, ...] = AHEAD  # who builds for a GPU, in this order; one: that one and no other
     may_build: bool = True  # whether calls may start a build, of a kernel or of the C++ call path
     falls_back: bool = False  # whether PyTorch's operators serve where nothing is built, for want of a compiler too
     generic: bool = False  # whether the kernel that takes the length serves
     later: bool = False  # whether a worker builds the kernel that was asked for
+
+    def asked(self) -> tuple[str, ...]:
+        """Return the builders to ask for a kernel for a GPU: the one that is named, else all in their order."""
+        named = environment.AUTO if len(self.builders) == 1 else environment.builder()
+        return self.builders if named == environment.AUTO else (named,)
+
+    def by(self, builder: str) -> Policy:
+        """Return this policy with the builder that a caller names, or the same for auto."""
+        return self if builder == environment.AUTO else self._replace(builders=(builder,))
 
 
 STRICT = Policy(name="build")  # the policy of ``compile`` and ``prepare``: the kernel for the spec and no other
 FIND = Policy(name="find", may_build=False)  # the policy of ``kernels.find``: None on a miss
 _NEVER = Policy(name="never", may_build=False)
 POLICIES = {
-    "build": Policy(name="build", falls_back=True),
-    "generic": Policy(name="generic", falls_back=True, generic=True),
-    "background": Policy(name="background", falls_back=True, generic=True, later=True),
+    "build": Policy(name="build", builders=_ON_A_MISS, falls_back=True),
+    "generic": Policy(name="generic", builders=_ON_A_MISS, falls_back=True, generic=True),
+    "background": Policy(name="background", builders=_ON_A_MISS, falls_back=True, generic=True, later=True),
     "fallback": Policy(name="fallback", falls_back=True, may_build=False),
     "never": _NEVER,
 }
@@ -72,7 +87,7 @@ def policy(name: str) -> Iterator[str]:
         scanops.errors.MissingKernel: ...
     """
     if name not in POLICIES:
-        raise environment.no_policy(name, f"a policy({name!r})", "pass one of these words")
+        raise environment.no_such(name, environment.POLICIES, f"a policy({name!r})", "pass one of these words")
     with resumed(name):
         yield name
 

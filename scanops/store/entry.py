@@ -1,4 +1,4 @@
-"""One entry of a store: a folder with kernel.cu, kernel.so and manifest.json, which describes the other two."""
+"""One entry of a store: kernel.cu, kernel.so or kernel.cubin, and manifest.json, which describes the other two."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, Resources
+from scanops.artifact import ABI, CUBIN, LIBRARY, LINK_FLAGS, SCHEMA, Resources, flags_of
+from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.files import open_file, opened_folder, parse_object, read_file, require_form, secure
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
     from scanops.artifact import BuildReport, BuildRequest
 
 
-FILES = ("kernel.cu", "kernel.so")
+FILES = {LIBRARY: ("kernel.cu", "kernel.so"), CUBIN: ("kernel.cu", "kernel.cubin")}  # of each form
 MANIFEST = "manifest.json"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20  # at most; a manifest has about 2,000
-_FORM = {  # of a manifest, as far as it is read later: see require_form
+_COMMON = {  # form of a manifest, as far as it is read later: see require_form
     **dict.fromkeys(("name", "target", "identity"), str),
-    **dict.fromkeys(("schema", "abi"), int),
+    "schema": int,
     "flags": [str],
-    "link_flags": [str],
     "toolchain": dict,
-    "files": {name: {"size": int, "sha256": str} for name in FILES},
+}
+_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {"launch": dict}}
+_FORM = {
+    form: {**_COMMON, **own, "files": {name: {"size": int, "sha256": str} for name in FILES[form]}}
+    for form, own in _OWN.items()
 }
 _RESOURCES = frozenset(field.name for field in fields(Resources))
 
@@ -64,14 +68,24 @@ class Entry:
         return spec_of(self.slug)
 
     @property
+    def form(self) -> str:
+        """Whether it is a library or a cubin."""
+        return str(self.manifest.get("form", LIBRARY))
+
+    @property
     def library_path(self) -> Path:
-        """Path of the shared library."""
-        return self.directory / "kernel.so"
+        """Path of the shared library, or of the cubin."""
+        return self.directory / FILES[self.form][1]
 
     @property
     def source_path(self) -> Path:
-        """Path of the source that the library was built from."""
+        """Path of the source that it was built from."""
         return self.directory / "kernel.cu"
+
+    @property
+    def builder(self) -> str:
+        """Who built it: "load_inline", "nvcc", "nvrtc"; for the CPU its target. The manifest has the versions."""
+        return str(self.manifest["toolchain"].get("route", "?"))
 
     @property
     def resources(self) -> Resources | None:
@@ -122,10 +136,13 @@ def checked(
                 return "another identity"
             if data != _sealed(data[: -len(_sealed(b""))]):
                 return f"{MANIFEST}: SHA-256 differs"
-            require_form(manifest, _FORM, MANIFEST)
+            form = manifest.get("form", LIBRARY)
+            require_form(manifest, _FORM[form], MANIFEST)
+            if form == CUBIN:
+                Launch.read(manifest["launch"])
             if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
                 raise TypeError(f"resources: {sorted(set(manifest['resources']) - _RESOURCES)}")
-            for name in FILES:
+            for name in FILES[form]:
                 with open_file(name, folder) as file:
                     if wrong := difference(name, file, manifest["files"][name]):
                         return wrong
@@ -136,12 +153,12 @@ def checked(
         return f"{MANIFEST}: unreadable ({problem!r})"
 
 
-def unsafe(directory: Path) -> str | None:
-    """Return why others could have changed an entry; None when only this user or root could. Reads no bytes."""
+def unsafe(directory: Path, names: Iterable[str]) -> str | None:
+    """Return why others could have changed these files; None when only this user or root could. Reads no bytes."""
     name = directory.name
     try:
         with opened_folder(directory.parent, name) as folder:
-            for name in (*FILES, MANIFEST):
+            for name in names:
                 open_file(name, folder).close()
         return None
     except OSError as problem:
@@ -170,25 +187,28 @@ def facts_of(path: Path) -> dict[str, object]:
 
 def write_manifest(directory: Path, request: BuildRequest, report: BuildReport) -> Entry:
     """Describe the files in ``directory``, wait until all of it is on disk, and return the entry. Records no paths."""
+    form, identity = report.form, request.identities[report.form]
     manifest = {
         "schema": SCHEMA,
-        "identity": request.identity,
+        "identity": identity,
         "name": request.name,
         "target": request.target,
-        "flags": list(request.flags),
-        "link_flags": list(LINK_FLAGS),
-        "abi": ABI,
+        "flags": [*flags_of(request.target, form), *request.options],
         "toolchain": report.toolchain,
         "resources": asdict(report.resources) if report.resources else None,
         "build_seconds": round(report.seconds, 3),
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "files": {name: facts_of(directory / name) for name in FILES},
+        "files": {name: facts_of(directory / name) for name in FILES[form]},
     }
+    if form == CUBIN:
+        manifest |= {"form": CUBIN, "launch": request.launch}
+    else:
+        manifest |= {"abi": ABI, "link_flags": list(LINK_FLAGS)}
     data = manifest_bytes(manifest)
     (directory / MANIFEST).write_bytes(data)
-    for name in (*FILES, MANIFEST, "."):
+    for name in (*FILES[form], MANIFEST, "."):
         secure(directory / name)
-    return Entry(directory=directory, identity=request.identity, manifest=json.loads(data))
+    return Entry(directory=directory, identity=identity, manifest=json.loads(data))
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:

@@ -1,23 +1,30 @@
-"""From a store entry to functions that can be called: verify, load with dlopen, declare their types."""
+"""From a store entry to machine code: verify, load with dlopen, declare the functions of a library."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops import environment
-from scanops.artifact import ABI, HOST
+from scanops.artifact import ABI, CPU, HOST
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder
+from scanops.store.code import Bound
 from scanops.store.entry import difference
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from scanops.store.driver import Cubin
     from scanops.store.entry import Entry
 
+Functions = Mapping[str, tuple[Any, list[Any]]]  # name -> result type, argument types
 
 _MISSING_RUNTIME = "libcudart.so"
 _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map segment", "cannot create")
@@ -28,62 +35,112 @@ _ELF = b"\x7fELF"
 _HEADER_BYTES = 64
 _MACHINE = slice(18, 20)  # e_machine of an ELF header
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
-_ALWAYS: dict[str, tuple[Any, list[Any]]] = {"scanops_abi": (ctypes.c_int, [])}
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # function of a kernel's library -> result type, argument types
+_CONFIGURE = "scanops_emulator_configure"
+_ABI: Functions = {"scanops_abi": (ctypes.c_int, [])}
+_KERNEL: Functions = {
     "scanops_launch": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
     "scanops_workspace_bytes": (ctypes.c_longlong, [ctypes.c_longlong, ctypes.c_longlong]),
     "scanops_error_string": (ctypes.c_char_p, [ctypes.c_int]),
+    **_ABI,
+}
+_FUNCTIONS: Mapping[str, Functions] = {  # of libraries that are no kernels of a GPU, by their target
+    CPU: {**_KERNEL, _CONFIGURE: (None, [ctypes.c_ulonglong, ctypes.c_int])},
+    HOST: {**_ABI, "PyInit_scanops_native": (None, [])},
 }
 
 
-def load(entry: Entry, *needed: str) -> ctypes.CDLL:
-    """Return the library of ``entry``, its functions declared; ``needed`` are further functions that it must have.
+class Library(ctypes.CDLL):
+    """The loaded library of a kernel. It is never closed."""
 
-    Before the library's first instruction runs, ABI, size, SHA-256 and processor are checked, and that nobody but this
-    user or root could have written the file, its folder or the root. The file that is checked is the one that is
-    loaded: both go through one open descriptor.
+    def bind(self, arguments: Any, device: int) -> Bound:
+        """Return the launch for the shape in ``arguments``; the CUDA runtime takes it to the current GPU."""
+        return Bound(
+            workspace_bytes=self.scanops_workspace_bytes(arguments.lines, arguments.length),
+            refer=ctypes.byref,
+            launch=self.scanops_launch,
+            words=lambda code: (self.scanops_error_string(code) or b"unknown").decode(errors="replace"),
+            function=self.scanops_launch,
+            configure=vars(self).get(_CONFIGURE),
+        )
 
-    Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found, BadSignature for a kernel that
-    nobody signed where SCANOPS_REQUIRE_SIGNED is set.
+    def ready(self, device: int) -> None:
+        """Do nothing: the CUDA runtime brings a kernel to a GPU at its first launch there."""
+
+
+def load(entry: Entry) -> Library | Cubin:
+    """Return the machine code of ``entry``, verified: a library that is opened, or a cubin, which needs no GPU yet.
+
+    A library is verified before its first instruction runs. Raises BadStoreEntry for any mismatch and for a CUDA
+    runtime that cannot be found, BadSignature for a kernel that nobody signed where SCANOPS_REQUIRE_SIGNED is set.
+    """
+    manifest = entry.manifest
+    if manifest.get("form") == "cubin":
+        from scanops.codegen.launch import Launch
+        from scanops.store.driver import Cubin
+
+        try:
+            launch = Launch.read(manifest["launch"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise _bad(entry, "a launch that this version knows", repr(problem)) from problem
+        return Cubin(entry, launch, read_cubin(entry))
+    if manifest.get("abi") != ABI:
+        raise _bad(entry, f"ABI {ABI}", f"ABI {manifest.get('abi')} in its manifest")
+    with _verified(entry, "kernel.so") as file:
+        if wrong := processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0)):
+            raise _bad(entry, "a library for this processor", wrong)
+        path = loadable(file.fileno(), entry.directory / "kernel.so")
+        try:
+            # Bound at load: a missing symbol shows here and not in the middle of a launch.
+            library = Library(path, mode=_BOUND)
+        except OSError as problem:
+            library = _opened_with_runtime(entry, path, str(problem))
+    functions = _FUNCTIONS.get(manifest["target"], _KERNEL)
+    try:
+        for name, (result, arguments) in functions.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as missing:
+        raise _bad(entry, f"a library with {', '.join(functions)}", str(missing)) from None
+    answered = library.scanops_abi()
+    if answered != ABI:
+        raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
+    return library
+
+
+def read_cubin(entry: Entry) -> bytes:
+    """Return the cubin of ``entry``, verified. Raises what ``load`` raises."""
+    from scanops.store.cubin import problem
+
+    with _verified(entry, "kernel.cubin") as file:
+        file.seek(0)
+        data = file.read()
+    if wrong := problem(data[:_HEADER_BYTES], entry.target):
+        raise _bad(entry, f"a cubin for {entry.target}", wrong)
+    return data
+
+
+@contextlib.contextmanager
+def _verified(entry: Entry, name: str) -> Iterator[BinaryIO]:
+    """Open a file of machine code for a ``with`` block, after its size and SHA-256 were checked.
+
+    Nobody but this user or root could have written the file, its folder or the root. What is loaded is what was
+    checked: both go through this descriptor.
     """
     if entry.signer is None and environment.require_signed() is not None:
         from scanops.store.layers import unsigned
 
         raise unsigned(entry.directory.parent)
-    recorded = entry.manifest.get("abi")
-    if recorded != ABI:
-        raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
     try:
-        folder, name = entry.directory, "kernel.so"
+        folder = entry.directory
         with opened_folder(folder.parent, folder.name) as handle, open_file(name, handle) as file:
             if wrong := difference(name, file, entry.manifest["files"][name]):
                 raise ValueError(wrong)
-            if wrong := processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0)):
-                raise _bad(entry, "a library for this processor", wrong)
-            path = loadable(file.fileno(), folder / name)
-            try:
-                # Bound at load: a missing symbol shows here and not in the middle of a launch.
-                library = ctypes.CDLL(path, mode=_BOUND)
-            except OSError as problem:
-                library = _opened_with_runtime(entry, path, str(problem))
+            yield file
     except OSError as problem:
         allowed = "a regular file that only this user or root can write"
-        raise _bad(entry, allowed, f"kernel.so: {problem.strerror}") from problem
+        raise _bad(entry, allowed, f"{name}: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
-    declared = {} if entry.target == HOST else _SIGNATURES
-    try:
-        for name, (result, arguments) in {**_ALWAYS, **declared}.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        for name in needed:
-            getattr(library, name)
-    except AttributeError as missing:
-        raise _bad(entry, f"a library with {', '.join((*_ALWAYS, *declared, *needed))}", str(missing)) from None
-    answered = library.scanops_abi()
-    if answered != ABI:
-        raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
-    return library
 
 
 def processor_problem(library: bytes) -> str | None:
@@ -111,7 +168,7 @@ def loadable(handle: int, path: Path) -> str:
     return f"{_OPENED}/{digits}{handle}"
 
 
-def _opened_with_runtime(entry: Entry, path: str, words: str) -> ctypes.CDLL:
+def _opened_with_runtime(entry: Entry, path: str, words: str) -> Library:
     """Open a library after the CUDA runtime that it lacks, if the loader's ``words`` report that it lacks one."""
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:
@@ -125,7 +182,7 @@ def _opened_with_runtime(entry: Entry, path: str, words: str) -> ctypes.CDLL:
     for runtime in runtimes(soname):
         try:
             ensure_runtime(soname, runtime)
-            return ctypes.CDLL(path, mode=_BOUND)
+            return Library(path, mode=_BOUND)
         except OSError as problem:
             words = f"{words}; {runtime}: {problem}"
     major = soname.removeprefix("libcudart.so.").partition(".")[0]

@@ -13,7 +13,8 @@ from scanops.files import read_file, require_form
 from scanops.store.entry import DIGEST, FILES, MANIFEST
 
 PACK = "pack.json"
-PACK_SCHEMA = 1
+PACK_SCHEMA = 2  # 1 has no cubins, and is read as well
+ANY = "any"  # platform of a pack of cubins alone
 SIGNATURE = "pack.json.sig"  # signs the bytes of pack.json; the only file of a pack that pack.json does not list
 SIGNATURE_BYTES = 64
 GROUP = "scanops.packs"  # the entry point group of packs installed as wheels
@@ -29,15 +30,13 @@ _ENTRY = {
     "directory": re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*"),  # a plain folder name
     **dict.fromkeys(("slug", "target"), str),
     "flags": [str],
-    "link_flags": [str],
     "toolchain": dict,
-    "abi": int,
-    "files": {MANIFEST: {**_FACTS, "size": range(2**18)}, **dict.fromkeys(FILES, _FACTS)},
+    "files": {MANIFEST: {**_FACTS, "size": range(2**18)}, re.compile(r"kernel\.\w+|" + MANIFEST): _FACTS},
 }
 _FORM = {
     "scanops": str,
     "abi": int,
-    "platform": re.compile(r"\w+-\w+"),
+    "platform": re.compile(rf"\w+-\w+|{ANY}"),
     "targets": [str],
     "entries": [_ENTRY],
     "index": {re.compile(r"index/[0-9a-f]{2}/[0-9a-f]{64}\.json"): {**_FACTS, "size": range(2**12)}},
@@ -70,14 +69,14 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_PACK_BYTES} bytes or {_MAX_PACK_VALUES} values")
         pack: dict[str, Any] = json.loads(data.decode("ascii"))
         require_form(pack, {"schema": int}, PACK)
-        if pack["schema"] != PACK_SCHEMA:
-            raise _bad(name, f"schema {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
+        if pack["schema"] not in range(1, PACK_SCHEMA + 1):
+            raise _bad(name, f"schema 1 to {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
         require_form(pack, _FORM, PACK)
         for entry in pack["entries"]:
             directory, files = entry["directory"], entry["files"]
             if not directory.endswith(f"-{entry['identity'][:16]}"):
                 raise ValueError(f"'directory' of an entry is {directory!r:.80}, which does not end in its identity")
-            if set(files) != {*FILES, MANIFEST}:
+            if {*files} - {MANIFEST} not in map(set, FILES.values()):
                 raise ValueError(f"'files' of {directory} are {sorted(files)!r:.80}")
     except (ValueError, RecursionError) as problem:
         allowed, hint = f"a {PACK} as `scanops pack` writes it", "fetch or unpack the pack again"

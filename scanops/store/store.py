@@ -1,6 +1,7 @@
 """The kernel store: lookup, one build per kernel over all processes, publication in one step.
 
-    root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent
+    root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent: a library,
+    root/<slug>-<16 hex of identity>/{kernel.cu, kernel.cubin, manifest.json}   or a cubin
     root/index/                                                              see store/root.py
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way, corrupt entries, logs
 
@@ -15,16 +16,19 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
+from scanops.artifact import CUBIN
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
 from scanops.processes import NO_FORK
 from scanops.store import usage
-from scanops.store.entry import Entry, checked, write_manifest
+from scanops.store.cubin import disagreement
+from scanops.store.entry import FILES, Entry, checked, write_manifest
 from scanops.store.layers import keys, layers, refusal
 from scanops.store.root import (
     building,
@@ -57,37 +61,42 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"
 
-    def find(self, identity: str, name: str | None = None) -> Entry | None:
+    def find(self, *identities: str) -> Entry | None:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
-        ``identity`` is that of the ``BuildRequest``, ``name`` a folder that probably has it: no listing then.
-        A corrupt entry, or one that others could have written, counts as absent, and is moved aside if it is in the
-        store. With SCANOPS_REQUIRE_SIGNED only signed packs are searched.
+        ``identities`` are those of a ``BuildRequest``: of several forms, the first that there is serves. A corrupt
+        entry, or one that others could have written, counts as absent, and is moved aside if it is in the store. With
+        SCANOPS_REQUIRE_SIGNED only signed packs are searched.
 
         Raises:
             BadStoreEntry: others own the root of the store or of a pack, or may write there.
             BadSignature: SCANOPS_REQUIRE_SIGNED names no usable key.
         """
-        entry = self._own(identity, name) if self._usable() else None
+        entry = self._own(identities) if self._usable() else None
         below = layers() if entry is None and self._users else ()
-        return entry or next(filter(None, (layer.find(identity) for layer in below)), None)
+        return entry or next(filter(None, (layer.find(each) for layer in below for each in identities)), None)
 
-    def lookup(self, key: str, spec: str, target: str) -> Entry | None:
-        """Return the verified entry that an index has for ``key``, if it states ``spec`` and ``target``; else None.
+    def lookup(self, spec: str, target: str, *keys: str) -> Entry | None:
+        """Return the verified entry that an index has for one of ``keys``, if it states ``spec`` and ``target``.
 
-        The index is a claim: a record that leads to the kernel of another spec is a miss.
+        The keys are those of the forms of a kernel: the first that leads to an entry counts. None is a cache miss. The
+        index is a claim: a record that leads to the kernel of another spec is a miss, too.
         """
-        found = read_index(self.root, key) if self._usable() else None
-        entry = self._own(*found) if found else None
-        for layer in layers() if entry is None and self._users else ():
-            found = layer.indexed(key)
-            entry = layer.find(*found) if found else None
-            if entry is not None:
-                break
+        entry = next(filter(None, self._indexed(keys)), None) if keys else None
         if entry is None or (entry.slug, entry.target) == (spec, target):
             return entry
         _LOG.warning("an index record of %s for %s leads to %s; it is ignored", spec, target, entry.directory)
         return None
+
+    def _indexed(self, keys: Sequence[str]) -> Iterator[Entry | None]:
+        """Yield what the index of each place has for each of ``keys``, in the order of lookups."""
+        for key in keys if self._usable() else ():
+            found = read_index(self.root, key)
+            yield self._own(found[:1], found[1]) if found else None
+        for layer in layers() if self._users else ():
+            for key in keys:
+                found = layer.indexed(key)
+                yield layer.find(*found) if found else None
 
     def remember(self, key: str, entry: Entry) -> None:
         """Let the index lead from ``key`` to ``entry``, unless a pack has it. Does nothing in a read-only store."""
@@ -98,8 +107,8 @@ class Store:
                 _LOG.debug("no index record for %s: %s", entry.directory, problem)
 
     def get_or_build(self, request: BuildRequest) -> Entry:
-        """Return the entry of ``request``, built if it is not there: ``find``, then ``build``."""
-        return self.find(request.identity, request.folder) or self.build(request)
+        """Return the entry of ``request`` in one of its forms, built if it is not there: ``find``, then ``build``."""
+        return self.find(*request.identities.values()) or self.build(request)
 
     def build(self, request: BuildRequest) -> Entry:
         """Build ``request``, which ``find`` did not have, unless another process builds it meanwhile.
@@ -123,8 +132,9 @@ class Store:
 
         if environment.given("SCANOPS_VERBOSE"):
             scanops.builders.build.show_lines()
+        # One lock for both forms: a call and a build ahead of time that ask for one kernel at once build it once.
         with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
-            entry = self.find(request.identity, request.folder)
+            entry = self.find(*request.identities.values())
             if entry is not None:
                 return entry
             entry = self._built(request)
@@ -140,19 +150,24 @@ class Store:
         self._checked = self._checked or check_root(self.root)
         return self._checked
 
-    def _own(self, identity: str, name: str | None) -> Entry | None:
-        """Return the verified entry of this store. The slug in front of an identity is free: there may be several."""
+    def _own(self, identities: Sequence[str], name: str | None = None) -> Entry | None:
+        """Return the verified entry of this store. ``name`` is a folder that probably has it: no listing then.
+
+        The slug in front of an identity is free: there may be several.
+        """
         names = [name] if name and (self.root / name).is_dir() else []
         if not names:
             try:
                 with os.scandir(self.root) as listing:
-                    names = [item.name for item in listing if item.name.endswith("-" + identity[:16])]
+                    ends = tuple(f"-{identity[:16]}" for identity in identities)
+                    names = [item.name for item in listing if item.name.endswith(ends)]
             except OSError:
                 return None
-        for each in names:
-            entry = self._verified(self.root / each, identity)
-            if entry is not None and usage.touch(entry.directory):
-                return entry
+        for identity in identities if names else ():
+            for each in names:
+                entry = self._verified(self.root / each, identity) if each.endswith(identity[:16]) else None
+                if entry is not None and usage.touch(entry.directory):
+                    return entry
         return None
 
     def _verified(self, directory: Path, identity: str) -> Entry | None:
@@ -186,20 +201,19 @@ class Store:
         from scanops.builders.build import build
 
         stage = self.root / ".staging" / f"{request.identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        work, ready = stage / "work", stage / request.folder
-        entry = None
+        work, entry = stage / "work", None
         try:
-            for folder in (stage, work, ready):
+            for folder in (stage, work):
                 folder.mkdir(mode=0o700)
             try:
-                entry = self._published(_complete(request, build(request, work), ready))
+                entry = self._published(_complete(request, build(request, work), stage))
             except BuildFailure as failure:
-                raise self._kept(failure, work, ready.name) from None
+                raise self._kept(failure, work, f"{request.name}-{request.identity[:16]}") from None
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
         finally:
             # A copy that could not be published stays, for this process to use, until it is swept.
-            private = entry is not None and entry.directory == ready
+            private = entry is not None and entry.directory.parent == stage
             shutil.rmtree(work if private else stage, ignore_errors=True)
         return entry
 
@@ -230,17 +244,22 @@ class Store:
             return failure
 
 
-def _complete(request: BuildRequest, report: BuildReport, ready: Path) -> Entry:
-    """Put an entry together, on disk to the last byte, and load it once."""
+def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
+    """Put an entry together, on disk to the last byte. Load a library once; hold a cubin to its launch."""
     from scanops.store.library import load
 
+    ready = stage / f"{request.name}-{request.identities[report.form][:16]}"
+    ready.mkdir(mode=0o700)
     (ready / "kernel.cu").write_text(request.source, encoding="utf-8")
-    report.library.rename(ready / "kernel.so")
+    report.file.rename(ready / FILES[report.form][1])
     entry = write_manifest(ready, request, report)
     try:
-        load(entry)
+        if report.form != CUBIN:
+            load(entry)
+        elif wrong := disagreement(entry.library_path.read_bytes(), entry.manifest["launch"]["parameters"]):
+            raise BadStoreEntry("", allowed="a kernel with the parameters of its launch", value=wrong, hint="report it")
     except BadStoreEntry as problem:
-        source = report.library.with_name("kernel.cu")
+        source = report.file.with_name("kernel.cu")
         raise BuildFailure(
             f"load {request.name} for {request.target} once after building it",
             allowed=problem.allowed,

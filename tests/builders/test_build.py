@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import BuildRequest, Resources
+from scanops.artifact import ABI, BuildRequest, Resources
 from scanops.builders import inline, toolchain
 from scanops.builders.build import build
 from scanops.builders.programs import parse_ptxas
@@ -22,16 +22,17 @@ from scanops.processes import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.scripts import ran
-from tests.store.sources import CUDA_SOURCE, KERNEL, needed, needs_cxx, needs_nvcc, script
+from tests.store.sources import CUDA, KERNEL, needed, needs_cxx, needs_nvcc, needs_nvrtc, script
 
-CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
+BAD = "\n#ifdef __CUDACC_RTC__\n__device__\n#endif\nint f() { return nonsense; }\n"
 FOREIGN = ("torch", "c10", "python", "ubsan")
 ROUTES = [
     pytest.param(KERNEL, "cpu", marks=needs_cxx),
-    pytest.param(CUDA, "load_inline", marks=needs_nvcc),
-    pytest.param(CUDA, "nvcc", marks=needs_nvcc),
+    pytest.param(replace(CUDA, builders=("load_inline",)), "load_inline", marks=needs_nvcc),
+    pytest.param(replace(CUDA, builders=("nvcc",)), "nvcc", marks=needs_nvcc),
+    pytest.param(replace(CUDA, builders=("nvrtc",)), "nvrtc", marks=needs_nvrtc),
 ]
-both_routes = pytest.mark.parametrize(("kernel", "route"), ROUTES, ids=lambda each: getattr(each, "target", each))
+each_route = pytest.mark.parametrize(("kernel", "route"), ROUTES, ids=lambda each: getattr(each, "target", each))
 
 
 @pytest.fixture
@@ -50,16 +51,14 @@ def torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the route of a test the one that builds."""
+def usable(request: pytest.FixtureRequest) -> None:
+    """Make the route of a test one that builds."""
     if request.getfixturevalue("route") == "load_inline":
         request.getfixturevalue("torch_with_cuda")
-    else:
-        monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
 
 
-@both_routes
-@pytest.mark.usefixtures("chosen")
+@each_route
+@pytest.mark.usefixtures("usable")
 def test_a_library_needs_the_cuda_runtime_at_most(
     kernel: BuildRequest, route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,20 +70,18 @@ def test_a_library_needs_the_cuda_runtime_at_most(
     entry = Store(tmp_path / "store").get_or_build(kernel)
     assert dict(os.environ) == before
     assert capfd.readouterr() == ("", "")
-    assert entry.manifest["toolchain"]["route"] == route
-    names = needed(entry.library_path)
-    assert any(name.startswith("libcudart.so.") for name in names) is (kernel is CUDA)
+    assert (entry.builder, entry.form) == (route, "cubin" if route == "nvrtc" else "library")
+    names = [] if route == "nvrtc" else needed(entry.library_path)
+    assert any(name.startswith("libcudart.so.") for name in names) is (route in ("load_inline", "nvcc"))
     assert not [name for name in names if any(word in name for word in FOREIGN)]
     assert entry.library_path.stat().st_size < 200_000
-    if kernel is CUDA:
+    if route != "cpu":
         assert entry.resources is not None
         assert entry.resources.registers and entry.resources.registers < 64
         assert (entry.resources.shared_bytes, entry.resources.spill_store_bytes) == (64, 0)
     else:
         assert entry.resources is None
-    loaded = load(entry)
-    assert loaded.scanops_abi() == 3
-    assert loaded.scanops_error_string(0) == b"no error"
+    assert route == "nvrtc" or load(entry).scanops_error_string(0) == b"no error"
 
 
 @needs_nvcc
@@ -97,7 +94,7 @@ def test_both_routes_give_the_same_bytes(tmp_path: Path) -> None:
         for folder in folders:
             folder.mkdir()
         report = at_once(lambda folder: build(CUDA, folder), folders, 1)[0]
-        found.append((report.toolchain["route"], report.library.read_bytes()))
+        found.append((report.toolchain["route"], report.file.read_bytes()))
     (first, alone), (second, beside) = found
     assert (first, second) == ("load_inline", "nvcc")
     assert alone == beside
@@ -114,14 +111,14 @@ def test_a_toolkit_without_the_link_to_its_runtime(tmp_path: Path) -> None:
     assert inline._folder_to_link(runtime, work) == runtime.parent
 
 
-@both_routes
-@pytest.mark.usefixtures("chosen")
+@each_route
+@pytest.mark.usefixtures("usable")
 def test_a_source_that_the_compiler_refuses(kernel: BuildRequest, route: str, tmp_path: Path) -> None:
     """Name the command, the compiler's words from the first complaint on, and the source that is kept."""
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(BuildFailure) as caught:
-        build(replace(kernel, name="bad", source=kernel.source + "int f() { return nonsense; }"), work)
+        build(replace(kernel, name="bad", source=kernel.source + BAD), work)
     error, lines = caught.value, str(caught.value.value).splitlines()
     assert lines[0].startswith("command: ") and "kernel.cu" in lines[0]
     assert "kernel.cu" in lines[1]
@@ -153,8 +150,8 @@ def test_a_compiler_that_compiles_nothing(compiler: str, tmp_path: Path, monkeyp
 def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys\nfrom scanops.builders.inline import unavailable\n"
-        "print(unavailable('sm_90'), 'torch' in sys.modules)"
+        "import sys\nfrom scanops.builders.build import unavailable\n"
+        "print(unavailable('load_inline', 'sm_90').value, 'torch' in sys.modules)"
     )
     done = ran(sys.executable, "-c", code)
     if "without CUDA" not in done.stdout:
@@ -165,9 +162,9 @@ def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
 # Names of folders that a shell or ninja would interpret, and the routes on which each is tried
 HOSTILE = {
     "$(touch PWNED)": ROUTES,
-    "`touch PWNED`": ROUTES[::2],
+    "`touch PWNED`": ROUTES[:3:2],
     "a:b": ROUTES[:2],
-    **dict.fromkeys(("a b", "line\nend", 'quo"te', "latin\udce9"), ROUTES[:1]),
+    **dict.fromkeys(("a b", "line\nend", 'quo"te', "latin\udce9"), ROUTES[::3]),
 }
 
 
@@ -176,7 +173,7 @@ HOSTILE = {
     [pytest.param(name, *each.values, marks=each.marks) for name, routes in HOSTILE.items() for each in routes],
     ids=lambda each: repr(getattr(each, "target", each)),
 )
-@pytest.mark.usefixtures("chosen")
+@pytest.mark.usefixtures("usable")
 def test_names_of_folders_are_read_by_no_shell(
     name: str, kernel: BuildRequest, route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,8 +184,7 @@ def test_names_of_folders_are_read_by_no_shell(
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr(tempfile, "tempdir", None)
     entry = Store(place / "store").get_or_build(kernel)
-    assert entry.manifest["toolchain"]["route"] == route
-    assert load(entry).scanops_abi() == 3
+    assert entry.builder == route and (route == "nvrtc" or load(entry).scanops_abi() == ABI)
     assert [path for path in Path(tmp_path).rglob("*") if path.name == "PWNED"] == []
     assert [path.name for path in place.iterdir()] == ["store"]
     with pytest.raises(BuildFailure, match="nonsense") as caught:

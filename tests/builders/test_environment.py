@@ -66,7 +66,7 @@ def test_an_overlay_is_taken_back_and_copies_are_made_meanwhile(monkeypatch: pyt
     processes.at_once(lambda work: work(), (overlay, copy), 2)
 
 
-PATHS = ("STORE", "PACKS", "TUNING", "REQUIRE_SIGNED", "RECORD", "NVCC")
+PATHS = ("STORE", "PACKS", "TUNING", "REQUIRE_SIGNED", "RECORD", "NVCC", "NVRTC")
 
 
 def test_a_user_without_a_home_has_a_store_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

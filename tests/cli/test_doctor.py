@@ -13,7 +13,7 @@ import torch
 
 from scanops import environment
 from scanops.artifact import ABI, PLATFORM
-from scanops.builders import toolchain
+from scanops.builders import nvrtc, toolchain
 from scanops.packs.manifest import finish
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
@@ -71,6 +71,7 @@ def machine(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "absent")
     monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
     monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
+    monkeypatch.setattr(nvrtc, "_places", tuple)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return Machine(call=call, patch=monkeypatch, programs=tmp_path / "bin", pack=folder)
 
@@ -87,7 +88,7 @@ def test_what_is_missing_is_no_failure(machine: Machine, tmp_path: Path) -> None
     machine.patch.delenv("SCANOPS_PACKS")
     answer, found = machine.doctor()
     missing = {name for name, check in found.items() if check["status"] == "missing"} - {"driver"}
-    assert (answer["ok"], missing) == (True, {"GPU", "nvcc", "g++", "ninja", "native calls"})
+    assert (answer["ok"], missing) == (True, {"GPU", "NVRTC", "nvcc", "g++", "ninja", "builders", "native calls"})
     assert answer["can"] == {"run": False, "build": False, "emulate": False, "compose": True}
     assert not (tmp_path / "deep").exists()
     text = machine.call("doctor")
@@ -116,7 +117,9 @@ BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("GPU", lambda machine: machine.gpu(3, 5), ""),
     ("nvcc", lambda machine: script(machine.programs / "nvcc", "echo cannot load >&2; exit 127"), ""),
     ("nvcc", setting("SCANOPS_NVCC", "absent"), ""),
-    ("pack", lambda machine: machine.edit('"schema": 1', '"schema": 2'), "2"),
+    ("NVRTC", setting("SCANOPS_NVRTC", "absent"), "absent"),
+    ("SCANOPS_BUILDER", setting("SCANOPS_BUILDER", "gcc"), ""),
+    ("pack", lambda machine: machine.edit('"schema": 2', '"schema": 3'), "3"),
     ("pack", lambda machine: machine.edit(f'"abi": {ABI}', '"abi": 1'), "ABI 1"),
     ("pack", lambda machine: machine.edit(PLATFORM, "linux-vax"), "linux-vax"),
     ("pack", lambda machine: next(machine.pack.glob("*/kernel.so")).chmod(0o666), "kernel.so: others may write"),

@@ -104,7 +104,8 @@ def test_figures(call: Call, ask: Ask) -> None:
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Figures are estimates, and only --build needs the compiler."""
-    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "absent"))
+    for name in ("SCANOPS_NVCC", "SCANOPS_NVRTC"):
+        monkeypatch.setenv(name, str(tmp_path / "absent"))
     answer = ask(*WORDS)
     assert (answer["registers_from"], answer["resources"], answer["lookup"]["found"]) == ("estimate", None, None)
     for option in ("--check", "--build"):

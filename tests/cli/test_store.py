@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scanops.artifact import PLATFORM
 from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
 from tests.store.sources import needs_cxx
 
@@ -35,7 +36,7 @@ def test_pack_unpack_verify_and_run(call: Call, ask: Ask, folder: Path, tmp_path
     archive, out = tmp_path / "k.tar.gz", tmp_path / "it's  äöü here"
     packed = ask("pack", str(folder), "-o", str(archive))
     facts = {"ok": True, "file": str(archive), "kernels": 1, "bytes": archive.stat().st_size, "targets": ["cpu"]}
-    assert packed == {**facts, "signed": False, "signer": None}
+    assert packed == {**facts, "platform": PLATFORM, "signed": False, "signer": None}
     refused = call("unpack", str(archive), str(out), "--max-size", "1KB")
     assert (refused.exit_code, "pass --max-size" in refused.stderr, out.exists()) == (1, True, False)
     export = call("unpack", str(archive), str(out), "--max-size", "none").stdout.splitlines()[-1]

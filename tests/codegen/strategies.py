@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from scanops.codegen import ScanSpec
+from scanops import ScanSpec
 from scanops.codegen.dtypes import DTYPES, default_result, promote
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.spec import MAX_LENGTH

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 from scanops.codegen.candidates import candidates
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import listed

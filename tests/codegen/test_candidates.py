@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from scanops.codegen.candidates import MOST, candidates, restored
 from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
-from scanops.codegen.plan import make_plan
+from scanops.codegen.plan import STRATEGIES, make_plan, rebuilt
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.table import STRATEGIES, rebuilt
 from tests.codegen.strategies import specs, targets
 
 SLUGS = (

@@ -7,7 +7,8 @@ from importlib import resources
 
 import pytest
 
-from scanops.codegen import make_plan
+from scanops import make_plan
+from scanops.codegen.candidates import restored
 from scanops.codegen.plan import class_of, measured_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
@@ -19,9 +20,11 @@ ENTRIES = json.loads(FILE.read_text(encoding="utf-8"))["entries"]
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["spec"])
 def test_the_planner_uses_the_plan_that_was_measured(entry):
-    plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
+    spec, few = ScanSpec.parse(entry["spec"]), entry["few"]
+    plan = make_plan(spec, TARGET, few)
 
     assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
+    assert restored(spec, TARGET, plan.strategy, plan.numbers(), few) == plan
 
 
 @pytest.mark.parametrize("factor", [0.6, 0.75, 1.25, 1.9, 64])
@@ -40,7 +43,8 @@ def test_each_spec_has_one_entry_of_a_class_that_is_measured():
     specs = [(ScanSpec.parse(entry["spec"]), entry["few"]) for entry in ENTRIES]
 
     assert len(specs) == len(set(specs))
-    assert all(class_of(spec, few) for spec, few in specs)
+    assert [class_of(spec, few) for spec, few in specs] == [entry["kind"] for entry in ENTRIES]
+    assert all(entry["kind"] for entry in ENTRIES)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scanops.codegen import ScanSpec, make_plan
+from scanops import ScanSpec, make_plan
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH, are_few, few_for, situations
@@ -53,11 +53,11 @@ def test_the_grid_covers_all_lines(spec: ScanSpec, target: str, few: bool) -> No
     plan, multiprocessors = make_plan(spec, target, few), 10**12  # of which persistent blocks take one tile each
     for groups in (1, 7, 1000):
         lines = groups * spec.inner
-        blocks = plan.grid(lines, multiprocessors)
+        blocks = plan.launch.numbers(lines, spec.capacity, multiprocessors).blocks
         each = blocks * plan.tile * (plan.tiles if plan.strategy not in ("split", "wave", "panels") else 1)
         assert each * LINES_A_BLOCK[plan.strategy](plan) >= lines * spec.capacity
         assert blocks <= lines * plan.tiles
-        assert 1 <= plan.grid(lines, 1) <= blocks
+        assert 1 <= plan.launch.numbers(lines, spec.capacity, 1).blocks <= blocks
 
 
 @given(specs, targets)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import scanops
-from scanops.codegen import ScanSpec
+from scanops import ScanSpec
 from scanops.codegen.spec import FIELDS, MAX_LENGTH
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs

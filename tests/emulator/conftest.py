@@ -17,10 +17,8 @@ extern "C" const char* scanops_error_string(int code) {{ return cudaGetErrorStri
 extern "C" int scanops_last_error() {{ return cudaGetLastError(); }}
 extern "C" int scanops_launch(int kernel, unsigned blocks, const unsigned* threads, const void* x, void* out, int n) {{
     void (*const kernels[])(const void*, void*, int) = {{ {kernels} }};
-    cudaLaunchConfig_t config = {{}};
-    config.gridDim = dim3(blocks);
-    config.blockDim = dim3(threads[0], threads[1], threads[2]);
-    return cudaLaunchKernelEx(&config, kernels[kernel], x, out, n);
+    void* parameters[] = {{&x, &out, &n}};
+    return cudaLaunchKernel(kernels[kernel], blocks, dim3(threads[0], threads[1], threads[2]), parameters);
 }}
 """
 

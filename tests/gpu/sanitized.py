@@ -87,12 +87,10 @@ __global__ void planted(const int* x, int* y, int fault) {
 extern "C" int scanops_abi() { return ABI; }
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
-extern "C" int scanops_launch(const Arguments* a, void* stream) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1);
-    config.blockDim = dim3(64);  // two warps: within one, a race would be hidden by running in step
-    config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, planted, a->x, a->y, a->fault);
+extern "C" int scanops_launch(Arguments* a, void* stream) {
+    void* parameters[] = {&a->x, &a->y, &a->fault};
+    // two warps: within one, a race would be hidden by running in step
+    return cudaLaunchKernel(planted, 1, 64, parameters, 0, (cudaStream_t)stream);
 }
 """.replace("ABI", str(ABI))
 

@@ -8,6 +8,9 @@ import pytest
 
 import scanops
 from scanops.runtime import calls, native
+from tests.native.driver import Driver as Driver
+from tests.native.driver import cuda as cuda
+from tests.native.driver import entry_of as entry_of
 
 
 class Counted:

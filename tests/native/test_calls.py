@@ -155,8 +155,8 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
         native.forget()
     codes = iter([0])  # the first time by Python, and learnt
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: next(codes, 98))
-    monkeypatch.setattr(launcher.kernel.library, "scanops_error_string", lambda code: f"number {code}".encode())
-    monkeypatch.setattr(launcher, "_launch", refuse)
+    bound = launcher._bound._replace(launch=refuse, function=refuse, words=lambda code: f"number {code}")
+    monkeypatch.setattr(launcher, "_bound", bound)
     call()
     assert native.learnt() == 1 + backward
     served = counted.calls
@@ -164,8 +164,10 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
     assert "sum-f32-n40" in error.asked and counted.calls == served
 
 
-def test_threads(counted: Counted) -> None:
+@pytest.mark.parametrize("code", ["counted", "cuda"], ids=["library", "cubin"])
+def test_threads(code: str, counted: Counted, request: pytest.FixtureRequest) -> None:
     """Of calls that are known, learnt and forgotten meanwhile."""
+    request.getfixturevalue(code)
     inputs = [torch.randn(3, 40) for _ in range(4)]
 
     def work(number: int) -> None:

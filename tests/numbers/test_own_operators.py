@@ -201,7 +201,7 @@ def test_an_index_that_float32_does_not_hold(text: str) -> None:
         message = refused(
             UnsupportedRequest, lambda o=options: scanops.ScanSpec(op=loose.name, dtype="float32", **o), "index"
         )
-        assert "places=('index',)" in str(message)
+        assert "types=('value', 'index')" in str(message)
     assert scanops.ScanSpec(op=loose.name, dtype="float64", length=GREAT)
 
 

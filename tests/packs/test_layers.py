@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import scanops
+from scanops.artifact import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.packs.manifest import finish, verify
@@ -30,7 +31,7 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
         patch.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the kernel
         found = scanops.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack)
-    assert found.library.scanops_abi() == 3
+    assert found.code.scanops_abi() == ABI
     assert not (tmp_path / "absent").exists()
     assert Store(tmp_path / "own").find(OTHER.identity) is None  # packs are below the user's store and no other
     shutil.rmtree(pack / "index")  # as in a pack of another version: found by the text, and not recorded in the store
@@ -116,7 +117,7 @@ def test_a_library_swapped_after_it_was_read_changes_nothing(
         return original(handle, path)
 
     monkeypatch.setattr(library, "loadable", swapped)
-    assert load(read_entry(kernel(pack))).scanops_abi() == 3
+    assert load(read_entry(kernel(pack))).scanops_abi() == ABI
 
 
 def test_handles_used_again_do_not_lead_to_the_library_before(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +125,4 @@ def test_handles_used_again_do_not_lead_to_the_library_before(pack: Path, monkey
     assert first._handle != second._handle
     assert load(read_entry(kernel(pack)))._handle in (first._handle, second._handle)  # one file is loaded once
     monkeypatch.setattr(library, "_OPENED", pack / "no-proc")  # then its path is loaded
-    assert load(read_entry(kernel(pack))).scanops_abi() == 3
+    assert load(read_entry(kernel(pack))).scanops_abi() == ABI

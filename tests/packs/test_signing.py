@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import scanops
+from scanops.artifact import ABI
 from scanops.cli.doctor import settings
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
@@ -99,7 +100,7 @@ def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pyte
     deployed.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # the signed index has it
     for _ in range(3):
         found = scanops.compile(SPEC, "cpu")
-    assert (found.path.parent, found.library.scanops_abi(), checked) == (kernel(signed), 3, [signed])
+    assert (found.path.parent, found.code.scanops_abi(), checked) == (kernel(signed), ABI, [signed])
     assert Store().find(OTHER.identity) is not None
 
 

@@ -20,8 +20,9 @@ import torch
 import scanops
 from scanops.codegen.lines import any_length
 from scanops.runtime import background, kernels
+from scanops.runtime.policies import POLICIES
 from tests.policy.conftest import SPEC, X, Y
-from tests.store.sources import needs_cxx, script
+from tests.store.sources import needs_cxx, needs_nvrtc, script
 
 pytestmark = needs_cxx
 
@@ -53,6 +54,16 @@ def test_the_kernel_itself_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: kernels.held(SPEC, "cpu"))
     assert torch.equal(scanned(), Y) and built == [SPEC.slug]
     assert sum(thread.name == "scanops-background" for thread in threading.enumerate()) == 1
+
+
+@needs_nvrtc
+def test_nvrtc_builds_in_the_worker_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background._Worker, "run", lambda *_: pytest.fail("started a process"))
+    standing_in = kernels.obtain(SPEC, "sm_90", POLICIES["background"])
+    assert standing_in is not None and (standing_in.spec, standing_in.builder) == (any_length(SPEC), "nvrtc")
+    until(lambda: kernels.held(SPEC, "sm_90"))
+    kernel = kernels.held(SPEC, "sm_90")
+    assert kernel is not None and kernel.path.name == "kernel.cubin"
 
 
 def test_a_failure_is_logged_once_and_the_calls_go_on(

@@ -107,8 +107,9 @@ def test_the_fallback_warns_once_at_the_line_of_the_program() -> None:
 
 @pytest.fixture
 def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A GPU (whose tensors are on the CPU, for there is none), and no nvcc."""
+    """A GPU (whose tensors are on the CPU, for there is none), no nvcc and no NVRTC."""
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-nvcc"))
+    monkeypatch.setenv("SCANOPS_NVRTC", str(tmp_path / "no-nvrtc"))
     monkeypatch.setattr(calls, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
 
 

@@ -33,7 +33,7 @@ try:
 except scanops.errors.UnsupportedRequest as error:
     assert error.hint
 kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=9), "cpu")
-assert kernel.path.is_file() and kernel.source_path.is_file() and kernel.library
+assert kernel.path.is_file() and kernel.source_path.is_file() and kernel.code
 assert sorted(dir(scanops)) == sorted(scanops.__all__)
 print(len(text))
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.runtime import launcher
+from scanops.runtime import workspaces
 from tests.numbers import oracle
 
 CPU = torch.device("cpu")
@@ -16,17 +16,17 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_WORKSPACES", {})
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
 
 
 def test_a_thread_has_a_workspace_of_its_own_until_a_launch_fails() -> None:
-    first = launcher.workspace(CPU, 0, 64)
+    first = workspaces.workspace(CPU, 0, 64)
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(launcher.workspace, CPU, 0, 64).result() is not first
-    assert launcher.workspace(CPU, 0, 64) is first
-    launcher._drop_workspace(CPU, 0)
-    launcher._drop_workspace(CPU, 0)  # where there is none
-    assert launcher.workspace(CPU, 0, 64) is not first
+        assert thread.submit(workspaces.workspace, CPU, 0, 64).result() is not first
+    assert workspaces.workspace(CPU, 0, 64) is first
+    workspaces.drop_workspace(CPU, 0)
+    workspaces.drop_workspace(CPU, 0)  # where there is none
+    assert workspaces.workspace(CPU, 0, 64) is not first
 
 
 def test_kernels_of_different_plans_share_a_workspace() -> None:
@@ -36,8 +36,8 @@ def test_kernels_of_different_plans_share_a_workspace() -> None:
         for shape in shapes * 2:
             x = oracle.values("sum", shape, torch.float32, seed=shape[1])
             assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
-    assert len(launcher._WORKSPACES) == 1
-    board = next(iter(launcher._WORKSPACES.values())).view(torch.int64)
+    assert len(workspaces._WORKSPACES) == 1
+    board = next(iter(workspaces._WORKSPACES.values())).view(torch.int64)
     tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
     assert tickets == 0, "the last launch did not open the next"
     assert launches >= len(shapes)  # a larger workspace begins to count anew

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import ABI, BuildRequest
+from scanops.artifact import ABI, LIBRARY, BuildRequest
+from scanops.builders.build import unavailable
+from scanops.codegen.launch import Launch
 from scanops.store.entry import FILES, MANIFEST, facts_of, manifest_bytes, read_entry
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away or to become another user")
+needs_nvrtc = pytest.mark.skipif(unavailable("nvrtc", "sm_90") is not None, reason="needs NVRTC")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")
 
 
@@ -30,6 +33,7 @@ CPU_SOURCE = (
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
 extern "C" int scanops_launch(const void*, void*) { return 0; }
+extern "C" void scanops_emulator_configure(unsigned long long, int) {}
 """
 )
 
@@ -40,7 +44,8 @@ CUDA_SOURCE = """
 #include <cuda_runtime.h>
 #endif
 struct Geometry { long long lines; };
-__global__ void __launch_bounds__(512) scan_kernel(const float* x, float* out, const __grid_constant__ Geometry g) {
+extern "C" __global__ void __launch_bounds__(512)
+scan_kernel(const float* x, float* out, const __grid_constant__ Geometry g) {
     __shared__ float warp_total[16];
     const float value = x[blockIdx.x * 512ll + threadIdx.x];
     if (threadIdx.x % 32 == 0) warp_total[threadIdx.x / 32] = value;
@@ -52,15 +57,15 @@ ABI_HERE
 struct ScanArguments { const void* x; const void* mask; void* out; void* workspace; long long lines; };
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
-extern "C" int scanops_launch(const ScanArguments* a, void* stream) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)a->lines);
-    config.blockDim = dim3(512);
-    config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const float*)a->x, (float*)a->out, Geometry{a->lines});
+extern "C" int scanops_launch(ScanArguments* a, void* stream) {
+    void* parameters[] = {&a->x, &a->out, &a->lines};
+    return cudaLaunchKernel(scan_kernel, (unsigned)a->lines, 512, parameters, 0, (cudaStream_t)stream);
 }
 #endif
 """.replace("ABI_HERE", ABI_SOURCE)
+
+LAUNCH = Launch(parameters=("input", "output", "lines"), threads=512)
+CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90", launch=LAUNCH._asdict())
 
 
 def script(path: Path, body: str) -> Path:
@@ -89,7 +94,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None
 from pathlib import Path
-from scanops.artifact import BuildRequest
+from scanops.artifact import ABI, BuildRequest
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL as request
@@ -180,9 +185,9 @@ ENTRIES: dict[str, Harm] = {
     "manifest.json huge": lambda entry: replaced(entry / MANIFEST, bytes(2_000_000)),
     "manifest.json of another schema": lambda entry: resealed(entry, lambda manifest: manifest.update(schema=99)),
 }
-for name, how in itertools.product((*FILES, MANIFEST), DAMAGES):
+for name, how in itertools.product((*FILES[LIBRARY], MANIFEST), DAMAGES):
     ENTRIES[f"{name} {how}"] = lambda entry, name=name, how=how: DAMAGES[how](entry / name)
-for name in (".", *FILES, MANIFEST):
+for name in (".", *FILES[LIBRARY], MANIFEST):
     part = "folder" if name == "." else name
     ENTRIES[f"{part} for others to write"] = lambda entry, name=name: (entry / name).chmod(0o777)
     ENTRIES[f"{part} of another user"] = lambda entry, name=name: os.chown(entry / name, 12345, -1)

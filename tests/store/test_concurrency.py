@@ -112,10 +112,11 @@ def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(store: Sto
     code = """
 import sys
 from pathlib import Path
+from scanops.artifact import ABI
 from scanops.store.library import load
 from scanops.store.store import Store
-entry = Store(Path(sys.argv[1])).lookup("key", "sum-f32", "cpu")
-assert load(entry).scanops_abi() == 3
+entry = Store(Path(sys.argv[1])).lookup("sum-f32", "cpu", "key")
+assert load(entry).scanops_abi() == ABI
 names = "torch", "filelock", "jinja2", "subprocess", "scanops.builders.build"
 print(*[name for name in names if name in sys.modules])
 """

@@ -70,7 +70,7 @@ for left in (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 128):  # KiB
     assert not (store / ".quarantine").exists()
 assert outcomes[0] and len(outcomes) > 3 and not outcomes[-1], outcomes
 entry = Store(store).find(request.identity)
-assert load(entry).scanops_abi() == 3 and checked(entry.directory, entry.identity) == entry
+assert load(entry).scanops_abi() == ABI and checked(entry.directory, entry.identity) == entry
 """
     run('mount -t tmpfs -o size=4m,mode=700 tmpfs "$3"', code, mounted)
 
@@ -83,9 +83,9 @@ def test_a_read_only_store_and_a_read_only_home(mounted: Path, store: Store) -> 
     code = """
 other = BuildRequest(name="other", source=CPU_SOURCE + "//", target="cpu")
 good = Store(root / "good")
-entry = good.lookup("key", "sum-f32", "cpu")
+entry = good.lookup("sum-f32", "cpu", "key")
 assert entry == good.get_or_build(request)
-assert load(entry).scanops_abi() == 3
+assert load(entry).scanops_abi() == ABI
 good.remember("another key", entry)
 assert read_index(good.root, "another key") is None
 assert refused("Read-only file system", lambda: good.get_or_build(other))

@@ -15,7 +15,7 @@ import pytest
 
 import scanops
 from scanops import artifact
-from scanops.artifact import sources_key
+from scanops.artifact import ABI, sources_key
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain
@@ -89,7 +89,7 @@ def of_another_machine(entry: Path) -> None:
 def of_no_emulator(entry: Path) -> None:
     """Put a sound library in place that is no emulated kernel's."""
     source = entry.parent.parent / "plain.cpp"
-    source.write_text(CPU_SOURCE)
+    source.write_text(CPU_SOURCE.replace("scanops_emulator_configure", "configure"))
     library = source.with_suffix(".so")
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
     replaced(entry / "kernel.so", library.read_bytes())
@@ -149,7 +149,7 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
     if what not in REBUILT:
         return
     kernel = scanops.compile(SPEC, "cpu")
-    assert kernel.library.scanops_abi() == 3
+    assert kernel.code.scanops_abi() == ABI
     assert kernel.path.parent == folder(root)
     assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
 
@@ -171,7 +171,7 @@ def test_what_is_refused(root: Path, what: str) -> None:
     harm(root)
     for name in ("never", "build"):
         with policy(name), pytest.raises(BadStoreEntry, match=words) as caught:
-            _ = scanops.compile(SPEC, "cpu").library
+            _ = scanops.compile(SPEC, "cpu").code
         assert caught.value.hint
 
 
@@ -205,7 +205,7 @@ def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeyp
     found = Store().find(read_entry(folder(root)).identity)
     assert isinstance(found, Entry)
     data = found.library_path.read_bytes()
-    monkeypatch.setattr("scanops.store.library.ctypes.CDLL", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr("scanops.store.library.Library", lambda *_, **__: pytest.fail("opened"))
     for at in range(0, len(data), len(data) // 50):
         for changed in (flipped(data, at), data[:at]):
             replaced(found.library_path, changed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.store.entry import unsafe
+from scanops.store.entry import MANIFEST, unsafe
 from scanops.store.root import check_root, read_index
 from scanops.store.store import Store
 from tests.store.sources import KERNEL, each_case, needs_cxx, needs_root, relisted, umask
@@ -73,7 +73,7 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store) ->
     with umask(0):
         entry = store.get_or_build(KERNEL)
         store.remember("key", entry)
-    assert unsafe(entry.directory) is None
+    assert unsafe(entry.directory, (*entry.manifest["files"], MANIFEST)) is None
     (record,) = store.root.glob("index/*/*.json")
     assert [record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777] == [0o600, 0o700]
     assert read_index(store.root, "key") == (entry.identity, entry.directory.name)

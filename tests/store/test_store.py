@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
@@ -26,7 +25,7 @@ pytestmark = needs_cxx
 
 def test_a_kernel_is_built_once_and_found_under_any_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry has three files and no trace of the build."""
-    assert store.find(KERNEL.identity) is None and store.lookup("key", "sum-f32", "cpu") is None
+    assert store.find(KERNEL.identity) is None and store.lookup("sum-f32", "cpu", "key") is None
     assert not store.root.exists()
     entry = store.get_or_build(KERNEL)
     assert entry.directory == store.root / f"sum-f32-{KERNEL.identity[:16]}"
@@ -39,12 +38,12 @@ def test_a_kernel_is_built_once_and_found_under_any_name(store: Store, monkeypat
     monkeypatch.setattr(scanops.builders.build, "build", lambda *_: pytest.fail("built again"))
     later = Store(store.root)
     assert later.get_or_build(KERNEL) == later.get_or_build(replace(KERNEL, name="another-name")) == entry
-    assert later.lookup("key", "sum-f32", "cpu") == entry
-    assert later.find("0" * 64) is later.lookup("another key", "sum-f32", "cpu") is None
+    assert later.lookup("sum-f32", "cpu", "other", "key") == entry
+    assert later.find("0" * 64) is later.lookup("sum-f32", "cpu", "another key") is None
     # A record leads to no kernel of another spec, however it came there: the kernel must state spec and target.
-    assert later.lookup("key", "prod-f32", "cpu") is later.lookup("key", "sum-f32", "sm_90") is None
+    assert later.lookup("prod-f32", "cpu", "key") is later.lookup("sum-f32", "sm_90", "key") is None
     shutil.rmtree(entry.directory)
-    assert Store(store.root).lookup("key", "sum-f32", "cpu") is None
+    assert Store(store.root).lookup("sum-f32", "cpu", "key") is None
 
 
 # What is wrong with a source, and with the library -> the change, and what the error names
@@ -131,7 +130,7 @@ def test_no_cuda_runtime_anywhere(store: Store, monkeypatch: pytest.MonkeyPatch)
         raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(toolchain, "find_nvcc", no_toolkit)
-    monkeypatch.setattr(ctypes, "CDLL", no_runtime)
+    monkeypatch.setattr("scanops.store.library.Library", no_runtime)
     with pytest.raises(BadStoreEntry, match=r"libcudart\.so\.13") as caught:
         load(entry)
     assert "CUDA 13" in caught.value.allowed

@@ -121,9 +121,9 @@ def test_a_kernel_that_went_before_it_was_loaded_is_asked_for_again(
     found = [kernels.find(spec, "cpu") for _ in range(3)]
     shutil.rmtree(found[0].path.parent)
     with scanops.policy("never"), pytest.raises(MissingKernel, match="scanops build sum-f32-n5 --target cpu"):
-        _ = found[0].library
+        _ = found[0].code
     text = found[1].source
-    assert found[0].library.scanops_abi() == found[2].library.scanops_abi() == ABI
+    assert found[0].code.scanops_abi() == found[2].code.scanops_abi() == ABI
     assert text == found[0].source == scanops.generate(spec)
 
 

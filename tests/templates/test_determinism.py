@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from scanops.codegen import ScanSpec, generate
+from scanops import ScanSpec, generate
 from scanops.codegen.targets import TARGETS
 from tools.golden import GOLDEN, Golden
 
 RENDER = """
 import hashlib, sys
-from scanops.codegen import ScanSpec, generate
+from scanops import ScanSpec, generate
 from tools.golden import golden_files
 for name, text in golden_files().items():
     print(name, hashlib.sha256(text.encode()).hexdigest())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scanops.codegen import ScanSpec, generate
-from scanops.codegen.strategies.table import STRATEGIES
+from scanops import ScanSpec, generate
+from scanops.codegen.plan import STRATEGIES
 from tools.golden import GOLDEN, golden_files, main
 
 DIRECTORY = Path(__file__).parents[2] / "generated"

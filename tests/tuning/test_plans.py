@@ -12,10 +12,9 @@ import torch
 
 from scanops.artifact import BuildRequest
 from scanops.codegen.candidates import candidates, restored
-from scanops.codegen.plan import Plan
+from scanops.codegen.plan import STRATEGIES, Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.table import STRATEGIES
 from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest

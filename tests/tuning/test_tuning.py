@@ -198,7 +198,8 @@ def test_wrong_and_broken_plans_are_never_timed() -> None:
 
 def test_a_plan_that_is_not_built_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-such-nvcc"))
+    for name in ("SCANOPS_NVCC", "SCANOPS_NVRTC"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
     trials, heard = object.__new__(GpuLaboratory), []
     trials._jobs = 2
     problems = trials.build(PLANS[:4], lambda *words: heard.append(words))

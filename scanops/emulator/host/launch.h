@@ -86,9 +86,11 @@ bool open_blocks(const dim3& threads) {
     enter_fiber(first->fiber);
 }
 
-cudaError_t run_locked(const cudaLaunchConfig_t& config) {
-    gridDim = config.gridDim;
-    blockDim = config.blockDim;
+cudaError_t run_locked(const Launch& launch) {
+    gridDim = launch.grid;
+    blockDim = launch.block;
+    grid.invoke = launch.invoke;
+    grid.arguments = launch.closure;
     grid.block_count = 1ull * gridDim.x * gridDim.y * gridDim.z;
     grid.started = 0;
     grid.active = 0;
@@ -115,13 +117,12 @@ cudaError_t run_locked(const cudaLaunchConfig_t& config) {
 
 }  // namespace
 
-cudaError_t run_grid(const cudaLaunchConfig_t& config, void (*invoke)(const void*), const void* arguments) {
-    if (!legal(config.gridDim, config.blockDim)) return fail_launch(cudaErrorInvalidConfiguration);
-    if (config.dynamicSmemBytes > shared_bytes() || config.numAttrs != 0) return fail_launch(cudaErrorInvalidValue);
+cudaError_t run_grid(const Launch& launch) {
+    if (!legal(launch.grid, launch.block)) return fail_launch(cudaErrorInvalidConfiguration);
+    // A launch asks for whole units of 16 bytes.
+    if (launch.shared_bytes > (shared_bytes() + 15) / 16 * 16) return fail_launch(cudaErrorInvalidValue);
     pthread_mutex_lock(&launch_lock);
-    grid.invoke = invoke;
-    grid.arguments = arguments;
-    const cudaError_t error = run_locked(config);
+    const cudaError_t error = run_locked(launch);
     pthread_mutex_unlock(&launch_lock);
     return error == cudaSuccess ? error : fail_launch(error);
 }

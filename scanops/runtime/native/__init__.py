@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -144,8 +144,10 @@ def _multiprocessors(on_gpu: bool) -> int:
     return active.multiprocessors if active else 0
 
 
-def _failed(launcher: Launcher, code: int) -> NoReturn:
-    raise launcher.failure(code)
+def _failed(launcher: Launcher, code: int, again: bool) -> None:
+    """Raise the error of a launch, unless its cause is gone: then it is to be made ``again``, once."""
+    if again or not launcher.recovers(code):
+        raise launcher.failure(code)
 
 
 # Half a minute of g++ to save 8 us per call: short scripts skip both the build and the lookup.

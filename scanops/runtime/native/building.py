@@ -25,7 +25,7 @@ from scanops.artifact import ABI, HOST, BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.store.entry import Entry
 from scanops.store.layers import Layer
-from scanops.store.library import load
+from scanops.store.library import Library, load
 from scanops.store.store import Store
 
 PREBUILT = Path(__file__).with_name("prebuilt")
@@ -95,7 +95,8 @@ def module(*, build: bool) -> ModuleType | None:
 
 def module_of(entry: Entry) -> ModuleType:
     """Load the module of a verified library. Raises BadStoreEntry and BadSignature."""
-    library = load(entry, "PyInit_scanops_native")
+    library = load(entry)
+    assert isinstance(library, Library)
     address = ctypes.cast(library.PyInit_scanops_native, ctypes.c_void_p).value
     assert address is not None
     loaded: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()

@@ -41,8 +41,8 @@ using Numbers = std::vector<int64_t>;
 
 // A launch, of scanops.runtime.native's Launch: (template, reads, launcher).
 Launch launch_of(py::tuple told) {
-    const auto [arguments, offsets, outputs, run, configure] =
-        told[0].cast<std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t>>();
+    const auto [arguments, offsets, outputs, function, configure, kernel] =
+        told[0].cast<std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, py::tuple>>();
     if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
     Launch launch;
     launch.arguments.assign(arguments.begin(), arguments.end());
@@ -52,7 +52,13 @@ Launch launch_of(py::tuple told) {
         const auto dtype = reinterpret_cast<THPDtype*>(each[2].ptr())->scalar_type;
         launch.outputs.push_back({each[0].cast<int64_t>(), each[1].cast<Numbers>(), dtype});
     }
-    launch.launch = reinterpret_cast<int (*)(const void*, void*)>(run);
+    launch.function = function;
+    if (!kernel.empty()) {
+        const auto [handle, blocks, threads, shared_bytes, parameters] =
+            kernel.cast<std::tuple<uintptr_t, unsigned, unsigned, unsigned, Numbers>>();
+        if (parameters.size() > kMostParameters) throw py::type_error("parameters that there is no room for");
+        launch.kernel = Kernel{reinterpret_cast<void*>(handle), blocks, threads, shared_bytes, parameters};
+    }
     launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
     launch.launcher = told[2].ptr();
     return launch;
@@ -116,13 +122,13 @@ PyObject* clear(PyObject*, PyObject*) {
 
 PyObject* size(PyObject*, PyObject*) { return PyLong_FromSize_t(table().size()); }
 
-// begin(emulation, policy, failure, stream): once, before anything else
+// begin(emulation, policy, failed, stream): once, before anything else
 PyObject* begin(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     auto& all = surroundings();
     long long stream;
-    if (!PyArg_ParseTuple(given, "OOOL", &all.emulation, &all.policy, &all.failure, &stream)) return nullptr;
-    for (PyObject* each : {all.emulation, all.policy, all.failure}) Py_INCREF(each);
+    if (!PyArg_ParseTuple(given, "OOOL", &all.emulation, &all.policy, &all.failed, &stream)) return nullptr;
+    for (PyObject* each : {all.emulation, all.policy, all.failed}) Py_INCREF(each);
     all.stream = reinterpret_cast<int (*)(int32_t, void**)>(stream);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

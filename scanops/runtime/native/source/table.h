@@ -12,6 +12,7 @@
 namespace scanops {
 
 constexpr size_t kMostArguments = 4096;  // bytes of ScanArguments; learn() checks
+constexpr size_t kMostParameters = 32;   // of a kernel; likewise
 
 struct Output {
     int64_t offset;  // of its pointer in the arguments
@@ -24,13 +25,36 @@ struct Read {
     int64_t offset;  // of its pointer in the arguments
 };
 
+// A kernel in a cubin, and the numbers of its launch.
+struct Kernel {
+    void* handle;
+    unsigned blocks, threads, shared_bytes;
+    std::vector<int64_t> parameters;  // offset of each in the arguments
+};
+
+using LaunchLibrary = int (*)(void* arguments, void* stream);  // scanops_launch
+using LaunchKernel = int (*)(                                  // cuLaunchKernel
+    void* kernel, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned shared_bytes,
+    void* stream, void** parameters, void** extra);
+
 struct Launch {
     std::vector<char> arguments;  // ScanArguments without pointers
     std::vector<Read> reads;
     std::vector<Output> outputs;
-    int (*launch)(const void* arguments, void* stream) = nullptr;
+    uintptr_t function = 0;        // LaunchLibrary; where there is a kernel, LaunchKernel
+    std::optional<Kernel> kernel;  // none: that of a library
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
     PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
+
+    // Queue it; returns an error code.
+    int operator()(char* given, void* stream) const {
+        if (!kernel) return reinterpret_cast<LaunchLibrary>(function)(given, stream);
+        std::array<void*, kMostParameters> addresses;
+        for (size_t n = 0; n < kernel->parameters.size(); ++n) addresses[n] = given + kernel->parameters[n];
+        return reinterpret_cast<LaunchKernel>(function)(
+            kernel->handle, kernel->blocks, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream, addresses.data(),
+            nullptr);
+    }
 };
 
 // What is asked of the gradient, where that of some inputs is wanted.
@@ -94,7 +118,7 @@ inline Table& table() {
 struct Surroundings {
     PyObject* emulation = nullptr;  // the ContextVar
     PyObject* policy = nullptr;     // likewise
-    PyObject* failure = nullptr;    // (launcher, code) -> exception
+    PyObject* failed = nullptr;     // (launcher, code, again): raises, or the launch is to be made again
     int (*stream)(int32_t device, void** stream) = nullptr;  // torch's own; null where this torch has no CUDA
 };
 
@@ -178,10 +202,12 @@ inline void launch(const Found& found, const Operands& operands, Results& result
             point(output.offset, results.back().mutable_data_ptr());
         }
         if (step.configure != nullptr) step.configure(found.emulation.seed, found.emulation.multiprocessors);
-        if (const int code = step.launch(arguments, stream); code != 0) {
+        bool again = false;
+        for (int code; (code = step(arguments, stream)) != 0; again = true) {
             const py::gil_scoped_acquire locked;
-            Py_XDECREF(PyObject_CallFunction(surroundings().failure, "Oi", step.launcher, code));
-            raise();
+            PyObject* const answer = PyObject_CallFunction(surroundings().failed, "Oii", step.launcher, code, again);
+            if (answer == nullptr) raise();
+            Py_DECREF(answer);
         }
     }
 }

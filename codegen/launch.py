@@ -1,0 +1,115 @@
+"""A launch as data: grid, block, parameters and workspace follow from a kernel's ``Launch`` and the shape of a call.
+
+``Plan.launch`` gives it. Libraries have the same formulas in C (templates/stages/launch.cuh.j2); what launches a cubin
+reads a ``Launch`` from its manifest. This module needs no plan and no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["FIELDS", "MOST_BLOCKS", "Launch", "Numbers"]
+
+WARP, MOST_THREADS = 32, 1024  # threads of a warp, and of a block at most
+MOST_BLOCKS = 2**31 - 1  # of a grid; a launch of more tiles is refused, even if fewer blocks are resident
+TICKET_BYTES, WORD_BYTES = 16, 8  # of a workspace: its head, and a status word
+MOST = 2**40  # of any number in a Launch
+
+# The fields of ScanArguments whose bytes can be a kernel's parameter, in the order of parameters; operands come first,
+# in the order of the spec. Numbers are little-endian: a parameter of 32 bits is the low half of a field of 64.
+# `offsets` takes in the number that follows it.
+FIELDS = (
+    *("input", "mask", "gate", "saved", "starts", "output", "indices", "geometry", "neighbours", "lines", "carry_in"),
+    *("carry_in_step", "carry_out", "offsets", "length", "rows", "lane_bits", "piece", "stripes", "workspace"),
+)
+CHOSEN = ((), ("lane_bits",), ("stripes",), ("rows", "lane_bits", "piece"))  # those chosen by the length, together
+
+
+class Numbers(NamedTuple):
+    """The numbers of one launch."""
+
+    blocks: int  # more than MOST_BLOCKS: no GPU launches them
+    threads: int  # per block
+    shared_bytes: int  # dynamic shared memory of a block
+    chosen: tuple[int, ...]  # values of the fields that ``Launch.chosen`` names
+    workspace_bytes: int  # 0: the kernel has none
+
+
+class Launch(NamedTuple):
+    """What the launches of a kernel follow from: whole numbers, names of fields, and tuples of these."""
+
+    parameters: tuple[str, ...]  # fields of ScanArguments, in the order of the kernel's parameters
+    threads: int  # per block; where stripes are chosen: at most
+    shared_bytes: int = 0  # dynamic shared memory of a block
+    adjacent: int = 1  # lines side by side, of which a block takes `width`; 0: as many as the call has neighbours
+    width: int = 1  # lines of a block
+    lead: int = 0  # items by which the first tile may begin before its line
+    tile: int = 0  # items of a line that a block takes; 0: all
+    resident: int = 0  # blocks per multiprocessor, at most; 0: one for each tile
+    words: int = 0  # status words of a tile; 0: the kernel has no workspace
+    statuses: tuple[int, ...] = ()  # a line has a status for each so many tiles, for each of these numbers
+    chosen: tuple[str, ...] = ()  # the parameters that are chosen by the length: one of CHOSEN
+    room: int = 0  # items that a lane (lane_bits) or a warp (stripes, piece) holds
+    stripe: int = 0  # items of one access of a warp
+
+    def numbers(self, lines: int, length: int, multiprocessors: int, neighbours: int = 0) -> Numbers:
+        """Return the numbers of a launch for so many lines of ``length`` items, at least one each.
+
+        ``neighbours`` of the lines are adjacent in some operand, by default all of them.
+        """
+        threads, width, chosen = self._choose(length)
+        adjacent = self.adjacent or neighbours or max(1, lines)
+        groups = lines // adjacent * _ceil_div(adjacent, width)
+        tiles = _ceil_div(length + self.lead, self.tile) if self.tile else 1
+        blocks = groups * tiles
+        if self.resident and blocks <= MOST_BLOCKS:
+            blocks = min(blocks, multiprocessors * self.resident)
+        statuses = groups * self.width * sum(_ceil_div(tiles, span) for span in self.statuses)
+        workspace_bytes = TICKET_BYTES + statuses * self.words * WORD_BYTES if self.words else 0
+        return Numbers(blocks, threads, self.shared_bytes, chosen, workspace_bytes)
+
+    def _choose(self, length: int) -> tuple[int, int, tuple[int, ...]]:
+        """Return threads and lines of a block, and the values of the chosen parameters."""
+        if "piece" in self.chosen:  # the most rows that a warp has room for
+            rows, lane_bits = 1, 0
+            while 2 * rows * length <= self.room:
+                rows *= 2
+            # as many lanes per row as fit without bank conflicts between lanes that start a row
+            while lane_bits < 5 and (WARP >> lane_bits > rows or 2 << lane_bits < length & -length):
+                lane_bits += 1
+            piece = _ceil_div(length, 1 << lane_bits) | 1  # odd, so that neighbouring lanes start in different banks
+            return self.threads, self.threads // WARP * rows, (rows, lane_bits, piece)
+        if "stripes" in self.chosen:  # the fewest warps that hold a row, then the fewest stripes per warp
+            warps = _ceil_div(length + self.lead, self.room)
+            return WARP * warps, self.width, (_ceil_div(length + self.lead, warps * self.stripe),)
+        if self.chosen:  # the fewest lanes that hold a row
+            lane_bits = (_ceil_div(length, self.room) - 1).bit_length()
+            return self.threads, self.threads >> lane_bits, (lane_bits,)
+        return self.threads, self.width, ()
+
+    @classmethod
+    def read(cls, mapping: Mapping[str, Any]) -> Launch:
+        """Return the launch whose ``_asdict``, or that from JSON, is ``mapping``.
+
+        Raises TypeError or ValueError for any other fields, types, names or numbers.
+        """
+        values: dict[str, Any] = {name: tuple(each) if type(each) is list else each for name, each in mapping.items()}
+        launch = cls(**values)
+        tuples = launch.parameters, launch.statuses, launch.chosen
+        numbers = (*(each for each in launch if each not in tuples), *launch.statuses)
+        sound = (
+            len(mapping) == len(cls._fields) and all(type(each) is tuple for each in tuples),
+            all(type(each) is int and 0 <= each <= MOST for each in numbers) and all(launch.statuses),
+            launch.chosen in CHOSEN and set(launch.chosen) <= set(launch.parameters) <= set(FIELDS),
+            launch.threads in range(WARP, MOST_THREADS + 1, WARP) and launch.width > 0,
+            launch.room >= bool(launch.chosen) and launch.stripe >= ("stripes" in launch.chosen),
+            ("workspace" in launch.parameters) is (launch.words > 0) and launch.tile >= bool(launch.statuses),
+        )
+        if not all(sound):
+            raise ValueError(f"no kernel has {launch}")
+        return launch
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

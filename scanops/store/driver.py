@@ -1,0 +1,156 @@
+"""Cubins, loaded and launched through the CUDA driver. Imported for the first cubin of a process.
+
+The driver launches into the context that is current in the calling thread. The CUDA runtime, and so torch and kernels
+in libraries, bind a thread to the primary context of its device by themselves. A thread that used no function of the
+runtime yet has no context; a launch there is error 201, after which ``Bound.recovers`` binds the primary context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from typing import Any
+
+from scanops.codegen.launch import MOST_BLOCKS, Launch
+from scanops.errors import LaunchFailure, MissingRequirement
+from scanops.processes import NO_FORK
+from scanops.store.code import Bound
+from scanops.store.entry import Entry
+
+PATH = "libcuda.so.1"  # the driver that torch has loaded
+VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
+KERNEL = b"scan_kernel"  # name of the kernel in every cubin
+_INVALID_CONTEXT = 201
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_FUNCTIONS = {  # argument types; all return a CUresult
+    "cuCtxPopCurrent_v2": [c_void_p],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxSetCurrent": [c_void_p],
+    "cuDevicePrimaryCtxRetain": [c_void_p, c_int],
+    "cuDriverGetVersion": [c_void_p],
+    "cuGetErrorName": [c_int, c_void_p],
+    "cuGetErrorString": [c_int, c_void_p],
+    "cuKernelGetFunction": [c_void_p, c_void_p],
+    "cuKernelSetAttribute": [c_int, c_int, c_void_p, c_int],
+    "cuLibraryGetKernel": [c_void_p, c_void_p, c_char_p],
+    "cuLibraryLoadData": [c_void_p, c_char_p, c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_uint],
+}
+_CONTEXTS: dict[int, c_void_p] = {}  # index of a GPU -> its primary context, which is kept as torch keeps it
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """Return the CUDA driver. Raises MissingRequirement where there is none, or one older than CUDA 12.0."""
+    version, found = c_int(), "no driver"
+    try:
+        library = ctypes.CDLL(PATH)
+        library.cuDriverGetVersion(byref(version))
+        found = f"a driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+        if version.value >= VERSION:
+            for name, types in _FUNCTIONS.items():
+                getattr(library, name).argtypes = types
+            return library
+    except (OSError, AttributeError) as problem:
+        found += f": {problem}"
+    raise MissingRequirement(
+        "a kernel that is a cubin needs a newer CUDA driver",
+        allowed="an NVIDIA driver for CUDA 12.0 or later",
+        value=found,
+        hint="update the driver, or build a library: SCANOPS_BUILDER=load_inline, or nvcc",
+    )
+
+
+def words(code: int) -> str:
+    """Return the driver's name and description of an error code."""
+    found = []
+    for function in (driver().cuGetErrorName, driver().cuGetErrorString):
+        text = c_char_p()
+        function(code, byref(text))
+        found.append((text.value or b"unknown").decode(errors="replace"))
+    return ": ".join(found)
+
+
+class Cubin:
+    """A verified cubin and its kernel. The driver loads it for all GPUs when it is first bound, and never unloads it.
+
+    Launches in flight and CUDA graphs may use it for as long as the process lives, as they may a library.
+    """
+
+    def __init__(self, entry: Entry, launch: Launch, data: bytes) -> None:
+        self.launch = launch
+        self._entry = entry
+        self._data: bytes | None = data
+        self._kernel = c_void_p()
+        self._ready: set[int] = set()  # indices of GPUs
+
+    def bind(self, arguments: Any, device: int) -> Bound:
+        """Return the launch on a GPU for the shape in ``arguments``, and set their fields that the length chooses."""
+        self.ready(device)
+        shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
+        numbers = self.launch.numbers(*shape)
+        for name, value in zip(self.launch.chosen, numbers.chosen, strict=True):
+            setattr(arguments, name, value)
+        offsets = tuple(getattr(type(arguments), name).offset for name in self.launch.parameters)
+        blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which the driver refuses; more might wrap around
+        addresses, function = c_void_p * len(offsets), driver().cuLaunchKernel
+        # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
+        kernel, one, none = self._kernel, c_uint(1), c_void_p()
+        grid, block, shared = c_uint(blocks), c_uint(numbers.threads), c_uint(numbers.shared_bytes)
+
+        def refer(arguments: Any) -> Any:
+            first = ctypes.addressof(arguments)
+            return addresses(*[first + offset for offset in offsets])
+
+        def launch(parameters: Any, stream: int) -> int:
+            queue = c_void_p(stream)
+            return function(kernel, grid, one, one, block, one, one, shared, queue, parameters, none)  # type: ignore[no-any-return]
+
+        def recovers(code: int) -> bool:
+            return code == _INVALID_CONTEXT and driver().cuCtxSetCurrent(_CONTEXTS[device]) == 0
+
+        return Bound(
+            workspace_bytes=numbers.workspace_bytes,
+            refer=refer,
+            launch=launch,
+            words=words,
+            function=function,
+            kernel=(kernel.value, blocks, numbers.threads, numbers.shared_bytes, offsets),
+            recovers=recovers,
+        )
+
+    def ready(self, device: int) -> None:
+        """Load the kernel on a GPU, with the shared memory that it needs: nothing is left to a first launch.
+
+        A first launch may be one that a CUDA graph captures. Raises LaunchFailure with the driver's words.
+        """
+        with NO_FORK:
+            if device in self._ready:
+                return
+            if self._data is not None:
+                library = c_void_p()
+                self._call("cuLibraryLoadData", byref(library), self._data, None, None, 0, None, None, 0)
+                self._call("cuLibraryGetKernel", byref(self._kernel), library, KERNEL)
+                self._data = None  # the driver has a copy
+            if device not in _CONTEXTS:
+                context = c_void_p()
+                self._call("cuDevicePrimaryCtxRetain", byref(context), device)
+                _CONTEXTS[device] = context
+            self._call("cuCtxPushCurrent_v2", _CONTEXTS[device])
+            try:
+                self._call("cuKernelGetFunction", byref(c_void_p()), self._kernel)
+            finally:
+                driver().cuCtxPopCurrent_v2(byref(c_void_p()))
+            if self.launch.shared_bytes:
+                self._call("cuKernelSetAttribute", _MAX_DYNAMIC_SHARED, self.launch.shared_bytes, self._kernel, device)
+            self._ready.add(device)
+
+    def _call(self, function: str, *arguments: object) -> None:
+        """Call the driver. Raises LaunchFailure for an error code."""
+        if code := getattr(driver(), function)(*arguments):
+            raise LaunchFailure(
+                f"load of the cubin {self._entry.slug} for {self._entry.target}",
+                allowed="a cubin that the driver loads on this GPU",
+                value=f"error {code} of {function}: {words(code)}",
+                hint=f"the source is at {self._entry.source_path}; SCANOPS_BUILDER=load_inline builds a library of it",
+            )

@@ -1,0 +1,229 @@
+"""Cubins in stores and packs: beside libraries, of no host, verified as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scanops
+from scanops import artifact
+from scanops.artifact import CUBIN, sources_key
+from scanops.cli import main
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
+from scanops.packs.archive import pack as write
+from scanops.packs.archive import unpack
+from scanops.packs.manifest import finish, troubles
+from scanops.runtime import kernels
+from scanops.runtime.policies import POLICIES, STRICT
+from scanops.store import layers
+from scanops.store.cubin import disagreement, problem
+from scanops.store.entry import Entry, checked, facts_of, read_entry
+from scanops.store.packs import ANY, PACK, read
+from scanops.store.root import read_index
+from scanops.store.store import Store
+from tests.store.sources import CUDA, flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
+
+pytestmark = needs_nvrtc
+
+SPEC, TARGETS = ScanSpec(op="sum", dtype="float32", length=24), ("sm_80", "sm_90")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished pack of the cubins of SPEC for two targets; not to be changed."""
+    root = tmp_path_factory.mktemp("made") / "pack"
+    for target in TARGETS:
+        kernels.obtain(SPEC, target, STRICT.by("nvrtc"), Store(root))
+    finish(root)
+    return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to be changed, which is the user's store."""
+    shutil.copytree(made, tmp_path / "store", ignore=shutil.ignore_patterns(".*"))
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    for name in ("SCANOPS_PACKS", "SCANOPS_BUILDER", "SCANOPS_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "store"
+
+
+def folder(root: Path, target: str = "sm_90") -> Path:
+    return next(path for path in root.glob(f"{SPEC.slug}-*") if read_entry(path).target == target)
+
+
+@needs_nvcc
+def test_a_named_builder_makes_its_form_and_a_library_serves_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None
+) -> None:
+    """By a builder's name and by the variable; looked up by the text and by the index."""
+    cubin = scanops.compile(SPEC, "sm_90")  # found: any form serves
+    assert (cubin.path.name, cubin.builder) == ("kernel.cubin", "nvrtc")
+    library = scanops.compile(SPEC, "sm_90", builder="nvcc")
+    assert (library.path.name, library.builder) == ("kernel.so", "nvcc")
+    for digests in (artifact.source_digests(), {}):
+        monkeypatch.setattr(artifact, "DIGESTS", digests)
+        with monkeypatch.context() as patch:
+            assert scanops.compile(SPEC, "sm_90").path == library.path
+            assert scanops.compile(SPEC, "sm_90", builder="nvrtc").path == cubin.path
+            patch.setenv("SCANOPS_BUILDER", "nvrtc")
+            found = kernels.obtain(SPEC, "sm_90", POLICIES["never"], Store())
+            assert found is not None and found.path == cubin.path
+            patch.setenv("SCANOPS_BUILDER", "load_inline")
+            assert scanops.compile(SPEC, "sm_90").path == library.path  # the same library, whoever builds it
+
+
+def test_builders_that_there_are_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for target, builder in (("sm_90", "gcc"), ("cpu", "nvrtc")):
+        with pytest.raises(UnsupportedRequest, match=f"for {target} by '{builder}'"):
+            scanops.compile(SPEC, target, builder=builder)
+    monkeypatch.setenv("SCANOPS_BUILDER", "gcc")
+    with pytest.raises(UnsupportedRequest, match="read SCANOPS_BUILDER: 'gcc'"):
+        scanops.compile(SPEC, "sm_90")
+
+
+def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
+    """Found by text and by index on another platform, in a store and in a pack that went through an archive."""
+    contents = read(root)
+    assert (contents["platform"], contents["targets"]) == (ANY, list(TARGETS))
+    write(root, tmp_path / "k.tar.xz")
+    write(root, tmp_path / "kernels-1.0-py3-none-any.whl")
+    with pytest.raises(UnsupportedRequest, match="py3-none-any"):
+        write(root, tmp_path / "kernels-1.0-py3-none-linux_x86_64.whl")
+    unpack(tmp_path / "k.tar.xz", tmp_path / "pack")
+    here = kernels.request_of(SPEC, "sm_90")
+    monkeypatch.setattr(artifact, "PLATFORM", "linux-aarch64")
+    monkeypatch.setattr("scanops.packs.manifest.PLATFORM", "linux-aarch64")
+    artifact._fingerprint.cache_clear()
+    there = replace(here)
+    assert there.identity != here.identity and there.identities[CUBIN] == here.identities[CUBIN]
+    assert list(troubles(tmp_path / "pack", contents)) == []
+    for place, variable in ((root, "SCANOPS_STORE"), (tmp_path / "pack", "SCANOPS_PACKS")):
+        monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "absent"))
+        monkeypatch.setenv(variable, str(place))
+        for digests in (artifact.source_digests(), {}):
+            monkeypatch.setattr(artifact, "DIGESTS", digests)
+            found = scanops.compile(SPEC, "sm_90")
+            assert found.path == folder(place) / "kernel.cubin"
+    artifact._fingerprint.cache_clear()
+
+
+def test_packs_of_schema_1_are_read(root: Path) -> None:
+    text = (root / PACK).read_text()
+    (root / PACK).write_text(text.replace('"schema": 2', '"schema": 1'))
+    assert read(root)["schema"] == 1
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda entry: resealed(entry, change)
+
+
+def exchanged(entry: Path, data: bytes) -> None:
+    """Put other code in place, with a manifest that agrees."""
+    replaced(entry / "kernel.cubin", data)
+    facts = facts_of(entry / "kernel.cubin")
+    resealed(entry, lambda manifest: manifest["files"].update({"kernel.cubin": facts}))
+
+
+CORRUPT: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda entry: replaced(entry / "kernel.cubin", flipped((entry / "kernel.cubin").read_bytes())),
+    "gone": lambda entry: (entry / "kernel.cubin").unlink(),
+    "without a launch": edited(lambda manifest: manifest.pop("launch")),
+    "with another launch": edited(lambda manifest: manifest["launch"].update(threads=7)),
+    "with a field more": edited(lambda manifest: manifest["launch"].update(more=7)),
+    "of another form": edited(lambda manifest: manifest.update(form="object")),
+    "of a form that is none": edited(lambda manifest: manifest.update(form=["cubin"])),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_a_corrupt_cubin_is_a_miss(root: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    CORRUPT[what](folder(root))
+    with scanops.policy("never"), pytest.raises(MissingKernel):
+        scanops.compile(SPEC, "sm_90")
+    assert "is corrupt" in caplog.text
+    rebuilt = scanops.compile(SPEC, "sm_90", builder="nvrtc")
+    assert isinstance(checked(rebuilt.path.parent, read_entry(rebuilt.path.parent).identity), Entry)
+
+
+def test_code_for_something_else_is_recognised(root: Path) -> None:
+    """By processor and target, in the layouts of CUDA 12 and 13; a pack of it is refused."""
+    data = (folder(root) / "kernel.cubin").read_bytes()
+    older = data[:7] + bytes([51, 7]) + data[9:48] + (0x5A055A).to_bytes(4, "little") + data[52:]
+    assert problem(data, "sm_90") is problem(data, "sm_90a") is problem(older, "sm_90") is None
+    for code, target, words in (
+        (data, "sm_100", "built for sm_90"),
+        (older, "sm_80", "built for sm_90"),
+        (data[:18] + (62).to_bytes(2, "little") + data[20:], "sm_90", "ELF machine 62"),
+        (data[:8] + b"\11" + data[9:], "sm_90", "version 9"),
+        (data[:63], "sm_90", "no ELF"),
+        (b"", "sm_90", "no ELF"),
+    ):
+        assert words in str(problem(code, target))
+    exchanged(folder(root), (folder(root, "sm_80") / "kernel.cubin").read_bytes())
+    with pytest.raises(scanops.errors.BadStoreEntry, match="built for sm_80"):
+        finish(root)
+
+
+def test_a_kernel_agrees_with_its_launch(root: Path, tmp_path: Path) -> None:
+    data = (folder(root) / "kernel.cubin").read_bytes()
+    names = read_entry(folder(root)).manifest["launch"]["parameters"]
+    assert disagreement(data, names) is None
+    for others in (names[:-1], [*names, "lines"], [*names[:-1], "geometry"]):
+        assert "parameters of" in str(disagreement(data, others))
+    assert all(disagreement(data[:size], names) for size in (8, 64, len(data) // 2))
+    assert CUDA.launch
+    odd = replace(CUDA, builders=("nvrtc",), launch={**CUDA.launch, "parameters": ["input", "output"]})
+    with pytest.raises(BuildFailure, match=r"parameters of \[8, 8, 8\] bytes"):
+        Store(tmp_path / "own").get_or_build(odd)
+
+
+def test_a_signed_pack_of_cubins(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
+    from tests.packs.test_signing import PKCS8, PRIVATE, SPKI, NoEncryption, keep, signing, unasked
+
+    signing.sign(root, keep(tmp_path / "key.pem", PRIVATE.private_bytes(*PKCS8, NoEncryption())), unasked)
+    public = keep(tmp_path / "pub.pem", PRIVATE.public_key().public_bytes(*SPKI))
+    for name, value in (("STORE", "absent"), ("PACKS", "store"), ("REQUIRE_SIGNED", public.name)):
+        monkeypatch.setenv(f"SCANOPS_{name}", str(tmp_path / value))
+    assert scanops.compile(SPEC, "sm_80").path == folder(root, "sm_80") / "kernel.cubin"
+    resealed(folder(root), lambda manifest: manifest["launch"].update(threads=64))
+    layers._layer.cache_clear()
+    with pytest.raises(MissingKernel):
+        scanops.compile(SPEC, "sm_90")
+
+
+def test_it_is_listed_with_its_builder_and_found_by_its_index(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["store", "list", "--json"], standalone_mode=False)
+    listed = json.loads(capsys.readouterr().out)["kernels"]
+    assert [(each["form"], each["builder"]) for each in listed] == [("cubin", "nvrtc")] * 2
+    key = str(sources_key(SPEC, "sm_90", form=CUBIN))
+    assert read_index(root, key) == (read_entry(folder(root)).identity, folder(root).name)
+
+
+ONE_KEY = """
+from scanops.codegen.spec import ScanSpec
+from scanops.runtime.kernels import obtain
+from scanops.runtime.policies import POLICIES, STRICT
+import logging
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+policy = (STRICT, POLICIES["build"])[int(sys.argv[2])]
+time.sleep(max(0, float(sys.argv[3]) - time.time()))
+print(obtain(ScanSpec(op="sum", dtype="float32", length=24), "sm_90", policy.by("nvrtc"), Store(root)).path)
+"""
+
+
+def test_processes_that_ask_at_once_build_once(tmp_path: Path) -> None:
+    import time
+
+    start = time.time() + 3
+    asking = [python(ONE_KEY, tmp_path / "store", number % 2, start) for number in range(6)]
+    said = [process.communicate(timeout=120) for process in asking]
+    assert len({out for out, _ in said}) == 1 and said[0][0].endswith("kernel.cubin\n"), said
+    assert sum(error.count("building") for _, error in said) == 1
