@@ -21,8 +21,7 @@ import torch
 
 import scanops
 from scanops.errors import ScanopsError
-from tests.requests.calls import CHANGES, holds
-from tests.requests.recipes import OUTS, Call, recipe
+from tests.requests.calls import drawn, holds
 
 __all__ = ["Outcome", "run"]
 
@@ -171,10 +170,8 @@ def run(count: int, seed: int = 0, *, emulated: bool = False) -> Outcome:
     for number in range(count):
         outcome.calls += 1
         if number % 2:
-            wrong = pick.choice((None, None, None, pick.choice(list(CHANGES))))
-            special, out = pick.random() < 0.5, pick.choice(OUTS)
-            drawn = Call(recipe=recipe(pick.choice), seed=number, special=special, out=out, wrong=wrong)
-            _note(outcome, str(drawn), functools.partial(holds, drawn, "cpu"))
+            call = drawn(pick)
+            _note(outcome, str(call), functools.partial(holds, call, "cpu"))
             continue
         name, odd, plain = _call(pick)
         kernels = scanops.emulate() if emulated and number % 4 == 0 else contextlib.nullcontext()

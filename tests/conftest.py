@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +87,14 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> object:
+    """An empty store that is not the user's."""
+    from scanops.store.store import Store
+
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
 def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
     from scanops import artifact
@@ -99,15 +106,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the store of this run, if it is of this run alone."""
     if root := config.stash.get(_own_store, None):
         shutil.rmtree(root, ignore_errors=True)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests counted by ``record_property(what, number)``, added up."""
-    counts: Counter[str] = Counter()
-    for report in terminalreporter.stats.get("passed", []):
-        counts.update({what: number for what, number in report.user_properties if isinstance(number, int)})
-    for what, number in sorted(counts.items()):
-        terminalreporter.write_line(f"{what}: {number}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

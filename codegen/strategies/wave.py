@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.base import MOST, WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.rows import (
     ASYNC_BYTES,
     LENGTH_BYTES,
@@ -211,7 +211,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
         held = (ahead + 1 + items) * fragments(spec).held_bytes + lands * max(4, items * spec.read_bytes)
         most = _register_bytes(spec, items) // held
     accesses = _tile_accesses(spec, target, items, kilobytes, stages)
-    return max(1, min(ceil_div(accesses, _most_threads(spec)), most))
+    return max(1, min(ceil_div(accesses, _most_threads(spec)), most, MOST["vectors"]))
 
 
 def _register_bytes(spec: ScanSpec, items: int) -> int:

@@ -22,12 +22,12 @@ from scanops.processes import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.scripts import ran
-from tests.store.sources import CUDA, KERNEL, needed, needs_cxx, needs_nvcc, needs_nvrtc, script
+from tests.store.sources import CUDA, KERNEL, needed, needs_nvcc, needs_nvrtc, script
 
 BAD = "\n#ifdef __CUDACC_RTC__\n__device__\n#endif\nint f() { return nonsense; }\n"
 FOREIGN = ("torch", "c10", "python", "ubsan")
 ROUTES = [
-    pytest.param(KERNEL, "cpu", marks=needs_cxx),
+    (KERNEL, "cpu"),
     pytest.param(replace(CUDA, builders=("load_inline",)), "load_inline", marks=needs_nvcc),
     pytest.param(replace(CUDA, builders=("nvcc",)), "nvcc", marks=needs_nvcc),
     pytest.param(replace(CUDA, builders=("nvrtc",)), "nvrtc", marks=needs_nvrtc),
@@ -136,7 +136,6 @@ COMPILERS = {
 }
 
 
-@needs_cxx
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_compiler_that_compiles_nothing(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = f'case "$1" in --version) exec {shutil.which("g++")} "$@" ;; esac; kill -9 $$'
@@ -146,7 +145,6 @@ def test_a_compiler_that_compiles_nothing(compiler: str, tmp_path: Path, monkeyp
         build(KERNEL, tmp_path)
 
 
-@needs_cxx
 def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
     pytest.importorskip("torch")
     code = (

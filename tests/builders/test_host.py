@@ -14,9 +14,7 @@ from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.scripts import ran
-from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
-
-pytestmark = needs_cxx
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx
 
 KERNEL = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="cpu")
 ANOTHER = replace(KERNEL, source=CUDA_SOURCE.replace("+ g.lines", "- g.lines"))

@@ -18,9 +18,7 @@ from scanops.packs.manifest import finish
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
 from tests.cli.conftest import PASSPHRASE, Call, parse_json
-from tests.store.sources import needs_cxx, script
-
-pytestmark = needs_cxx
+from tests.store.sources import script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import scanops
 from scanops.codegen.operators import OPERATORS
 from scanops.errors import MissingKernel
 from tests.cli.conftest import Ask, Call, parse_json
-from tests.store.sources import needs_cxx, needs_nvcc, script
+from tests.store.sources import needs_nvcc, script
 
 OPERATOR = """
 import scanops
@@ -58,7 +58,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("capped_of_test", None)
 
 
-@needs_cxx
 def test_a_program_with_an_operator_of_its_own(call: Call, ask: Ask, folder: Path) -> None:
     """The exit status is the program's, built-in specs are usable, and --import makes the others so."""
     words = ("record", "--json", "-o", "specs.toml", "--", sys.executable, "program.py")
@@ -115,14 +114,12 @@ def test_one_failure_stops_no_other(call: Call, ask: Ask, folder: Path, monkeypa
         assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(names)
 
 
-@needs_cxx
 def test_specs_from_standard_input(folder: Path) -> None:
     words = [sys.executable, "-m", "scanops", "precompile", "-", "--targets", "cpu", "-o", "pack"]
     done = subprocess.run(words, input='specs = ["sum-f32-n7"]', capture_output=True, text=True)
     assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
 
 
-@needs_cxx
 def test_an_interruption_begins_nothing_more(folder: Path) -> None:
     """Ctrl-C exits with 130 and prints JSON, also where a shell started the tests with SIGINT ignored."""
     specs, log = folder / "specs.toml", folder / "log"

@@ -11,9 +11,6 @@ import pytest
 
 from scanops.artifact import PLATFORM
 from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 
 @pytest.fixture(autouse=True)

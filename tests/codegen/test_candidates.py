@@ -1,27 +1,21 @@
-"""Candidates of the tuner: the planner's plan first, then plans that are restored from their numbers."""
+"""Candidates of the tuner, which are restored from their numbers, and the planner's table of measured plans."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from importlib import resources
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanops.codegen.candidates import MOST, candidates, restored
 from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
-from scanops.codegen.plan import STRATEGIES, make_plan, rebuilt
+from scanops.codegen.plan import class_of, make_plan, measured_plan, rebuilt
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import target_named
 from tests.codegen.strategies import specs, targets
-
-SLUGS = (
-    "sum-f32-n4",
-    "sum-f32-n31",
-    "sum-f32-n1000-mask_b8",
-    "sum-f32-n32768",
-    "sum-f32-n1048576",
-    "sum-f64-n100000-exclusive",
-    "sum-f32-n4096-inner1024",
-    "sum-f32-n4096-inner4",
-    "sum-f32-n4096-transposed",
-)
 
 
 @settings(max_examples=60)
@@ -44,16 +38,57 @@ def test_candidates_beside_a_measured_plan_are_restored() -> None:
         assert restored(spec, "sm_90", plan.strategy, plan.numbers()) == plan
 
 
-def test_there_is_something_to_choose_in_every_strategy() -> None:
-    """Each strategy has candidates for some spec."""
-    specs = [(ScanSpec.parse(slug), few) for slug in SLUGS for few in (False, True)]
-    seen = {plan.strategy for spec, few in specs for plan in candidates(spec, "sm_90", few)}
-    assert seen == set(STRATEGIES)
-
-
 def test_what_follows_is_computed_again() -> None:
     """Tiles follow from threads and vectors."""
     plan = make_plan(ScanSpec(op="sum", dtype="float32", length=100_000), "sm_90")
     changed = rebuilt(plan, threads=256, vectors=4)
     assert changed.tiles == -(-100_000 // (256 * 4 * 4))
     assert rebuilt(plan) == plan
+
+
+# ---- the planner's table of measured plans
+
+TARGET = "sm_90"
+FILE = resources.files("scanops.codegen") / "measured" / f"{TARGET}.json"
+ENTRIES = json.loads(FILE.read_text(encoding="utf-8"))["entries"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["spec"])
+def test_the_planner_uses_the_plan_that_was_measured(entry):
+    """The plans of other lengths near the entry can be launched."""
+    plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
+    assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
+    assert restored(plan.spec, TARGET, plan.strategy, plan.numbers(), entry["few"]) == plan
+    for factor in (0.6, 0.75, 1.25, 1.9, 64):
+        length = max(1, int(plan.spec.capacity * factor) // 32 * 32 + plan.spec.capacity % 32)
+        near = make_plan(replace(plan.spec, length=length), TARGET, entry["few"])
+        assert near.shared_bytes <= near.target.block_shared_bytes, length
+
+
+def test_each_spec_has_one_entry_of_a_class_that_is_measured():
+    specs = [(ScanSpec.parse(entry["spec"]), entry["few"]) for entry in ENTRIES]
+    assert len(specs) == len(set(specs))
+    assert [class_of(spec, few) for spec, few in specs] == [entry["kind"] for entry in ENTRIES]
+    assert all(entry["kind"] for entry in ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("slug", "target"),
+    [
+        ("sum-f32-any-le512", TARGET),
+        ("sum-f32-n4096-unaligned", TARGET),
+        ("sum-f32-n4096-rows", TARGET),
+        ("prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again", TARGET),
+        ("cummax-f32-n32768", "sm_80"),
+    ],
+)
+def test_what_nobody_measured_follows_the_rules(slug, target):
+    """Views, gradients and kernels of any length; other targets."""
+    spec = ScanSpec.parse(slug)
+    assert measured_plan(spec, target_named(target), few=False) is None
+    assert make_plan(spec, target).strategy
+
+
+def test_directions_and_carries_share_a_plan():
+    slugs = [f"cummax-f32-n32768{rest}" for rest in ("", "-reverse", "-exclusive")]
+    assert len({make_plan(ScanSpec.parse(slug), TARGET).describe() for slug in slugs}) == 1

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from scanops.codegen.dtypes import DTYPES
-from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator, operator_named
-from scanops.errors import UnsupportedRequest
+from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.laws import check_operator
 
 ROWS = pytest.mark.parametrize("row", BUILT_IN.values(), ids=lambda row: row.name)
@@ -57,12 +56,3 @@ def test_laws(row: Operator) -> None:
     row = dataclasses.replace(row, kinds=kinds or row.kinds)
     report = check_operator(row, lengths=(), samples=FINITE if bounded else None)
     assert report.ok and report.laws > 100, str(report)
-
-
-@pytest.mark.parametrize("name", ["median", "", None, 3, "SUM"])
-def test_an_unknown_operator(name: object) -> None:
-    """The error lists all known names."""
-    with pytest.raises(UnsupportedRequest) as caught:
-        operator_named(name)
-    assert repr(name) in str(caught.value).splitlines()[0] and caught.value.hint
-    assert all(repr(known) in caught.value.allowed for known in OPERATORS)

@@ -1,30 +1,39 @@
-"""Plans: each covers its line exactly, keeps every rule that templates take for granted, and can be launched."""
+"""Plans: each covers its line exactly, keeps every rule that templates take for granted, and can be launched.
+
+Targets, and the occupancy of plans on them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import scanops
 from scanops import ScanSpec, make_plan
+from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments
-from scanops.codegen.lines import SPLIT_LENGTH, are_few, few_for, situations
+from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, situations
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
-from scanops.codegen.strategies.transposed import TransposedPlan
-from scanops.codegen.targets import DEFAULT_TARGET, TARGETS, target_named
+from scanops.codegen.spec_checks import AGAIN_LENGTHS
+from scanops.codegen.targets import DEFAULT_TARGET, TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
+from tests.requests.checks import refused
 
 
 @given(specs, targets, st.booleans())
 @example(ScanSpec.parse("cummax-f16-n32768"), "sm_75", False)  # a ring too short for items that pass through registers
 @example(ScanSpec.parse("sum-e5m2-n65536-out_c128"), "sm_75", False)  # pieces of results that fill shared memory
+@example(ScanSpec.parse("linear-bf16-n6657-out_i16-mask_c128-gate_f16-strided-line_mask"), "sm_90", False)
 def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     """No tile lies wholly past the end, positions fit their type, and the rules of plans from files hold."""
     plan = make_plan(spec, target, few)
@@ -48,40 +57,13 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str, few: bool) -> No
 
 
 @given(specs, targets, st.booleans())
-def test_the_grid_covers_all_lines(spec: ScanSpec, target: str, few: bool) -> None:
-    """Blocks enough for the items of all lines at once, and no block without a line."""
-    plan, multiprocessors = make_plan(spec, target, few), 10**12  # of which persistent blocks take one tile each
-    for groups in (1, 7, 1000):
-        lines = groups * spec.inner
-        blocks = plan.launch.numbers(lines, spec.capacity, multiprocessors).blocks
-        each = blocks * plan.tile * (plan.tiles if plan.strategy not in ("split", "wave", "panels") else 1)
-        assert each * LINES_A_BLOCK[plan.strategy](plan) >= lines * spec.capacity
-        assert blocks <= lines * plan.tiles
-        assert 1 <= plan.launch.numbers(lines, spec.capacity, 1).blocks <= blocks
+def test_the_grid_is_bounded(spec: ScanSpec, target: str, few: bool) -> None:
+    """No block has no line, and a smaller GPU has no more of them."""
+    plan = make_plan(spec, target, few)
+    for lines in (spec.inner, 7 * spec.inner, 1000 * spec.inner):
+        few_blocks, blocks = (plan.launch.numbers(lines, spec.capacity, gpu).blocks for gpu in (1, 10**12))
+        assert 1 <= few_blocks <= blocks <= lines * plan.tiles
 
-
-@given(specs, targets)
-def test_accesses_of_transposed_tiles_are_aligned(spec: ScanSpec, target: str) -> None:
-    """Accesses of at most 16 bytes that divide runs of contiguous items."""
-    plan = make_plan(dataclasses.replace(spec, input_layout="transposed"), target)
-    for slab in (*plan.slabs, *plan.result_slabs) if isinstance(plan, TransposedPlan) else ():
-        along = slab.order == "Along"
-        run = plan.items if along else plan.lines
-        assert slab.access * slab.bytes <= 16 and run % slab.access == 0
-        assert spec.aligned or slab.access == 1
-        assert not along or slab.access == 1 or spec.divides(slab.access)
-
-
-LINES_A_BLOCK = {
-    "warp": lambda plan: plan.threads // plan.lanes,
-    "staged": lambda plan: plan.warps * plan.rows,
-    "block": lambda plan: 1,
-    "split": lambda plan: 1,
-    "wave": lambda plan: 1,
-    "columns": lambda plan: plan.columns,
-    "panels": lambda plan: plan.columns,
-    "transposed": lambda plan: plan.lines,
-}
 
 STRATEGIES = {
     "warp": "n4 n128 n100-strided n15-transposed",
@@ -128,13 +110,16 @@ def test_which_lines_are_few(slug: str) -> None:
         few_for(spec, "sm_90", 0)
 
 
-@pytest.mark.parametrize("target", ["sm_1", "sm_90a", "90", "", None, 90, "cpu"])
-def test_an_unknown_target(target: object) -> None:
+UNKNOWN = itertools.product(
+    (make_plan, scanops.generate, scanops.compile), ("sm_12", "sm_90x", "SM_90", "", 90, "cuda")
+)
+
+
+@pytest.mark.parametrize(("call", "target"), [*UNKNOWN, (make_plan, None), (make_plan, "cpu")])
+def test_an_unknown_target(call: Callable[..., object], target: object) -> None:
     """The error names the target and those that are known."""
-    with pytest.raises(UnsupportedRequest) as caught:
-        make_plan(ScanSpec(op="sum", dtype="float32", length=5), target)  # type: ignore[arg-type]
-    assert repr(target) in caught.value.asked
-    assert "sm_90" in caught.value.allowed and caught.value.hint
+    error = refused(UnsupportedRequest, lambda: call(ScanSpec(op="sum", dtype="float32", length=5), target))
+    assert repr(target) in error.asked and "sm_90" in error.allowed
 
 
 def test_the_target_table() -> None:
@@ -165,3 +150,50 @@ def test_declared_totals_fit(operand: str, length: int, inner: int, words: str, 
         each = fragments(spec).state_bytes * (getattr(plan, "vector", 1) if kind == "States" else 1)
         declared += math.prod(eval(size, constants) for size in re.findall(r"\[([^\]]+)\]", sizes)) * each
     assert arrays and declared <= 48 * 1024
+
+
+def test_every_row_that_is_scanned_twice_fits_a_block_of_every_target() -> None:
+    """The longest recomputed rows are one tile of a block; candidates keep the strategy."""
+    dtypes = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 8}
+    for target, (dtype, size), mask in itertools.product(TARGETS, dtypes.items(), (None, "bool")):
+        for most in (AGAIN_LENGTHS[size], AGAIN_LENGTHS[size] // 2 - 1, 1):
+            for fields in ({"op": "prod_gradient"}, {"op": "linear_gradient", "saved": dtype}):
+                spec = ScanSpec(
+                    **{**fields, "dtype": dtype, "gate": dtype, "mask": mask, "length": most, "again": True}
+                )
+                plan = make_plan(spec, target)
+                assert plan.strategy == "block" and plan.tile >= most
+                assert any_length(spec) == spec
+    assert {plan.strategy for plan in candidates(spec, "sm_90")} == {"block"}
+
+
+# (target, threads, registers, shared bytes, blocks, what keeps another out)
+KNOWN = (
+    ("sm_90", 256, 32, 0, 8, ("threads", "registers")),
+    ("sm_90", 512, 64, 0, 2, ("registers",)),
+    ("sm_90", 512, 65, 0, 1, ("registers",)),  # 65 registers cost as much as 72
+    ("sm_90", 64, 16, 0, 32, ("threads", "blocks")),
+    ("sm_90", 1024, 65, 0, 0, ("registers",)),
+    ("sm_90", 128, 32, 113 * 1024, 2, ("shared memory",)),
+    ("sm_90", 128, 32, 114 * 1024, 1, ("shared memory",)),  # each block costs 1 KiB more
+    ("sm_90", 128, 32, 228 * 1024, 0, ("shared memory",)),
+    ("sm_75", 512, 64, 0, 2, ("threads", "registers")),
+    ("sm_75", 32, 16, 4096, 16, ("blocks", "shared memory")),
+    ("sm_75", 64, 32, 32 * 1024, 2, ("shared memory",)),  # nothing is reserved before 8.0
+    ("sm_86", 256, 40, 0, 6, ("threads", "registers")),
+    ("sm_120", 1024, 32, 0, 1, ("threads",)),
+    ("sm_90", 32, 256, 0, 0, ("registers",)),
+    ("sm_90", 1056, 16, 0, 0, ("threads",)),
+)
+
+
+@pytest.mark.parametrize("name, threads, registers, shared, blocks, limits", KNOWN)
+def test_known_occupancy(
+    name: str, threads: int, registers: int, shared: int, blocks: int, limits: tuple[str, ...]
+) -> None:
+    """Resident blocks, and the resources that limit them."""
+    target = target_named(name)
+    found = occupancy(target, threads=threads, registers=registers, shared_bytes=shared)
+    assert (found.blocks, found.limits) == (blocks, limits)
+    assert found.threads == blocks * threads
+    assert found.fraction == pytest.approx(blocks * threads / target.threads)

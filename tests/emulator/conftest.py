@@ -95,7 +95,7 @@ def compile_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Li
         folder = tmp_path_factory.mktemp("kernel")
         (folder / "kernel.cu").write_text(text, encoding="utf-8")
         built = build(BuildRequest(name="emulated", source=text, target=CPU), folder)
-        handle = ctypes.CDLL(str(built.library))
+        handle = ctypes.CDLL(str(built.file))
         handle.scanops_error_string.restype = ctypes.c_char_p
         return Library(handle=handle, text=text, names=names)
 

@@ -39,7 +39,7 @@ def test_every_kind_of_spec(tmp_path: Path) -> None:
     drawn = [matrix.operands(cell) for cell in CELLS]
     files = []
     for cell, given in zip(CELLS, drawn, strict=True):
-        operands = (given.x, *given.tensors().values(), given.initial)
+        operands = [given[name] for name in ("x", "mask", "gate", "starts", "offsets", "initial")]
         call = (matrix.ROUTES[cell.route].dim, tuple(each for each in operands if each is not None))
         spec, few = matrix.wanted(cell, given)
         files.append((parsed([spec.slug], lines=spec.inner if few else None), [call]))

@@ -25,9 +25,6 @@ from tests.requests.calls import WRONGS, holds
 from tests.requests.checks import refused
 from tests.requests.recipes import OPS, Call, recipe
 from tests.requests.test_allocations import Recorded
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 X = torch.arange(120.0).reshape(3, 40)
 

@@ -15,11 +15,8 @@ import scanops
 from scanops.ops import node
 from scanops.runtime import calls, native
 from tests.native.conftest import Counted
-from tests.store.sources import needs_cxx
 from tests.torch_integration.compilers import following
 from tests.torch_integration.rows import flat
-
-pytestmark = needs_cxx
 
 SHAPE = (3, 40)
 MASK = torch.arange(40) % 3 != 0

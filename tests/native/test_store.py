@@ -25,9 +25,6 @@ from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
 from tests.scripts import ran
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 PROGRAM = """
 import torch, scanops

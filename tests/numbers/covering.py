@@ -6,7 +6,6 @@ Dalal, Fredman and Patton, "The AETG System" (1997). The same arguments give the
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ __all__ = ["Cells", "cover", "met_by"]
 Item = tuple[str, str]  # an axis and its value
 Target = tuple[Item, ...]  # sorted: what some cell has to have together
 ATTEMPTS = 200  # at a target, before it counts as one that no cell has: whoever adds an operator makes some rare
-DRAFTS = 60  # of a cell, the best of which is taken: fewer each time a target is tried again
+DRAFTS = 40  # of a cell, the best of which is taken: fewer each time a target is tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +27,10 @@ class Cells:
     missed: list[Target]
 
 
-def met_by(facts: Mapping[str, str], sizes: Iterable[int]) -> Iterator[Target]:
-    """All that a cell has together, so many at a time."""
-    items = sorted(facts.items())
-    for size in sizes:
-        yield from itertools.combinations(items, size)
+def met_by(facts: Mapping[str, str], groups: Iterable[Sequence[str]]) -> Iterator[Target]:
+    """What a cell has together of each group of axes."""
+    for axes in groups:
+        yield tuple((axis, facts[axis]) for axis in axes)
 
 
 def cover(
@@ -52,18 +50,18 @@ def cover(
     generator = random.Random(0)
     implied = implied or {}
     left = dict.fromkeys(targets)
-    sizes = sorted({len(target) for target in left})
+    groups = list(dict.fromkeys(tuple(axis for axis, _ in target) for target in left))
     rows = list(given)
     for row in rows:
-        _strike(left, settle(row) or {}, sizes)
+        _strike(left, settle(row) or {}, groups)
     tried: Counter[Target] = Counter()
     missed: list[Target] = []
     while left and len(rows) < most:
         target = next(iter(left))
         drafts = [_draft(axes, target, implied, generator) for _ in range(1 + DRAFTS // (1 + tried[target]))]
-        row = max(drafts, key=lambda row: sum(each in left for each in met_by(_with(row, implied), sizes)))
+        row = max(drafts, key=lambda row: sum(each in left for each in met_by(_with(row, implied), groups)))
         facts = settle(row)
-        if facts is not None and _strike(left, facts, sizes):
+        if facts is not None and _strike(left, facts, groups):
             rows.append(row)
         if target in left:  # what was implied did not come about
             tried[target] += 1
@@ -75,10 +73,10 @@ def cover(
     return Cells(rows=rows, missed=missed)
 
 
-def _strike(left: dict[Target, None], facts: Mapping[str, str], sizes: Sequence[int]) -> int:
+def _strike(left: dict[Target, None], facts: Mapping[str, str], groups: Sequence[Sequence[str]]) -> int:
     """Remove the targets that a cell has, and return how many there were."""
     before = len(left)
-    for target in met_by(facts, sizes):
+    for target in met_by(facts, groups):
         left.pop(target, None)
     return before - len(left)
 

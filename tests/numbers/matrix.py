@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.requests.request import Request, make_request
+from scanops.requests.request import make_request
 from scanops.runtime import calls, kernels, launcher
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT
@@ -107,27 +106,7 @@ class Cell:
         return OPERATORS.get(self.op, oracle.AFFINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operands:
-    """The arguments of a cell's scan."""
-
-    x: torch.Tensor
-    mask: torch.Tensor | None
-    gate: torch.Tensor | None
-    starts: torch.Tensor | None
-    offsets: torch.Tensor | None
-    initial: torch.Tensor | complex | None
-    dtype: torch.dtype  # of the result
-    carry_dtype: torch.dtype
-
-    def tensors(self) -> dict[str, torch.Tensor | None]:
-        """The optional operands by name."""
-        return {"mask": self.mask, "gate": self.gate, "starts": self.starts, "offsets": self.offsets}
-
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Operands:
-        """Return the operands with ``move`` applied to each tensor."""
-        named = {"x": self.x, "initial": self.initial, **self.tensors()}
-        return replace(self, **{name: move(each) for name, each in named.items() if isinstance(each, torch.Tensor)})
+Given = dict[str, Any]  # the arguments of ``oracle.scan``, less operator and dimension; final: the carry-out is wanted
 
 
 def is_legal(cell: Cell) -> bool:
@@ -167,7 +146,7 @@ def weight_dtype(dtype: str) -> str:
     return "int8" if dtype == "bool" else dtype
 
 
-def operands(cell: Cell) -> Operands:
+def operands(cell: Cell) -> Given:
     """Draw the cell's operands, on which it is exact; broadcasts and layouts vary between cells."""
     route, spec = ROUTES[cell.route], plain_spec(cell.op, cell.dtype, cell.mask)
     dtype, weight = getattr(torch, cell.dtype), getattr(torch, weight_dtype(cell.dtype))
@@ -210,16 +189,18 @@ def operands(cell: Cell) -> Operands:
         initial = drawn[0] if next(turns) % 2 else drawn[0].item()
     elif cell.carry in ("initial_of_lines", "both"):
         initial = number(lines, carry, cell.seed)
-    return Operands(
-        x=x,
-        mask=mask,
-        gate=gate,
-        starts=_starts(spread(next(turns) % 3), route.dim, cell.seed) if cell.segments == "flags" else None,
-        offsets=_offsets(route.shape[route.dim], cell) if cell.segments.startswith("int") else None,
-        initial=initial,
-        dtype=getattr(torch, spec.out_dtype),
-        carry_dtype=carry,
-    )
+    return {
+        "x": x,
+        "mask": mask,
+        "gate": gate,
+        "starts": _starts(spread(next(turns) % 3), route.dim, cell.seed) if cell.segments == "flags" else None,
+        "offsets": _offsets(route.shape[route.dim], cell) if cell.segments.startswith("int") else None,
+        "initial": initial,
+        "reverse": cell.reverse == "reverse",
+        "exclusive": cell.exclusive == "exclusive",
+        "final": cell.carry in ("final", "both"),
+        "dtype": getattr(torch, spec.out_dtype),
+    }
 
 
 def _starts(shape: tuple[int, ...], dim: int, seed: int) -> torch.Tensor:
@@ -247,30 +228,15 @@ def _offsets(length: int, cell: Cell) -> torch.Tensor:
     return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(getattr(torch, cell.segments))
 
 
-def request_of(cell: Cell, given: Operands) -> Request:
-    """The checked request of a cell."""
-    return make_request(
-        given.x,
-        cell.op,
-        ROUTES[cell.route].dim,
-        **given.tensors(),
-        initial=given.initial,
-        reverse=cell.reverse == "reverse",
-        exclusive=cell.exclusive == "exclusive",
-        final=cell.carry in ("final", "both"),
-        dtype=given.dtype,
-    )
-
-
-def wanted(cell: Cell, given: Operands) -> tuple[ScanSpec, bool]:
+def wanted(cell: Cell, given: Given) -> tuple[ScanSpec, bool]:
     """The spec of the kernel that serves a cell, and whether it is for few lines."""
-    request = request_of(cell, given)
-    spec = request.spec(torch.empty(4, device=given.x.device), MULTIPROCESSORS)
+    request = make_request(op=cell.op, dim=ROUTES[cell.route].dim, **given)
+    spec = request.spec(torch.empty(4, device=given["x"].device), MULTIPROCESSORS)
     few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
     return any_length(spec, few) if ROUTES[cell.route].generic else spec, few
 
 
-def strategy_for(cell: Cell, given: Operands) -> str:
+def strategy_for(cell: Cell, given: Given) -> str:
     """The strategy of the kernel that serves a cell."""
     spec, few = wanted(cell, given)
     return make_plan(spec, few=few).strategy
@@ -287,65 +253,40 @@ def small_gpu() -> Iterator[None]:
     calls.forget()
 
 
-def on_device(given: Operands, device: str) -> Operands:
+def on_device(given: Given, device: str) -> Given:
     """Copy the operands to a device, strides included."""
-    return given if device == "cpu" else given.moved(lambda tensor: oracle.placed(tensor, device))
+    return {k: oracle.placed(v, device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
 
 
-def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
+def run(cell: Cell, given: Given) -> tuple[torch.Tensor, ...]:
     """Run the cell's kernel: every output, and the carry-out if it is requested."""
-    route = ROUTES[cell.route]
+    route, x, initial = ROUTES[cell.route], given["x"], given["initial"]
     if not route.generic:
         return call(cell, given)
-    final = cell.carry in ("final", "both")
-    options: dict[str, Any] = {"mask": given.mask, "segment_starts": given.starts, "offsets": given.offsets}
     spec, few = wanted(cell, given)
-    kernel = obtain(spec, kernels.default_target() if given.x.is_cuda else "cpu", STRICT, few=few)
+    kernel = obtain(spec, kernels.default_target() if x.is_cuda else "cpu", STRICT, few=few)
     assert kernel is not None
-    indices = torch.empty(route.shape, dtype=torch.int64, device=given.x.device) if cell.row.indices else None
-    initial = given.initial
+    indices = torch.empty(route.shape, dtype=torch.int64, device=x.device) if cell.row.indices else None
     if initial is not None and not isinstance(initial, torch.Tensor):
-        initial = torch.tensor(initial, dtype=given.carry_dtype, device=given.x.device)
-    found: Any = kernel(given.x, route.dim, gate=given.gate, initial=initial, indices=indices, **options)
-    found = found if final else (found,)
+        initial = torch.tensor(initial, dtype=getattr(torch, spec.carry.name), device=x.device)
+    operands = {"mask": given["mask"], "segment_starts": given["starts"], "offsets": given["offsets"]}
+    found: Any = kernel(x, route.dim, gate=given["gate"], initial=initial, indices=indices, **operands)
+    found = found if given["final"] else (found,)
     return (found[0], *([] if indices is None else [indices]), *found[1:])
 
 
-def call(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
+def call(cell: Cell, given: Given) -> tuple[torch.Tensor, ...]:
     """Call the public function for the cell: every output, and the carry-out if it is requested."""
-    return oracle.call(
-        given.x, cell.op, ROUTES[cell.route].dim, gate=given.gate, initial=given.initial, dtype=given.dtype,
-        mask=given.mask, segment_starts=given.starts, offsets=given.offsets, reverse=cell.reverse == "reverse",
-        exclusive=cell.exclusive == "exclusive", final=cell.carry in ("final", "both"),
-    )  # fmt: skip
+    return oracle.call(op=cell.op, dim=ROUTES[cell.route].dim, **given)
 
 
-def expected(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
+def expected(cell: Cell, given: Given) -> tuple[torch.Tensor, ...]:
     """The results of ``run`` as the oracle computes them."""
-    found = oracle.scan(
-        given.x,
-        cell.op,
-        ROUTES[cell.route].dim,
-        **given.tensors(),
-        initial=given.initial,
-        reverse=cell.reverse == "reverse",
-        exclusive=cell.exclusive == "exclusive",
-        dtype=given.dtype,
-        carry_dtype=given.carry_dtype,
-    )
-    return (*found.outputs, *((found.final,) if cell.carry in ("final", "both") else ()))
+    carry = getattr(torch, plain_spec(cell.op, cell.dtype, cell.mask).carry.name)
+    return oracle.expected(op=cell.op, dim=ROUTES[cell.route].dim, carry_dtype=carry, **given)
 
 
 # ---- which cells are run
-
-
-def legal() -> int:
-    """The number of legal cells."""
-    free = math.prod(len(AXES[axis]) for axis in ("route", "reverse", "exclusive", "segments", "layout"))
-    kept = ("op", "dtype", "mask", "carry")
-    fixed = {axis: values[0] for axis, values in AXES.items() if axis not in kept}
-    rows = itertools.product(*(AXES[axis] for axis in kept))
-    return free * sum(is_legal(Cell(**fixed, **dict(zip(kept, row, strict=True)))) for row in rows)
 
 
 def settled(row: dict[str, str]) -> dict[str, str] | None:

@@ -1,103 +1,56 @@
-"""Rows of gradients: each against its own recurrence, in kernels of every strategy, and against torch's gradients."""
+"""Kernels of gradients, in every strategy, against PyTorch's gradients of the fallback."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+import contextlib
+import contextvars
 
 import pytest
 import torch
 
 import scanops
-from scanops.codegen.operators import GRADIENTS, Operator
-from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Request
-from scanops.runtime.calls import run
+from scanops.codegen.operators import GRADIENTS
+from tests.numbers.oracle import call
 
-# (shape, dim): rows of a warp, staged, of a block, of a wave, split over blocks; columns and panels of them.
-PLACES: dict[str, tuple[tuple[int, ...], int]] = {
-    "warp": ((3, 64), 1),
-    "staged": ((5, 31), 1),
-    "block": ((2, 1003), 1),
-    "wave": ((2, 20004), 1),
-    "columns": ((2, 37, 6), 1),
-    "panels": ((1, 70, 130), 1),
+# The shapes of rows of a warp, staged, of a block, and of a wave; of columns and panels of them.
+PLACES: dict[str, tuple[int, ...]] = {
+    "warp": (3, 64),
+    "staged": (5, 31),
+    "block": (2, 1003),
+    "wave": (2, 20004),
+    "columns": (2, 37, 6),
+    "panels": (1, 70, 130),
 }
-NAMES = sorted(GRADIENTS)
-PAIRS = [(row, list(PLACES)[k % len(PLACES)]) for k, row in enumerate(NAMES)]  # each strategy with several rows
+NAMES = sorted(GRADIENTS.keys() - {"latest"})  # which gives the gradient of gates what was before an item
+PAIRS = [(name, list(PLACES)[k % len(PLACES)]) for k, name in enumerate(NAMES)]  # each strategy with several rows
 
 
-def mentions(row: Operator, word: str) -> bool:
-    return any(re.search(rf"\b{word}\b", text) for text in row.lift)
-
-
-def operands(row: Operator, shape: tuple[int, ...], dim: int, device: str) -> dict[str, torch.Tensor]:
-    """Random ones, such as a forward scan leaves: results that never fall, indices in runs."""
-    g = torch.Generator().manual_seed(len(row.name) + shape[dim])
-
-    def floats(low: float, high: float) -> torch.Tensor:
-        return torch.rand(shape, generator=g, dtype=torch.float64) * (high - low) + low
-
-    found = {"x": floats(-1, 1)}
-    if row.masked:
-        found["mask"] = torch.rand(shape, generator=g) < 0.8
-    terms = floats(-2, 2)
-    if mentions(row, "g"):
-        found["gate"] = floats(0.2, 1.1) if "before" in row.fields or row.before else terms
-    if row.saved == "value":
-        found["saved"] = {
-            "logcumsumexp_gradient": torch.logcumsumexp(terms, dim),
-            "max_gradient": torch.cummax(terms, dim).values,
-            "min_gradient": torch.cummin(terms, dim).values,
-        }.get(row.name.removesuffix("_after"), floats(-2, 2))
-    if row.saved == "place":
-        found["saved"] = torch.cummax(terms, dim).indices
-    return {name: each.to(device) for name, each in found.items()}
-
-
-def walked(row: Operator, read: dict[str, torch.Tensor], dim: int, exclusive: bool) -> torch.Tensor:
-    """The recurrence of a row, walked from the last item to the first."""
-    lines = {name: each.movedim(dim, -1).cpu() for name, each in read.items()}
-    shape, length = lines["x"].shape[:-1], lines["x"].shape[-1]
-    flat = {name: each.reshape(-1, length).tolist() for name, each in lines.items()}
-    words = {"x": "x", "g": "gate", "v": "saved", "m": "mask"}
-    found = []
-    for line in range(len(flat["x"])):
-        h, results = row.start, [0.0] * length
-        for k in reversed(range(length)):
-            given = [flat[name][line][k] for word, name in words.items() if word == "x" or name in flat]
-            new = row.step(h, *given, *([k] if row.places_items else []))
-            passed = len(new) - len(row.own)
-            assert row.output is not None
-            results[k] = row.output((*(h if exclusive else new)[:passed], *new[passed:]))
-            h = new
-        found.append(results)
-    return torch.tensor(found, dtype=torch.float64).reshape(*shape, length).movedim(-1, dim)
-
-
-def scanned(row: str, read: dict[str, torch.Tensor], dim: int, exclusive: bool, **options: Any) -> Any:
-    dtype = read["x"].dtype
-    again = options.pop("again", False)
-    call = Call(row, dim, **{"reverse": True, "exclusive": exclusive, "dtype": dtype, **options})
-    found = run(Request(call=call, inputs=Inputs(**read), carry_dtype=dtype, again=again))
-    assert found is not None
-    return found[0]
+def slopes(name: str, shape: tuple[int, ...], device: str) -> tuple[torch.Tensor, ...]:
+    """The gradients that the kernel of a row computes: of exclusive scans, and of recurrences with constant gates."""
+    g = torch.Generator().manual_seed(len(name))
+    op = name.partition("_")[0].replace("runs", "cummax")
+    x = 1 + 0.01 * torch.randn(shape, generator=g, dtype=torch.float64)  # products of any length are near 1
+    gate, given = (torch.rand(shape, generator=g, dtype=torch.float64) * 0.9 + 0.2 for _ in range(2))
+    mask = torch.rand(shape, generator=g) < 0.8
+    x, gate, given, mask = (each.to(device) for each in (x, gate, given, mask))
+    leaves = [x.requires_grad_(), *([gate.requires_grad_()] if op == "linear" and "terms" not in name else [])]
+    y, *_ = call(x, op, 1, gate=gate if op == "linear" else None, mask=mask, exclusive="after" in name)
+    return torch.autograd.grad(y, leaves, given)
 
 
 @pytest.mark.parametrize(("name", "place"), PAIRS)
-def test_a_row_against_its_recurrence(name: str, place: str, device: str) -> None:
-    row, (shape, dim) = GRADIENTS[name], PLACES[place]
-    exclusive = name not in ("sum_gradient", "logcumsumexp_gradient", "runs_gradient")
-    read = operands(row, shape, dim, device)
-    found = scanned(name, read, dim, exclusive)
-    expected = walked(row, read, dim, exclusive)
-    torch.testing.assert_close(found[0].cpu(), expected, rtol=1e-9, atol=1e-9)
-    if row.second:  # the gradient of the gates is that of the terms, times what was before
-        torch.testing.assert_close(found[1].cpu(), expected * read["saved"].cpu(), rtol=1e-9, atol=1e-9)
+def test_a_row_in_a_strategy(name: str, place: str, device: str) -> None:
+    with scanops.record() as used:
+        found = slopes(name, PLACES[place], device)
+    assert list(used)[-1].op == name
+    expected = contextvars.Context().run(slopes, name, PLACES[place], "cpu")  # outside scanops.emulate()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("length", "reverse"), [(131, False), (256, True), (2048, False)])
+@pytest.mark.parametrize(
+    ("length", "reverse", "masked"), [(131, False, True), (256, True, False), (256, True, True), (2048, False, False)]
+)
 def test_products_and_recurrences_scanned_again(length: int, reverse: bool, masked: bool, device: str) -> None:
     """Before each item by the other kernel, and in the tile: exact where all is whole numbers, zeros among them."""
     g = torch.Generator().manual_seed(length)
@@ -128,10 +81,7 @@ def test_products_and_recurrences_scanned_again(length: int, reverse: bool, mask
 
 def test_the_gradient_of_cummax_is_the_same_bits_every_time(device: str) -> None:
     x, given = torch.randn(2, 5000, device=device).sort(1).values.round(decimals=1), torch.randn(2, 5000, device=device)
-    indices = torch.cummax(x, 1).indices
-    read = {"x": given, "saved": indices}
-    found = scanned("runs_gradient", read, 1, False)[0]
-    if device == "cpu":
-        with scanops.emulate(seed=99):  # threads take other turns
-            assert torch.equal(scanned("runs_gradient", read, 1, False)[0], found)
-    assert torch.equal(scanned("runs_gradient", read, 1, False)[0], found)
+    y = scanops.cummax(x.requires_grad_(), 1).values
+    (found,) = torch.autograd.grad(y, x, given, retain_graph=True)
+    with scanops.emulate(seed=99) if device == "cpu" else contextlib.nullcontext():  # threads take other turns
+        assert torch.equal(torch.autograd.grad(y, x, given)[0], found)

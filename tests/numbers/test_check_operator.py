@@ -14,8 +14,8 @@ import scanops
 from scanops.codegen.operators import OPERATORS
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.store.store import Store
+from tests.numbers.oracle import COMPOUND
 from tests.numbers.test_own_operators import CONTINUANT, FINITE, LAST_VALID, changed
-from tests.torch_integration.rows import COMPOUND
 
 
 def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import scanops
-from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import hold, selection, values
 
 COMPLEX = (torch.complex64, torch.complex128)
@@ -40,18 +39,6 @@ def test_dtype_converts_before_it_scans(given: torch.dtype, dtype: torch.dtype, 
     x = values("sum", (3, 70), torch.float32 if given == torch.bool else given).to(given)
     x = (x / 2 if given == torch.float32 else x).to(device)
     assert torch.equal(scanops.cumsum(x, 1, dtype=dtype), torch.cumsum(x, 1, dtype=dtype))
-
-
-def test_a_mask_of_another_dtype_promotes_as_multiplication_does(device: str) -> None:
-    x = torch.arange(6, dtype=torch.int32)
-    for dtype in (torch.float64, torch.float16, torch.int64, torch.uint8):
-        mask = torch.tensor([1, 0, 2, 1, 1, 3]).to(dtype)
-        y = scanops.cumsum(x.to(device), 0, mask=mask.to(device))
-        expected = torch.cumsum(x * mask, 0)
-        assert y.dtype == expected.dtype
-        assert torch.equal(y.cpu(), expected)
-    scalar = torch.tensor(2.0, dtype=torch.float64)  # 0-d: lends its kind, not its width
-    assert scanops.cumsum(x.float().to(device), 0, mask=scalar.to(device)).dtype == torch.float32
 
 
 # ---- halves
@@ -157,37 +144,7 @@ def test_results_are_rounded_to_nearest_even(dtype: torch.dtype, device: str) ->
     torch.testing.assert_close(y, x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", FP8, ids=str)
-def test_no_result_is_of_eight_bits(dtype: torch.dtype, device: str) -> None:
-    x = torch.ones(3, device=device)
-    for options in ({"dtype": dtype}, {"out": x.to(dtype)}):
-        with pytest.raises(UnsupportedRequest) as caught:
-            scanops.cumsum(x, 0, **options)
-        assert "float32" in caught.value.allowed and "float8" not in caught.value.allowed
-        assert str(dtype).removeprefix("torch.") in caught.value.value
-
-
 # ---- complex numbers
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype", "masked"),
-    [
-        ("sum", torch.complex64, torch.int8),
-        ("prod", torch.complex128, torch.complex64),
-        ("affine", torch.complex64, torch.float64),
-        ("linear", torch.complex64, torch.complex128),
-    ],
-)
-def test_masks_of_other_dtypes(op: str, dtype: torch.dtype, masked: torch.dtype, device: str) -> None:
-    x, mask = values(op, (3, 127), dtype), values("prod", (3, 127), masked, seed=1)
-    hold(x, op, 1, device, mask=mask, gate=values("prod", (3, 127), dtype) if op == "linear" else None, reverse=True)
-
-
-def test_a_number_with_any_part_is_true(device: str) -> None:
-    x = torch.tensor([0, 1j, 0, 1], dtype=torch.complex64, device=device)
-    assert scanops.scan(x, "logical_and", 0, exclusive=True).tolist() == [True, False, False, False]
-    assert scanops.scan(x, "logical_or", 0).tolist() == [False, True, True, True]
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)

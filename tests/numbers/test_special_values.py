@@ -1,4 +1,4 @@
-"""NaN, infinities, rounding: what a scan does to values."""
+"""NaN, infinities, rounding: what a scan does to values; chunks of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scanops.requests.request import make_request
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT
 from tests.numbers.matrix import MULTIPROCESSORS, ROUTES
-from tests.numbers.oracle import CASES, Case, call, laid
+from tests.numbers.oracle import CASES, Case, call, gates, laid, scan, selection
 
 # Positions around lanes, warps and tiles, and those before the end.
 MARKS = (0, 1, 3, 4, 31, 32, 33, 127, 128, 511, 512, 2047, 2048, 16383, 16384, 65536, -2, -1)
@@ -151,3 +151,59 @@ def test_the_measure_of_errors(y: list[float], x: list[float], error: float, dty
     assert found == error if error < 1 else found > 1e300
     for operand, kept in zip(operands, (y, x), strict=True):
         torch.testing.assert_close(operand, torch.tensor(kept, dtype=dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_gate_of_nan_is_told_where_a_segment_begins(reverse: bool, device: str) -> None:
+    """As at a line's first item: NaN times the nothing before it is NaN, until the next segment begins."""
+    gate, x = torch.ones(2, 40), torch.arange(80.0).reshape(2, 40)
+    starts = torch.zeros(2, 40, dtype=torch.bool)
+    starts[:, [10, 25]] = True
+    at = 24 if reverse else 10  # the segment's first item in the direction of the scan
+    gate[1, at] = math.nan
+    y = scanops.linear_scan(gate.to(device), x.to(device), 1, segment_starts=starts.to(device), reverse=reverse).cpu()
+    hit = torch.zeros(2, 40, dtype=torch.bool)
+    hit[1, 10:25] = True
+    assert torch.equal(y.isnan(), hit)
+    clean = torch.ones(2, 40).to(device)
+    wanted = scanops.linear_scan(clean, x.to(device), 1, segment_starts=starts.to(device), reverse=reverse).cpu()
+    assert torch.equal(y[~hit], wanted[~hit])
+
+
+# ---- chunks of a stream, each starting from the carry-out of the one before it
+
+# (shape, lengths of chunks along dimension 1, operator, dtype, reverse): rows, few rows, columns and panels
+CHUNKED = [
+    ((3, 4736), (1, 31, 601, 2052, 2051), "sum", torch.bfloat16, True),
+    ((2, 17193), (9000, 8193), "linear", torch.float32, False),
+    ((2, 288, 7), (1, 30, 257), "logcumsumexp", torch.float32, False),
+    ((1, 2501, 32), (1200, 1301), "cummax", torch.float32, True),
+]
+
+
+@pytest.mark.parametrize(("shape", "lengths", "op", "dtype", "reverse"), CHUNKED, ids=str)
+def test_chunks_equal_the_whole(
+    shape: tuple[int, ...], lengths: tuple[int, ...], op: str, dtype: torch.dtype, reverse: bool, device: str
+) -> None:
+    """Sums of halves lose nothing to rounding between chunks: the carry is float32, and results are rounded once.
+
+    An index counts from the beginning of its chunk, and is -1 where the extremum lies in an earlier chunk.
+    """
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    operands = {"x": x, "mask": selection(shape)} | ({"gate": gates(shape, dtype)} if op == "linear" else {})
+    begins = [0, *itertools.accumulate(lengths[:-1])]
+    found, carried = {}, torch.tensor(-0.5, device=device)
+    for begin, length in sorted(zip(begins, lengths, strict=True), reverse=reverse):
+        there = {name: each.narrow(1, begin, length).contiguous().to(device) for name, each in operands.items()}
+        *found[begin], carried = call(op=op, dim=1, initial=carried, final=True, reverse=reverse, **there)
+    y, *places = (torch.cat(parts, 1).cpu() for parts in zip(*(found[begin] for begin in begins), strict=True))
+    wanted = scan(op=op, dim=1, initial=-0.5, reverse=reverse, dtype=torch.float64, **operands)
+    assert carried.dtype == torch.float32
+    rounding = 0.5001 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(y.double(), wanted.outputs[0], rtol=rounding, atol=1e-3)
+    torch.testing.assert_close(carried.cpu().double(), wanted.final, rtol=1e-4, atol=1e-2)
+    for indices in places:
+        met = indices >= 0
+        assert met.any() and not met.all()
+        first = torch.repeat_interleave(torch.tensor(begins), torch.tensor(lengths))[:, None]
+        assert torch.equal((indices + first)[met], wanted.outputs[1][met])

@@ -28,9 +28,7 @@ from scanops.packs.manifest import verify
 from scanops.store.packs import PACK, SIGNATURE, read
 from tests.packs.conftest import kernel
 from tests.scripts import ran
-from tests.store.sources import flipped, needs_cxx, umask
-
-pytestmark = needs_cxx
+from tests.store.sources import flipped, umask
 
 WHEEL = f"my_kernels-1.0-py3-none-{sys.platform}_{os.uname().machine}.whl"
 NAMES = ("kernels.tar.gz", "kernels.tar.xz", WHEEL)

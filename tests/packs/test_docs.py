@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts import ran
-from tests.store.sources import needs_cxx, script
+from tests.store.sources import script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -32,7 +32,6 @@ def shell(text: str, folder: Path, **changes: str) -> str:
     return ran("/bin/sh", "-euc", f"umask 022\n{text}", folder=folder, PYTHONPATH=str(ROOT), **changes).stdout
 
 
-@needs_cxx
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_from_a_laptop_to_a_container(tmp_path: Path) -> None:
     laptop, container = BLOCKS[0].split("# in the container")

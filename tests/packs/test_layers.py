@@ -19,9 +19,7 @@ from scanops.store.entry import MANIFEST, read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, kernel
-from tests.store.sources import ENTRIES, Harm, each_case, needs_cxx
-
-pytestmark = needs_cxx
+from tests.store.sources import ENTRIES, Harm, each_case
 
 
 @pytest.mark.usefixtures("as_wheel")

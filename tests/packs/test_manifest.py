@@ -20,9 +20,7 @@ from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, edit_pack, kernel
-from tests.store.sources import CPU_SOURCE, RECORDS, each_case, needs_cxx, resealed, umask
-
-pytestmark = needs_cxx
+from tests.store.sources import CPU_SOURCE, RECORDS, each_case, resealed, umask
 
 
 def test_pack_json_lists_every_file_without_times_and_paths(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

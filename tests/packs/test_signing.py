@@ -29,9 +29,7 @@ from scanops.store.packs import PACK, SIGNATURE
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, kernel
 from tests.packs.test_archive import WHEEL
-from tests.store.sources import DAMAGES, linked, needs_cxx, resealed
-
-pytestmark = needs_cxx
+from tests.store.sources import DAMAGES, linked, resealed
 
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PKCS8 = (Encoding.PEM, PrivateFormat.PKCS8)

@@ -20,9 +20,6 @@ from scanops.runtime import calls, kernels, launcher
 from scanops.store.store import Store
 from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 GENERIC = "sum-f32-any-le128-by4"
 STORED = {None: {SPEC.slug}, "build": {SPEC.slug}, "generic": {GENERIC}, "fallback": set(), "never": set()}

@@ -17,9 +17,6 @@ from scanops import ScanSpec, emulator, environment, precompile
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from tests.policy.conftest import SPEC, X, Y, kept
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
 
 LENGTHS = (3, 4, 5, 6)
 SLUGS = [f"sum-f32-n{length}" for length in LENGTHS]

@@ -164,10 +164,11 @@ class Built:
         assert x is not None
         if initial is not None:
             initial = torch.as_tensor(initial).cpu().to(self.carry)
-        found = oracle.scan(
-            x,
-            r.op,
-            r.dim,
+        found = oracle.expected(
+            x=x,
+            op=r.op,
+            dim=r.dim,
+            final=r.final,
             **{role: whole(getattr(self, role)) for role in ("mask", "gate", "starts")},
             offsets=None if self.offsets is None else self.offsets.cpu(),
             initial=initial,
@@ -176,7 +177,7 @@ class Built:
             dtype=self.dtype,
             carry_dtype=self.carry,
         )
-        return (*(y.reshape(r.shape) for y in found.outputs), *([found.final] if r.final else []))
+        return tuple(y if r.final and y is found[-1] else y.reshape(r.shape) for y in found)
 
     def options(self) -> dict[str, Any]:
         """The keywords of a right call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from scanops.errors import ScanopsError
 from tests.numbers import oracle
 from tests.requests.built import Built
-from tests.requests.recipes import Call
+from tests.requests.recipes import OUTS, Call, recipe
 
-__all__ = ["CHANGES", "WRONGS", "holds"]
+__all__ = ["WRONGS", "drawn", "holds"]
 
 
 def _shape_of(b: Built, role: str) -> tuple[tuple[int, ...], torch.dtype]:
@@ -86,6 +87,13 @@ DOUBTFUL: dict[str, Change] = {
     "initial out of bounds": lambda b: {"initial": 10**400},
 }
 CHANGES = WRONGS | DOUBTFUL
+
+
+def drawn(pick: random.Random, kernels: random.Random | None = None) -> Call:
+    """A call, one in four of them wrong; what its kernel is specialised for is drawn by ``kernels``."""
+    wrong = pick.choice((None, None, None, pick.choice(list(CHANGES))))
+    special, out, seed = pick.random() < 0.5, pick.choice(OUTS), pick.randrange(2**16)
+    return Call(recipe=recipe((kernels or pick).choice), seed=seed, special=special, out=out, wrong=wrong)
 
 
 def arguments(built: Built) -> dict[str, Any]:

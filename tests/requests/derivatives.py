@@ -1,4 +1,4 @@
-"""Scans to differentiate, dealt out of a table, and the same scans item by item in torch's operations.
+"""Scans to differentiate, dealt out of a table, and the same scans item by item.
 
 A cell is one value of each axis; every two values of any two axes meet in some cell.
 """
@@ -6,7 +6,6 @@ A cell is one value of each axis; every two values of any two axes meet in some 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +13,9 @@ import torch
 
 import scanops
 from tests.numbers.covering import Target, cover
-from tests.numbers.oracle import call
-from tests.torch_integration.rows import COMPOUND
+from tests.numbers.oracle import COMPOUND, STEPS, call, starts_of, walked
 
-__all__ = ["CELLS", "Case", "Tensors", "leaf", "walked"]
+__all__ = ["CELLS", "Case", "Tensors", "leaf"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -28,18 +26,6 @@ LAYOUTS: dict[str, tuple[Callable[[int], tuple[int, ...]], Callable[[torch.Tenso
     "stepped": (lambda length: (2, 2 * length), lambda x: x[:, 1::2]),
     "expanded": (lambda length: (1, length), lambda x: x.expand(2, -1)),
     "off a boundary": (lambda length: (2 * length + 1,), lambda x: x[1:].view(2, len(x) // 2)),
-}
-# The state before any item, and how an item changes it; the gate of a recurrence is the last argument.
-STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
-    "sum": (0.0, lambda h, x: h + x),
-    "prod": (1.0, lambda h, x: h * x),
-    "logcumsumexp": (-math.inf, lambda h, x: (h.exp() + x.exp()).log()),
-    "max": (-math.inf, torch.maximum),
-    "min": (math.inf, torch.minimum),
-    "cummax": (-math.inf, torch.maximum),
-    "cummin": (math.inf, torch.minimum),
-    "linear": (0.0, lambda h, x, a: a * h + x),
-    "compound": (0.0, lambda h, x: h + x + h * x),
 }
 scanops.register_operator(COMPOUND)  # of which scanops knows a row
 # Head flags, or offsets: those of empty segments at both ends leave the carries alone, or take them.
@@ -86,44 +72,6 @@ def leaf(*shape: int, device: str, seed: int = 0, dtype: torch.dtype = torch.flo
     if dtype.is_complex:
         x = torch.complex(x, leaf(*shape, device="cpu", seed=seed + 50).detach() - 1)
     return x.to(dtype).to(device).requires_grad_()
-
-
-def walked(
-    op: str,
-    x: torch.Tensor,
-    *,
-    a: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    initial: torch.Tensor | None = None,
-    segment_starts: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the results of a scan along the last dimension, and its carry-out: item by item, in torch's operations."""
-    start, step = STEPS[op]
-    keep = mask if mask is not None and mask.dtype == torch.bool else None
-    x = x if mask is None or keep is not None else x * mask
-    x, a = (x, None) if a is None else torch.broadcast_tensors(x, a)
-    h = nothing = torch.full_like(x[..., :1].sum(-1), start)
-    h = h if initial is None else initial.expand(h.shape)
-    begins = torch.zeros(x.shape[-1:], dtype=torch.bool, device=x.device) if segment_starts is None else segment_starts
-    begins = begins.expand(x.shape)
-    results = []
-    for i in reversed(range(x.shape[-1])) if reverse else range(x.shape[-1]):
-        before = h if reverse else torch.where(begins[..., i], nothing, h)
-        after = step(before, x[..., i]) if a is None else step(before, x[..., i], a[..., i])
-        after = after if keep is None else torch.where(keep.expand(x.shape)[..., i], after, before)
-        results.append(before if exclusive else after)
-        h = torch.where(begins[..., i], nothing, after) if reverse else after
-    results = results[::-1] if reverse else results
-    return (torch.stack(results, -1) if results else x * 1), h
-
-
-def starts_of(offsets: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the head flags of segments that offsets give."""
-    begins = torch.zeros(length, dtype=torch.bool, device=offsets.device)
-    begins[[each for each in offsets.tolist()[1:-1] if each < length]] = True
-    return begins
 
 
 class Case:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -15,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 import scanops
 from scanops.requests import request
+from scanops.runtime import workspaces
 from tests.numbers import oracle
-from tests.requests.derivatives import walked
+from tests.numbers.oracle import walked
 
 SHAPE = (3, 20, 24)
 LINES = 3 * 24
@@ -226,22 +228,6 @@ def test_what_is_saved_launched_and_allocated(name: str, kernels: str) -> None:
         assert watched() is None and y.requires_grad
 
 
-def test_kernels_of_longer_rows(kernels: str) -> None:
-    """They read what came before their items, by an exclusive scan: of a recurrence the latest result, not it again."""
-    x, gate = (each.requires_grad_() for each in torch.rand(2, 2, 5000, device=kernels).unbind())
-    with scanops.record() as used:
-        scanops.cumprod(x, 1).sum().backward()
-        scanops.linear_scan(gate, x, 1).sum().backward()
-    assert [(spec.op, spec.exclusive, spec.again) for spec in used] == [
-        ("prod", False, False),
-        ("prod", True, False),
-        ("prod_gradient", True, False),
-        ("linear", False, False),
-        ("latest", True, False),
-        ("linear_gradient", True, False),
-    ]
-
-
 def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.mT.contiguous().mT
 
@@ -277,3 +263,33 @@ def test_a_scan_that_saves_nothing_goes_backward_twice(device: str) -> None:
     torch.autograd.grad(y.sum(), x)
     with pytest.raises(RuntimeError, match="a second time"):
         torch.autograd.grad(y.sum(), x)
+
+
+# ---- the workspace of launches, which holds tile status: one for each thread and stream
+
+
+def test_a_thread_has_a_workspace_of_its_own_until_a_launch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
+    of = (torch.device("cpu"), 0)
+    first = workspaces.workspace(*of, 64)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(workspaces.workspace, *of, 64).result() is not first
+    assert workspaces.workspace(*of, 64) is first
+    workspaces.drop_workspace(*of)
+    workspaces.drop_workspace(*of)  # where there is none
+    assert workspaces.workspace(*of, 64) is not first
+
+
+def test_kernels_of_different_plans_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split rows and waves, of more and fewer tiles: no launch reads the tile status of another."""
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
+    shapes = [(1, 9000), (2, 33004), (4, 33004), (2, 70000), (3, 33003)]  # at first one that has to grow
+    with scanops.emulate():
+        for shape in shapes * 2:
+            x = oracle.values("sum", shape, torch.float32, seed=shape[1])
+            assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
+    (kept,) = workspaces._WORKSPACES.values()
+    board = kept.view(torch.int64)
+    tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
+    assert tickets == 0, "the last launch did not open the next"
+    assert launches >= len(shapes)  # a larger workspace begins to count anew

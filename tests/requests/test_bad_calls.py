@@ -18,6 +18,7 @@ from tests.numbers.oracle import AFFINE
 from tests.requests.checks import refused
 
 untyped: Any = scanops  # these calls are wrong on purpose
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 ROLES = ("x", "mask", "gate", "initial", "segment_starts", "offsets")
 
 
@@ -152,7 +153,7 @@ OPERANDS: list[Row] = [
 ]
 
 OPTIONS: list[Row] = [
-    *(option(name, dtype=getattr(torch, name)) for name in ("bool", "complex32", "float8_e5m2")),
+    *(option(name, dtype=getattr(torch, name)) for name in ("bool", "complex32", *FLOAT8)),
     *(option(repr(dtype), dtype=dtype) for dtype in ("float64", "", float)),
     (lambda d: scan(d, "median"), "'median'"),
     (lambda d: scan(d, ["sum"]), "['sum']"),
@@ -185,6 +186,7 @@ ACCUMULATE: list[Row] = [
 OPERATORS: list[Row] = [
     (lambda d: scan(d, "cummax"), "op='cummax'"),
     (lambda d: scan(d, "linear"), "op='linear'"),
+    (lambda d: scan(d, "sum_gradient"), "'sum_gradient'"),
     (lambda d: untyped.cummax(ones(d, 4, dtype=torch.complex64), 0), "dtype=complex64"),
     (lambda d: scan(d, "bitwise_and", torch.complex64), "dtype=complex64"),
     (lambda d: untyped.logcumsumexp(indices(d, 4), 0), "dtype=int64"),
@@ -238,7 +240,10 @@ RECURRENCES: list[Row] = [
 OUTS: list[Row] = [
     option(out=[0.0, 0.0]),
     operand("out", lambda d: ones(d, 4), "(4,)"),
-    operand("out", lambda d: ones(d, 3, dtype=torch.bool), "bool"),
+    *(
+        operand("out", lambda d, name=name: ones(d, 3, dtype=getattr(torch, name)), name)
+        for name in ("bool", "complex32", *FLOAT8)
+    ),
     operand("out", lambda d: ones(d, 1).expand(3), "(0,)"),
     operand("out", of_inference, "out.is_inference()=True"),
     *((partial(overlapping, role=role), f"{role} at") for role in ROLES),
@@ -271,11 +276,6 @@ def test_strides_of_too_many_dimensions(kernels: str) -> None:
     x = x.as_strided((2,) * rank, tuple(i % 2 for i in range(rank)))
     error = refused(UnsupportedRequest, lambda: scanops.cumsum(x, -1), str(MAX_RANK + 1))
     assert str(MAX_RANK) in error.allowed
-
-
-def test_only_sums_and_products_are_compensated(device: str) -> None:
-    call = partial(scanops.logcumsumexp, ones(device, 3), 0, accumulate="compensated")
-    assert "compensated" not in refused(UnsupportedRequest, call, "accumulate=").allowed
 
 
 # Calls with an int carry-in of more than 64 bits, which torch takes nowhere.

@@ -13,8 +13,8 @@ from torch.autograd import grad
 from torch.testing import assert_close
 
 import scanops
-from tests.numbers.oracle import call
-from tests.requests.derivatives import STEPS, leaf, walked
+from tests.numbers.oracle import call, walked
+from tests.requests.derivatives import leaf
 
 func = torch.func
 
@@ -111,7 +111,7 @@ def test_a_narrow_carry(device: str) -> None:
 # ---- corners of values
 
 
-@pytest.mark.parametrize("op", STEPS)
+@pytest.mark.parametrize("op", ["prod", "logcumsumexp", "cummax", "linear"])
 def test_tensors_without_dimensions(op: str, device: str) -> None:
     x, *gate = (leaf(device=device, seed=seed) for seed in range(1 + (op == "linear")))
     assert_close(grad(scanned(op, x, *gate).sin(), x)[0], x.detach().cos())
@@ -162,7 +162,7 @@ def test_a_segment_has_its_own_gradient(op: str, bad: float, device: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("op", "shape", "dim"), [("max", (257, 19), 0), ("min", (1, 12001), 1), ("max", (4, 9001), 1)], ids=str
+    ("op", "shape", "dim"), [("max", (257, 19), 0), ("min", (1, 9001), 1), ("max", (4, 5001), 1)], ids=str
 )
 def test_extremes_of_segments_in_several_tiles(op: str, shape: tuple[int, int], dim: int, device: str) -> None:
     """In float64, whose states have gaps; the last of equal items has all of the gradient, with a kernel or not."""

@@ -16,9 +16,8 @@ from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
 from scanops.runtime import calls, kernels, launcher, policies
 from tests.requests.checks import refused
-from tests.store.sources import needs_cxx
-
-pytestmark = needs_cxx
+from tests.torch_integration.comparing import step
+from tests.torch_integration.rows import flat
 
 X = torch.arange(120.0).reshape(3, 40).remainder(7)
 MASK = torch.arange(40) % 3 != 0
@@ -38,12 +37,8 @@ def nothing_remembered() -> Iterator[None]:
 
 def both(call: Callable[[torch.Tensor], Any], x: torch.Tensor = X) -> tuple[torch.Tensor, ...]:
     """Results and the gradient."""
-    leaf = x.clone().requires_grad_()
-    found = call(leaf)
-    results = found if isinstance(found, tuple) else (found,)
-    sum((each * WEIGHTS[: each.shape[1]]).sum() for each in results if each.requires_grad).backward()
-    assert leaf.grad is not None
-    return (*(each.detach() for each in results), leaf.grad)
+    results, gradients = step(lambda x: flat(call(x)), (x,))
+    return (*(each.detach() for each in results), *gradients)
 
 
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {

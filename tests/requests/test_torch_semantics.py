@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,20 +15,14 @@ from scanops.errors import UnsupportedRequest
 from tests.numbers import oracle
 from tests.requests.checks import refused
 
-OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "sum": (scanops.cumsum, torch.cumsum),
-    "prod": (scanops.cumprod, torch.cumprod),
-}
 
-
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["cumsum", "cumprod"])
 def test_the_dtype_is_that_of_an_out(op: str, device: str) -> None:
-    ours, theirs = OPS[op]
     x = torch.tensor([[1, 0, 1, 2, 1], [1, 1, 2, 1, 3]], dtype=torch.int32, device=device)
     for dtype in (torch.float64, torch.int16):
         out = torch.empty(x.shape, dtype=dtype, device=device)
-        assert ours(x, 0, out=out) is out
-        assert torch.equal(out, theirs(x, 0, dtype=dtype))
+        assert getattr(scanops, op)(x, 0, out=out) is out
+        assert torch.equal(out, getattr(torch, op)(x, 0, dtype=dtype))
 
 
 class Whole:
@@ -47,18 +41,15 @@ def test_a_dim_that_is_a_whole_number_of_another_class(dim: Any, device: str) ->
         torch.testing.assert_close(scanops.linear_scan(torch.ones_like(x), x, dim), torch.cumsum(x, 1))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_integers_wrap(reverse: bool, device: str) -> None:
-    for dtype in (torch.int8, torch.int32, torch.int64):
+@pytest.mark.parametrize("op", ["sum", "prod"])
+def test_integers_wrap(op: str, device: str) -> None:
+    for dtype, reverse in ((torch.int8, False), (torch.int32, True), (torch.int64, False)):
         most = torch.iinfo(dtype).max
         x = torch.tensor([most, 1, most, 2, 3], dtype=dtype)
-        for ours, theirs in OPS.values():
-            expected = theirs(x.flip(0), 0, dtype=dtype).flip(0) if reverse else theirs(x, 0, dtype=dtype)
-            assert torch.equal(ours(x.to(device), 0, dtype=dtype, reverse=reverse).cpu(), expected)
-        assert int(torch.cumsum(x, 0, dtype=dtype)[1]) == torch.iinfo(dtype).min
+        oracle.hold(x, op, 0, device, dtype=dtype, reverse=reverse)
 
 
-@pytest.mark.parametrize("length", [1, 4, 33, 3000])
+@pytest.mark.parametrize("length", [1, 33, 3000])
 def test_negative_zero(length: int, device: str) -> None:
     x = torch.full((2, length), -0.0, device=device)
     assert torch.equal(scanops.cumsum(x, 1), torch.zeros(2, length, device=device))  # of either sign
@@ -110,16 +101,6 @@ def test_where_autograd_takes_no_notes(device: str) -> None:
         assert scanops.cumprod(x, 0).requires_grad
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3, 5, 7])
-def test_any_rank(rank: int, device: str) -> None:
-    """Of an input, a gate and head flags whose dimensions lie in reverse order."""
-    shape, order = (9, *(2,) * (rank - 1)), tuple(reversed(range(rank)))
-    x, gate = oracle.values("linear", shape, torch.float32), oracle.gates(shape, torch.float32)
-    gate, starts = gate.permute(order), oracle.selection(shape).permute(order)
-    for dim in {0, rank // 2, rank - 1}:
-        oracle.hold(x.permute(order), "linear", dim, device, gate=gate, starts=starts, exclusive=True)
-
-
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
@@ -128,7 +109,7 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("shape", [(2, 130, 5), (1, 12001)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 130, 5), (1, 9001)], ids=str)
 def test_deterministic_algorithms_need_no_other_path(shape: tuple[int, ...], device: str) -> None:
     """Nothing is refused, and results are the bits of a call without them; gradients are the same at each call."""
     x = torch.rand(shape, device=device, generator=torch.Generator(device).manual_seed(1)).requires_grad_()

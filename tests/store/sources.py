@@ -19,7 +19,6 @@ from scanops.builders.build import unavailable
 from scanops.codegen.launch import Launch
 from scanops.store.entry import FILES, MANIFEST, facts_of, manifest_bytes, read_entry
 
-needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away or to become another user")
 needs_nvrtc = pytest.mark.skipif(unavailable("nvrtc", "sm_90") is not None, reason="needs NVRTC")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")

@@ -22,9 +22,7 @@ from scanops.requests.geometry import ScanArguments
 from scanops.store import root
 from scanops.store.root import building, is_free
 from scanops.store.store import Store
-from tests.store.sources import KERNEL, counting_cxx, needs_cxx, python, script
-
-pytestmark = needs_cxx
+from tests.store.sources import KERNEL, counting_cxx, python, script
 
 
 def test_stress() -> None:

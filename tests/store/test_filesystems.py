@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from scanops.store.store import Store
-from tests.store.sources import BEGIN, KERNEL, needs_cxx, python
-
-pytestmark = needs_cxx
+from tests.store.sources import BEGIN, KERNEL, python
 
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 FILE_SYSTEMS = """

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.sources import counting_cxx, needs_cxx, python
-
-pytestmark = needs_cxx
+from tests.store.sources import counting_cxx, python
 
 FORKS = """
 import logging

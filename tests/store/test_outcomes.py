@@ -32,13 +32,12 @@ from tests.store.sources import (
     each_case,
     flipped,
     linked,
-    needs_cxx,
     relisted,
     replaced,
     resealed,
 )
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("as_wheel")]
+pytestmark = pytest.mark.usefixtures("as_wheel")
 
 SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
 
@@ -127,6 +126,7 @@ REFUSED: dict[str, tuple[Harm, str]] = {
     "root of another user": (lambda root: os.chown(root, 12345, -1), "owned by uid 12345"),
     "root a link of another user": (lambda root: (linked(root), os.lchown(root, 12345, -1)), "owned by uid 12345"),
     "root a file": (lambda root: (shutil.rmtree(root), root.touch()), "a file of that name"),
+    "root below a file": (lambda root: os.environ.update(SCANOPS_STORE="/dev/null/store"), "/dev/null/store"),
     "kernel.so of another ABI": (lambda root: resealed(folder(root), lambda manifest: manifest.update(abi=2)), "ABI 2"),
     "kernel.so without the functions of an emulated kernel": (
         lambda root: of_no_emulator(folder(root)),

@@ -13,9 +13,7 @@ from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.store.entry import MANIFEST, unsafe
 from scanops.store.root import check_root, read_index
 from scanops.store.store import Store
-from tests.store.sources import KERNEL, each_case, needs_cxx, needs_root, relisted, umask
-
-pytestmark = needs_cxx
+from tests.store.sources import KERNEL, each_case, needs_root, relisted, umask
 
 
 def test_the_environment_is_read_at_call_time_and_before_a_build(

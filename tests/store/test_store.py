@@ -18,9 +18,7 @@ from scanops.store import usage
 from scanops.store.library import load
 from scanops.store.root import building
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, KERNEL, needs_cxx, replaced
-
-pytestmark = needs_cxx
+from tests.store.sources import CPU_SOURCE, KERNEL, replaced
 
 
 def test_a_kernel_is_built_once_and_found_under_any_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,7 @@ from scanops.store.library import load
 from scanops.store.root import read_index
 from scanops.store.store import Store
 from scanops.store.usage import prune
-from tests.store.sources import KERNEL, needs_cxx
-
-pytestmark = needs_cxx
+from tests.store.sources import KERNEL
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
     declared = re.search(r"scan_kernel\(([^)]*)\) {", text)[1].split(",")  # type: ignore[index]
     assert [NAMED.get(each.split()[-1], each.split()[-1]) for each in declared] == list(launch.parameters)
     (tmp_path / "kernel.cu").write_text(text, encoding="utf-8")
-    library = ctypes.CDLL(str(build(BuildRequest(name="grid", source=text, target=CPU), tmp_path).library))
+    library = ctypes.CDLL(str(build(BuildRequest(name="grid", source=text, target=CPU), tmp_path).file))
     library.scanops_workspace_bytes.restype = ctypes.c_longlong
     launched = (ctypes.c_longlong * 3).in_dll(library, "launched")
     taken = (ctypes.c_char * ROOM * 32).in_dll(library, "taken")

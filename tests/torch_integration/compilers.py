@@ -17,7 +17,16 @@ import scanops
 from tests.torch_integration.comparing import close, floating, hold
 from tests.torch_integration.rows import LENGTH, Row, Tensors
 
-__all__ = ["backwards_compiled", "compiled", "compiled_for_all_lengths", "exported", "following", "traced"]
+__all__ = ["QUICKLY", "backwards_compiled", "compiled", "compiled_for_all_lengths", "exported", "following", "traced"]
+
+
+# Options of inductor for code that runs once: compiling it takes a third of the time.
+QUICKLY: dict[str, Any] = {
+    "cpp.vec_isa_ok": False,
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.precompile_headers": False,
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+}
 
 
 def scans_of(graph: torch.fx.GraphModule) -> list[str]:

@@ -11,24 +11,12 @@ from typing import Any
 import torch
 
 import scanops
+from tests.numbers.oracle import COMPOUND, starts_of, walked
 
-__all__ = ["COMPOUND", "DIM", "LENGTH", "ROWS", "Row", "Tensors", "flat"]
+__all__ = ["DIM", "LENGTH", "ROWS", "Row", "Tensors", "flat"]
 
 Tensors = tuple[torch.Tensor, ...]
 DIM, LENGTH = 1, 5
-
-COMPOUND = scanops.Operator(
-    name="compound",
-    formula="y[i] = (1 + x[0]) (1 + x[1]) ... (1 + x[i]) - 1",
-    lift=("x",),
-    combine=("older + newer + older * newer",),
-    identity=("0",),
-    kinds=("float",),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: h + x + h * x,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +49,6 @@ def flat(found: Any) -> Tensors:
     return (*values, *others) if isinstance(values, tuple) else (values, *others)
 
 
-def _recurrence(gate: torch.Tensor, x: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
-    gate = gate.expand(x.shape) if starts is None else torch.where(starts, 0, gate.expand(x.shape))
-    h, found = torch.zeros_like(x[:, 0]), []
-    for i in range(x.shape[DIM]):
-        h = gate[:, i] * h + x[:, i]
-        found.append(h)
-    return torch.stack(found, DIM)
-
-
-def _backwards(x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
-    return function(x.flip(DIM), DIM).flip(DIM)
-
-
-def _in_segments(x: torch.Tensor, offsets: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
-    return torch.cat([function(part, DIM) for part in x.split(offsets.diff().tolist(), DIM)], DIM)
-
-
 def _rand(*shape: int, generator: torch.Generator) -> torch.Tensor:
     """Away from 0 and from one another."""
     return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
@@ -104,7 +75,11 @@ def _of_torch(name: str) -> Row:
 
 # By its name on the page: the operands, the call, and the same of torch's operations.
 _CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
-    "`linear_scan`": (("gate", "x"), lambda a, b: scanops.linear_scan(a, b, DIM), _recurrence),
+    "`linear_scan`": (
+        ("gate", "x"),
+        lambda a, x: scanops.linear_scan(a, x, DIM),
+        lambda a, x: walked("linear", x, a=a)[:1],
+    ),
     '`scan(x, "max")`': (("x",), lambda x: scanops.scan(x, "max", DIM), lambda x: torch.cummax(x, DIM).values),
     '`scan(x, "bitwise_xor")`': (
         ("whole",),
@@ -119,12 +94,12 @@ _CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]
     "`reverse`, `exclusive`": (
         ("x",),
         lambda x: scanops.cumprod(x, DIM, reverse=True, exclusive=True),
-        lambda x: _backwards(torch.cat([x[:, 1:], torch.ones_like(x[:, :1])], DIM), torch.cumprod),
+        lambda x: walked("prod", x, reverse=True, exclusive=True)[:1],
     ),
     "`mask` that selects": (
         ("x", "keep"),
         lambda x, keep: scanops.cumsum(x, DIM, mask=keep, reverse=True),
-        lambda x, keep: _backwards(torch.where(keep, x, 0), torch.cumsum),
+        lambda x, keep: walked("sum", x, mask=keep, reverse=True)[:1],
     ),
     "`mask` that multiplies": (
         ("x", "weights"),
@@ -134,17 +109,17 @@ _CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]
     "`initial`, `return_final`": (
         ("x", "initial"),
         lambda x, initial: scanops.cumsum(x, DIM, initial=initial, return_final=True),
-        lambda x, initial: (initial[:, None] + torch.cumsum(x, DIM), initial + x.sum(DIM)),
+        lambda x, initial: walked("sum", x, initial=initial),
     ),
     "`segment_starts`": (
         ("gates of rows", "x", "starts"),
         lambda a, x, starts: scanops.linear_scan(a, x, DIM, segment_starts=starts, return_final=True),
-        lambda a, x, starts: (_recurrence(a, x, starts), _recurrence(a, x, starts)[:, -1]),
+        lambda a, x, starts: walked("linear", x, a=a, segment_starts=starts),
     ),
     "`offsets`": (
         ("x", "offsets"),
         lambda x, offsets: scanops.logcumsumexp(x, DIM, offsets=offsets),
-        lambda x, offsets: _in_segments(x, offsets, torch.logcumsumexp),
+        lambda x, offsets: walked("logcumsumexp", x, segment_starts=starts_of(offsets, x.shape[DIM]))[:1],
     ),
 }
 ROWS: dict[str, Row] = {

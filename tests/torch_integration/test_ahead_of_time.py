@@ -10,7 +10,7 @@ import torch
 
 import scanops
 from tests.scripts import ran
-from tests.store.sources import needs_cxx
+from tests.torch_integration.compilers import QUICKLY
 
 LOADS = """
 import sys
@@ -46,7 +46,6 @@ class Model(torch.nn.Module):
         return values + 1, indices, final
 
 
-@needs_cxx
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 def test_packages_run_where_scanops_is_imported(tmp_path: Path) -> None:
     """AOTInductor's, torch.export's and torch.jit's, with more lines than they were made with."""
@@ -55,7 +54,8 @@ def test_packages_run_where_scanops_is_imported(tmp_path: Path) -> None:
     x, other = torch.rand(3, 6, generator=generator), torch.rand(5, 6, generator=generator)
     with torch.no_grad():
         program = torch.export.export(model, (x, x > 0.3), dynamic_shapes=({0: rows}, {0: rows}))
-        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        package = str(tmp_path / "model.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=QUICKLY)
         torch.export.save(program, tmp_path / "exported.pt2")
         torch.jit.trace(model, (x, x > 0.3)).save(tmp_path / "traced.pt")
         torch.save((other, other > 0.3, model(other, other > 0.3)), tmp_path / "data.pt")

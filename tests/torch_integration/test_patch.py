@@ -47,9 +47,10 @@ WAYS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_samples(name: str, way: str, device: str) -> None:
+    """Each way has a third of the samples."""
     place = scanops.emulate if device == "cpu" else nullcontext
     for dtype in DTYPES.get(name, (torch.float32, torch.int32)):
-        for sample in SAMPLES[name].sample_inputs(device, dtype):
+        for sample in list(SAMPLES[name].sample_inputs(device, dtype))[list(WAYS).index(way) % 3 :: 3]:
             expected = WAYS[way](name, sample.input, *sample.args, **sample.kwargs)
             with place(), scanops.patch_torch():
                 found = WAYS[way](name, sample.input, *sample.args, **sample.kwargs)

@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import scanops
 from scanops.errors import UnsupportedRequest
+from tests.numbers.oracle import COMPOUND
 from tests.torch_integration.columns import as_one_function
 from tests.torch_integration.comparing import close, hold
-from tests.torch_integration.compilers import following
-from tests.torch_integration.rows import COMPOUND, ROWS, Tensors
+from tests.torch_integration.compilers import QUICKLY, following
+from tests.torch_integration.rows import ROWS, Tensors
 
 Scan = Callable[[torch.Tensor], torch.Tensor]
 eagerly = partial(torch.compile, fullgraph=True, backend="aot_eager")
@@ -175,7 +176,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]
     "fused by inductor": (
         lambda a, b: (scanops.cumprod(a * 2, 1, initial=2.0) + 1) * b,
         lambda a, b: ((a * 2).cumprod(1) * 2 + 1) * b,
-        {"backend": "inductor"},
+        {"backend": "inductor", "options": QUICKLY},
     ),
 }
 

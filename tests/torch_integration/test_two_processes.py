@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import scanops
-from tests.store.sources import needs_cxx
 from tests.torch_integration.columns import distributed, whole
 from tests.torch_integration.comparing import close, step, weights
 from tests.torch_integration.rows import DIM, ROWS
@@ -86,7 +85,6 @@ def work(rank: int, folder: str) -> None:
     os._exit(0)
 
 
-@needs_cxx
 def test_sharded_over_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])

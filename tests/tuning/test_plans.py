@@ -78,8 +78,12 @@ def test_plans_that_gave_wrong_results_are_refused(slug: str, strategy: str, cha
     refused(UnsupportedRequest, lambda: dataclasses.replace(start, **changes))
 
 
-# Of each strategy that serves one of the specs: the plan furthest from its start, for the last such spec.
+# Of each strategy, all of which have candidates: the plan furthest from its start, for the last spec that it serves.
 RUN = {plan.strategy: plan for slug in SLUGS for plan in served(slug).values()}
+
+
+SPLIT = candidates(ScanSpec.parse("sum-f32-n9000"), TARGET, True)  # for few lines
+assert {**RUN, **{plan.strategy: plan for plan in SPLIT}}.keys() == STRATEGIES.keys()
 
 
 @pytest.mark.parametrize("plan", RUN.values(), ids=lambda plan: f"{plan.spec}-{plan.strategy}")
