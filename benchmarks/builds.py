@@ -3,21 +3,25 @@
 The specs are those of the grid, then its shapes, odd lengths and the longest rows, with dtypes and masks distributed
 over them; --wide compiles every dtype and layout of each. nvcc compiles each spec for each target; no GPU is needed.
 The report holds the worst of each strategy on each target. A figure out of bounds makes the exit status 1.
+
+With --builder nvrtc the report holds what NVRTC refuses, what it spills where nvcc spills nothing, and the median and
+the 95th percentile of the times, in wall time and in CPU time, which hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.cells import Cell, allocate
 from benchmarks.cells import spec_of as spec_of_case
@@ -25,12 +29,14 @@ from benchmarks.common import parser, write
 from benchmarks.table import cells
 from scanops import ScanSpec, make_plan
 from scanops.artifact import BuildRequest
+from scanops.builders import nvrtc
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.source import render
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # nvcc 13 knows no sm_70
 BOUNDS: dict[str, float] = {"text_bytes": 64 * 1024, "cubin_bytes": 128 * 1024, "spill_bytes": 0, "seconds": 2.5}
+NVRTC_BOUNDS = {"median": 0.2, "95 %": 0.5}  # CPU seconds of a kernel
 COLUMNS = ("text_bytes", "cubin_bytes", "registers", "spill_bytes", "seconds")  # of the report
 SEED = 2026  # of the random lengths of the grid
 RANDOM_STEP = 8  # every eighth of them is compiled
@@ -85,7 +91,8 @@ class Cost:
     shared_bytes: int  # a block, declared and asked for at the launch
     text_bytes: int
     cubin_bytes: int
-    seconds: float  # of nvcc, wall time
+    seconds: float  # wall time of the compiler
+    cpu_seconds: float
 
     @property
     def excesses(self) -> list[str]:
@@ -126,24 +133,61 @@ def _shape(spec: ScanSpec, few: bool) -> tuple[tuple[str, Any], ...]:
     return (("length", spec.length), ("inner", spec.inner), ("few", few))
 
 
-def measure(spec: ScanSpec, few: bool, target: str, nvcc: Path, folder: Path) -> Cost:
-    """Compile one spec for one target. Raises CalledProcessError, with nvcc's output on stderr, when nvcc fails."""
+class Compiled(NamedTuple):
+    """What a compiler made of a text."""
+
+    words: str  # its output and that of ptxas
+    cubin_bytes: int
+    seconds: float  # wall time
+    cpu_seconds: float
+
+
+class Refusal(Exception):
+    """A text that a compiler refuses, with the compiler's words."""
+
+
+def by_nvcc(text: str, target: str, folder: Path) -> Compiled:
+    """Compile a text by nvcc to a cubin. Raises Refusal."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        source, cubin, log = (Path(name) / f"kernel.{kind}" for kind in ("cu", "cubin", "log"))
+        source.write_text(text)
+        flags = BuildRequest(name="kernel", source=text, target=target).flags
+        command = [str(find_nvcc().nvcc), "-cubin", *flags, "-Xptxas=-v", str(source), "-o", str(cubin)]
+        with log.open("w") as stream:
+            started = time.perf_counter()
+            process = subprocess.Popen(command, stdout=stream, stderr=stream)
+            _, status, used = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - started
+        if status:
+            raise Refusal(log.read_text())
+        return Compiled(log.read_text(), cubin.stat().st_size, seconds, used.ru_utime + used.ru_stime)
+
+
+def by_nvrtc(text: str, target: str, folder: Path) -> Compiled:
+    """Compile a text by NVRTC, as the builder does. Raises Refusal."""
+    request = BuildRequest(name="kernel", source=text, target=target)
+    started, began = time.perf_counter(), time.thread_time()
+    options = nvrtc.options(nvrtc.require(target), request)
+    status, words, cubin = nvrtc.compiled(nvrtc.require(target), text, Path("kernel.cu"), options)
+    if status:
+        raise Refusal(words)
+    return Compiled(words, len(cubin), time.perf_counter() - started, time.thread_time() - began)
+
+
+COMPILERS: dict[str, Callable[[str, str, Path], Compiled]] = {"nvcc": by_nvcc, "nvrtc": by_nvrtc}
+
+
+def measure(spec: ScanSpec, few: bool, target: str, compiler: str, folder: Path) -> Cost:
+    """Compile one spec for one target. Raises Refusal."""
     plan = make_plan(spec, target, few)
     text = render(plan)
-    source = folder / f"{spec.slug}.{target}.{few}.cu"
-    cubin = source.with_suffix(".cubin")
-    source.write_text(text)
-    flags = BuildRequest(name=spec.slug, source=text, target=target).flags
-    command = [str(nvcc), "-cubin", *flags, "-Xptxas=-v", str(source), "-o", str(cubin)]
-    done, seconds = _run(command)
-    used = parse_ptxas(done.stdout + done.stderr)
-    if done.returncode != 0 or used is None:
-        print(done.stderr, file=sys.stderr)
-        raise subprocess.CalledProcessError(done.returncode, command)
-    if seconds > BOUNDS["seconds"]:  # again, in case the machine was busy
-        seconds = min(seconds, _run(command)[1])
+    done = COMPILERS[compiler](text, target, folder)
+    if done.seconds > BOUNDS["seconds"]:  # again, in case the machine was busy
+        done = min(done, COMPILERS[compiler](text, target, folder), key=lambda each: each.seconds)
+    used = parse_ptxas(done.words)
+    assert used is not None, done.words
     spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
-    cost = Cost(
+    return Cost(
         spec=spec.slug + ", few lines" * few,
         target=target,
         strategy=plan.strategy,
@@ -153,26 +197,53 @@ def measure(spec: ScanSpec, few: bool, target: str, nvcc: Path, folder: Path) ->
         spill_bytes=spilled or used.stack_bytes or 0,
         shared_bytes=(used.shared_bytes or 0) + plan.shared_bytes,
         text_bytes=len(text.encode()),
-        cubin_bytes=cubin.stat().st_size,
-        seconds=round(seconds, 3),
+        cubin_bytes=done.cubin_bytes,
+        seconds=round(done.seconds, 3),
+        cpu_seconds=round(done.cpu_seconds, 3),
     )
-    source.unlink()
-    cubin.unlink()
-    return cost
 
 
-def _run(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
-    started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done, time.perf_counter() - started
+def sweep(
+    wanted: Iterable[tuple[ScanSpec, bool]], targets: Iterable[str], jobs: int, compiler: str, refused: list[str]
+) -> Iterator[Cost]:
+    """Yield the costs in the order of the specs, and add what is refused to ``refused``."""
 
+    def measured(spec: ScanSpec, few: bool, target: str) -> Cost | None:
+        try:
+            return measure(spec, few, target, compiler, Path(name))
+        except Refusal as problem:
+            refused.append(f"{spec.slug}{', few lines' * few} for {target}: {problem}")
+            return None
 
-def sweep(wanted: Iterable[tuple[ScanSpec, bool]], targets: Iterable[str], jobs: int) -> Iterator[Cost]:
-    """Yield the costs in the order of the specs."""
-    nvcc = find_nvcc().nvcc
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
         work = [(spec, few, target) for (spec, few), target in itertools.product(wanted, targets)]
-        yield from pool.map(lambda each: measure(each[0], each[1], each[2], nvcc, Path(name)), work)
+        yield from filter(None, pool.map(lambda each: measured(*each), work))
+
+
+def of_nvrtc(costs: Sequence[Cost], wanted: Sequence[tuple[ScanSpec, bool]]) -> dict[str, Any]:
+    """Return times and spills of NVRTC, overall and by target. Asks nvcc about the kernels that spill."""
+    known = {spec.slug + ", few lines" * few: (spec, few) for spec, few in wanted}
+    spilled = []
+    with tempfile.TemporaryDirectory() as name:
+        for cost in (cost for cost in costs if cost.spill_bytes):
+            theirs = measure(*known[cost.spec], cost.target, "nvcc", Path(name))
+            spilled.append({**asdict(cost), "nvcc_spill_bytes": theirs.spill_bytes})
+    targets = {"all": costs} | {name: [each for each in costs if each.target == name] for name in TARGETS}
+    return {
+        "times": {
+            name: {kind: _spread(members, kind) for kind in ("seconds", "cpu_seconds")}
+            for name, members in targets.items()
+            if members
+        },
+        "spilled": spilled,
+        "spilled_where_nvcc_does_not": sum(not each["nvcc_spill_bytes"] for each in spilled),
+    }
+
+
+def _spread(costs: Sequence[Cost], kind: str) -> dict[str, float]:
+    values = sorted(float(getattr(cost, kind)) for cost in costs)
+    late = values[min(len(values) - 1, int(0.95 * len(values)))]
+    return {"median": round(statistics.median(values), 3), "95 %": late, "most": values[-1]}
 
 
 def worst(costs: Sequence[Cost]) -> list[dict[str, Any]]:
@@ -196,10 +267,10 @@ def markdown(costs: Sequence[Cost], version: str, jobs: int) -> str:
         "# What kernels cost to build",
         "",
         f"The worst of each strategy on each target, over {len({cost.spec for cost in costs})} specs and"
-        f" {len(costs)} kernels; nvcc {version}, {jobs} compiles at a time. Printed by",
+        f" {len(costs)} kernels; {version}, {jobs} compiles at a time. Printed by",
         "`python -m benchmarks builds`.",
         "",
-        "| strategy | target | kernels | text, bytes | cubin, bytes | registers | spills, bytes | nvcc, s |",
+        "| strategy | target | kernels | text, bytes | cubin, bytes | registers | spills, bytes | seconds |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in worst(costs):
@@ -228,9 +299,7 @@ def line(cost: Cost) -> str:
     )
 
 
-HEADER = (
-    f"{'spec':<58} {'target':<7}{'strategy':<9}{'regs':>5}{'spill':>7}{'shared':>8}{'text':>8}{'cubin':>8}{'nvcc s':>7}"
-)
+HEADER = f"{'spec':<58} {'target':<7}{'strategy':<9}{'regs':>5}{'spill':>7}{'shared':>8}{'text':>8}{'cubin':>8}{'s':>7}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,31 +310,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--targets", default=",".join(TARGETS), help="comma-separated; default %(default)s")
     options.add_argument("--match", default="", help="only the specs whose slug holds this regular expression")
     options.add_argument("--jobs", type=int, default=2, help="compiles at a time, default %(default)s")
+    options.add_argument("--builder", choices=COMPILERS, default="nvcc", help="which compiler; default %(default)s")
     given = options.parse_args(arguments)
 
     targets = given.targets.split(",")
     wanted = [each for each in specs(wide=given.wide) if re.search(given.match, each[0].slug)]
     wanted = [each for each in wanted if not given.quick or QUICK.search(each[0].slug)]
+    version = f"nvcc {find_nvcc().version}" if given.builder == "nvcc" else str(nvrtc.require(targets[0]))
     costs: list[Cost] = []
-    print(f"{len(wanted)} specs, {len(targets)} targets\n{HEADER}")
-    for cost in sweep(wanted, targets, given.jobs):
+    refused: list[str] = []
+    print(f"{len(wanted)} specs, {len(targets)} targets, {version}\n{HEADER}")
+    for cost in sweep(wanted, targets, given.jobs, given.builder, refused):
         costs.append(cost)
         print(line(cost), flush=True)
     if not costs:
         print("nothing to build")
         return 2
-    version = find_nvcc().version
     print(f"\n{markdown(costs, version, given.jobs)}", end="")
+    print("\n".join(["refused:", *refused]) if refused else "refused: none")
     beyond = [cost for cost in costs if cost.excesses]
     figures = {
-        "ok": not beyond,
-        "nvcc": version,
+        "ok": not beyond and not refused,
+        given.builder: version.split()[1],
         "jobs": given.jobs,
         "bounds": BOUNDS,
         "specs": len(wanted),
         "kernels": len(costs),
+        "refused": refused,
         "worst": worst(costs),
         "out_of_bounds": [asdict(cost) for cost in beyond],
     }
+    if given.builder == "nvrtc":
+        found = of_nvrtc(costs, wanted)
+        late = any(found["times"]["all"]["cpu_seconds"][name] > most for name, most in NVRTC_BOUNDS.items())
+        figures |= {
+            "ok": not (refused or late or found["spilled_where_nvcc_does_not"]),
+            "bounds": NVRTC_BOUNDS,
+            **found,
+        }
+        for name, times in found["times"].items():
+            print(f"{name:<8}" + ", ".join(f"{kind}: {spread}" for kind, spread in times.items()))
+        print(
+            f"spill where nvcc does not: {found['spilled_where_nvcc_does_not']} of {len(found['spilled'])} that spill"
+        )
     write(given.output, figures)
-    return 1 if beyond else 0
+    return 0 if figures["ok"] else 1

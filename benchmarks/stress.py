@@ -1,6 +1,8 @@
 """Stress the kernel store with many processes and kills.
 
     same   N processes ask for one new kernel at once: one of them builds it, each gets the right result
+    gpu    the same for a kernel for a GPU, half of them as a call does and half as a build ahead of time, which would
+           build another form of it; the kernel is loaded, not run. Left out without NVRTC
     keys   N processes ask for a kernel each: N builds, and one build of the emulator they all link with
     kills  a process that asks for a new kernel is killed at a random moment, alone or with its compilers; then another
            process asks for the same kernel
@@ -61,12 +63,12 @@ class Lines(logging.Handler):
         self.counts.update(word for word in self.WORDS if text.startswith(word))
 
 
-def ask(length: int, start: float) -> dict[str, Any]:
+def ask(length: int, start: float, target: str) -> dict[str, Any]:
     """Get the kernel of a length at the time ``start`` and run it; called in a process of its own."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # torch must not be needed
     from scanops.codegen.spec import ScanSpec
     from scanops.runtime.kernels import obtain
-    from scanops.runtime.policies import STRICT
+    from scanops.runtime.policies import POLICIES, STRICT
     from scanops.store.store import Store
 
     lines = Lines()
@@ -75,10 +77,13 @@ def ask(length: int, start: float) -> dict[str, Any]:
     logger.setLevel(logging.INFO)
     time.sleep(max(0.0, start - time.time()))
     began = time.perf_counter()
-    kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), "cpu", STRICT, Store())
+    policy = POLICIES["build"] if os.getpid() % 2 else STRICT
+    kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), target, policy, Store())
     assert kernel is not None
     code = kernel.code
     seconds = time.perf_counter() - began
+    if target != "cpu":
+        return {"right": True, "seconds": seconds, **lines.counts}
     values = [float((7 * index) % 11 - 5) for index in range(LINES * length)]  # their sums are exact
     x, y = (ctypes.c_float * len(values))(*values), (ctypes.c_float * len(values))()
     arguments = Arguments(lines=LINES, length=length, multiprocessors=3)
@@ -90,10 +95,10 @@ def ask(length: int, start: float) -> dict[str, Any]:
     return {"right": right, "seconds": seconds, **lines.counts}
 
 
-def asking(store: Path, length: int, start: float = 0.0) -> subprocess.Popen[str]:
+def asking(store: Path, length: int, start: float = 0.0, target: str = "cpu") -> subprocess.Popen[str]:
     """Start a process that calls ``ask``, in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", "stress", "--ask", str(length), "--start", repr(start)],
+        [sys.executable, "-m", "benchmarks", "stress", "--ask", str(length), repr(start), target],
         cwd=ROOT,
         env={**os.environ, "SCANOPS_STORE": str(store), "SCANOPS_TUNING": os.devnull},
         stdout=subprocess.PIPE,
@@ -117,10 +122,10 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return {"right": False, "seconds": LIMIT_SECONDS, "failed": 1}
 
 
-def together(store: Path, lengths: list[int]) -> dict[str, Any]:
+def together(store: Path, lengths: list[int], target: str = "cpu") -> dict[str, Any]:
     """Start one process for each length, all asking at once, and return the counts."""
     start = time.time() + 0.2 * len(lengths)  # time for their imports
-    processes = [asking(store, length, start) for length in lengths]
+    processes = [asking(store, length, start, target) for length in lengths]
     answers = [answer(process) for process in processes]
     return {
         "processes": len(answers),
@@ -206,10 +211,15 @@ def empty_store() -> Iterator[Path]:
 
 
 def measure(processes: int, times: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Run the three parts, each in an empty store."""
+    """Run the parts, each in an empty store."""
+    from scanops.builders.build import unavailable
+
     found = {}
     with empty_store() as store:
         found["same"] = together(store, [FIRST_LENGTH] * processes)
+    with empty_store() as store:
+        if not unavailable("nvrtc", "sm_90"):
+            found["gpu"] = together(store, [FIRST_LENGTH] * processes, "sm_90")
     with empty_store() as store:
         found["keys"] = together(store, list(range(FIRST_LENGTH, FIRST_LENGTH + processes)))
     with empty_store() as store:
@@ -223,7 +233,7 @@ def is_as_promised(found: dict[str, dict[str, Any]]) -> bool:
     return (
         all(
             row["right"] == row["processes"] and row["builds"] == row["kernels"]
-            for row in (found["same"], found["keys"])
+            for row in (found[name] for name in ("same", "gpu", "keys") if name in found)
         )
         and found["kills"]["right"] == found["kills"]["kills"]
         and found["kills"]["left_after_an_hour"] == 0
@@ -232,17 +242,17 @@ def is_as_promised(found: dict[str, dict[str, Any]]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the three parts and return 1 where anything failed."""
+    """Run the parts and return 1 where anything failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="write the figures to this file as JSON")
     parser.add_argument("--processes", type=int, default=64)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ask", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--start", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--ask", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.ask:
-        print(json.dumps(ask(given.ask, given.start)))
+        length, start, target = given.ask
+        print(json.dumps(ask(int(length), float(start), target)))
         return 0
     from benchmarks.common import write  # imports torch, which the processes above must not need
 

@@ -118,7 +118,7 @@ class BuildFailure(ScanopsError, RuntimeError):
 
 
 class MissingCompiler(BuildFailure):
-    """This machine has no compiler for the target: no nvcc, no host C++ compiler, or a toolkit without its runtime."""
+    """This machine has no compiler for the target: no NVRTC; no nvcc, host compiler or CUDA runtime."""
 
 
 class MissingKernel(ScanopsError, RuntimeError):

@@ -91,9 +91,11 @@ def _compiled(request: BuildRequest, directory: Path) -> BuildReport:
         several = name == "load_inline" and "nvcc" in request.builders and SEVERAL.get()
         if several or FORMS[name] in refused or (for_gpu and FORMS[name] not in request.identities):
             continue
-        _LOG.info("building %s%s", what, f" by {name}" * for_gpu)
         started = time.perf_counter()
         try:
+            if for_gpu:
+                _BUILDERS[name].require(request.target)
+            _LOG.info("building %s%s", what, f" by {name}" * for_gpu)
             report: BuildReport = _BUILDERS[name].build(request, directory)
         except (BuildFailure, UnsupportedRequest) as problem:
             _LOG.info("%s does not build %s: %s", name, what, problem.value)

@@ -30,7 +30,7 @@ _IN_WHEELS = "nvidia/cu*/lib/libnvrtc.so.*"  # cu13 of CUDA 13 and later, cuda_n
 _IN_TOOLKITS = ("lib64/libnvrtc.so.*", "lib/libnvrtc.so.*", "targets/*/lib/libnvrtc.so.*")
 _USUAL_ROOT = Path("/usr/local/cuda")
 _INVALID_OPTION = 5  # of nvrtcResult
-_NO_CACHE = (12, 9)  # the first that caches, by libcuda, which it would initialise
+_CACHES = (12, 9)  # the first that has a cache, which initialises the driver
 _INSTALL = "pip install nvidia-cuda-nvrtc (-cu12 for CUDA 12), which a CUDA build of torch brings"
 _CORRECT = "correct SCANOPS_NVRTC, or unset it: nothing else is tried"
 
@@ -49,7 +49,7 @@ class Nvrtc:
         return f"NVRTC {self.version}"
 
 
-def find(target: str | None = None) -> Nvrtc:
+def require(target: str | None = None) -> Nvrtc:
     """Return the first NVRTC that knows ``target``, or the first of all.
 
     Raises MissingCompiler where there is none, UnsupportedRequest where none knows the target.
@@ -74,25 +74,28 @@ def find(target: str | None = None) -> Nvrtc:
     )
 
 
-require = find  # as of each builder
-
-
 def build(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile ``request`` and write kernel.cubin to ``directory``, which has kernel.cu.
 
     Raises BuildFailure, MissingCompiler without NVRTC or its builtins, UnsupportedRequest for an unknown target.
     """
-    nvrtc = find(request.target)
-    options = [*flags_of(request.target, CUBIN), *request.options, "--ptxas-options=-v", "-modify-stack-limit=false"]
-    options += ["-no-cache"] if tuple(map(int, nvrtc.version.split("."))) >= _NO_CACHE else []
-    status, log, cubin = compiled(nvrtc, request.source, directory / "kernel.cu", options)
+    nvrtc = require(request.target)
+    words = options(nvrtc, request)
+    status, log, cubin = compiled(nvrtc, request.source, directory / "kernel.cu", words)
     if status == _INVALID_OPTION and "architecture" in log:  # listed, but not with this suffix
         raise _unknown(request.target, {str(nvrtc): nvrtc.targets})
     if status:
-        raise build_failure(request, str(nvrtc), f"nvrtc {' '.join(options)} kernel.cu", log, directory)
+        raise build_failure(request, str(nvrtc), f"nvrtc {' '.join(words)} kernel.cu", log, directory)
     file, versions = directory / "kernel.cubin", {"route": "nvrtc", "nvrtc": nvrtc.version}
     file.write_bytes(cubin)
     return BuildReport(file=file, seconds=0.0, resources=parse_ptxas(log), toolchain=versions, form=CUBIN)
+
+
+def options(nvrtc: Nvrtc, request: BuildRequest) -> list[str]:
+    """Return the options of a compile, which keeps its hands off the process: its stack limit, and the driver."""
+    cache = ["-no-cache"] if tuple(map(int, nvrtc.version.split("."))) >= _CACHES else []
+    flags = (*flags_of(request.target, CUBIN), *request.options)
+    return [*flags, "--ptxas-options=-v", "-modify-stack-limit=false", *cache]
 
 
 def compiled(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> tuple[int, str, bytes]:

@@ -89,7 +89,7 @@ def program(find: Callable[[], Program], facts: dict[str, Any]) -> str:
 def nvrtc(target: str | None, facts: dict[str, Any]) -> str:
     """Check for an NVRTC that knows the target."""
     try:
-        found = rtc.find(target)
+        found = rtc.require(target)
     except UnsupportedRequest as problem:
         raise Flaw("missing", f"none knows {target}: {problem.allowed}", problem.hint) from problem
     facts |= {"path": str(found.path), "version": found.version, "found_by": found.found_by}

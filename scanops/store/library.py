@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops import environment
-from scanops.artifact import ABI, CPU, HOST
+from scanops.artifact import ABI, CPU, CUBIN, HOST
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder
 from scanops.store.code import Bound
@@ -74,7 +74,7 @@ def load(entry: Entry) -> Library | Cubin:
     runtime that cannot be found, BadSignature for a kernel that nobody signed where SCANOPS_REQUIRE_SIGNED is set.
     """
     manifest = entry.manifest
-    if manifest.get("form") == "cubin":
+    if manifest.get("form") == CUBIN:
         from scanops.codegen.launch import Launch
         from scanops.store.driver import Cubin
 

@@ -58,7 +58,7 @@ def test_the_order_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("CUDA_HOME", "home", "libnvrtc.so.13"),
     ]
     with pytest.raises(MissingCompiler, match=r"libnvrtc\.so\.12\.4\.127") as caught:  # none of the files is a library
-        nvrtc.find("sm_90")
+        nvrtc.require("sm_90")
     assert "pip install nvidia-cuda-nvrtc" in caught.value.hint
 
 
@@ -69,7 +69,7 @@ from scanops.errors import ScanopsError
 for path, target in zip(sys.argv[1::2], sys.argv[2::2]):
     os.environ["SCANOPS_NVRTC"] = path
     try:
-        print(nvrtc.find(target).found_by)
+        print(nvrtc.require(target).found_by)
     except ScanopsError as problem:
         print(type(problem).__name__, problem.value, problem.hint)
 """
@@ -78,7 +78,7 @@ for path, target in zip(sys.argv[1::2], sys.argv[2::2]):
 @needs_nvrtc
 def test_a_named_library_is_used_and_no_other(tmp_path: Path) -> None:
     """In a process that has loaded none: where its builtins are loaded, a library does without a copy beside it."""
-    real, bare = nvrtc.find("sm_90").path, tmp_path / "libnvrtc.so.13"
+    real, bare = nvrtc.require("sm_90").path, tmp_path / "libnvrtc.so.13"
     os.link(real, bare) if real.stat().st_dev == tmp_path.stat().st_dev else bare.write_bytes(real.read_bytes())
     pairs = ((bare, "sm_90"), ("/nowhere", "sm_90"), (sys.executable, "sm_90"), (real, "sm_90"), (real, "sm_20"))
     lines = ran(sys.executable, "-c", NAMED, *(word for pair in pairs for word in pair)).stdout.splitlines()
@@ -119,7 +119,7 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return BuildReport(file=tmp_path / "kernel", seconds=0, resources=None, toolchain={"route": name})
 
     for name in AHEAD:
-        stub = SimpleNamespace(build=lambda request, directory, name=name: built(name))
+        stub = SimpleNamespace(require=id, build=lambda request, directory, name=name: built(name))
         monkeypatch.setitem(build._BUILDERS, name, stub)
     request = replace(CUDA, builders=builders)
     if outcome in AHEAD:
@@ -137,7 +137,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from scanops.builders import nvrtc
 from tests.store.sources import CUDA_SOURCE
-found, options = nvrtc.find("sm_90"), ["-std=c++17", "-arch=sm_90"]
+found, options = nvrtc.require("sm_90"), ["-std=c++17", "-arch=sm_90"]
 def compiled():
     return nvrtc.compiled(found, CUDA_SOURCE, Path("kernel.cu"), options)[2]
 expected, ending, statuses = compiled(), threading.Event(), []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.artifact import CPU, BuildRequest
+from scanops.artifact import CPU, CUBIN, BuildRequest
 from scanops.runtime import calls
 from scanops.runtime.kernels import Kernel
 from scanops.store import driver
@@ -108,7 +108,7 @@ def entry_of(kernel: Kernel, folder: Path) -> Entry:
     (folder / "kernel.cu").write_text(kernel.source, encoding="utf-8")
     (folder / "kernel.cubin").write_bytes(HEADER + bytes(library.library_path) + b"\0")
     files = {name: facts_of(folder / name) for name in ("kernel.cu", "kernel.cubin")}
-    launch = {"launch": kernel.plan.launch._asdict(), "form": "cubin", "target": "sm_90"}
+    launch = {"launch": kernel.plan.launch._asdict(), "form": CUBIN, "target": "sm_90"}
     return replace(library, directory=folder, manifest={**library.manifest, **launch, "files": files})
 
 

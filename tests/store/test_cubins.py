@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import scanops
 from scanops import artifact
-from scanops.artifact import CUBIN, sources_key
+from scanops.artifact import CUBIN
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
@@ -26,7 +28,6 @@ from scanops.store import layers
 from scanops.store.cubin import disagreement, problem
 from scanops.store.entry import Entry, checked, facts_of, read_entry
 from scanops.store.packs import ANY, PACK, read
-from scanops.store.root import read_index
 from scanops.store.store import Store
 from tests.store.sources import CUDA, flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
@@ -65,34 +66,32 @@ def test_a_named_builder_makes_its_form_and_a_library_serves_first(
 ) -> None:
     """By a builder's name and by the variable; looked up by the text and by the index."""
     cubin = scanops.compile(SPEC, "sm_90")  # found: any form serves
-    assert (cubin.path.name, cubin.builder) == ("kernel.cubin", "nvrtc")
     library = scanops.compile(SPEC, "sm_90", builder="nvcc")
-    assert (library.path.name, library.builder) == ("kernel.so", "nvcc")
+    listed = json.loads(CliRunner().invoke(main, ["store", "list", "--json"]).stdout)["kernels"]
+    made = {each["directory"]: (each["form"], each["builder"]) for each in listed}
+    assert made[str(cubin.path.parent)] == ("cubin", "nvrtc") and made[str(library.path.parent)] == ("library", "nvcc")
     for digests in (artifact.source_digests(), {}):
         monkeypatch.setattr(artifact, "DIGESTS", digests)
         with monkeypatch.context() as patch:
             assert scanops.compile(SPEC, "sm_90").path == library.path
             assert scanops.compile(SPEC, "sm_90", builder="nvrtc").path == cubin.path
             patch.setenv("SCANOPS_BUILDER", "nvrtc")
-            found = kernels.obtain(SPEC, "sm_90", POLICIES["never"], Store())
-            assert found is not None and found.path == cubin.path
+            assert kernels.obtain(SPEC, "sm_90", POLICIES["never"], Store()).path == cubin.path
             patch.setenv("SCANOPS_BUILDER", "load_inline")
-            assert scanops.compile(SPEC, "sm_90").path == library.path  # the same library, whoever builds it
-
-
-def test_builders_that_there_are_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for target, builder in (("sm_90", "gcc"), ("cpu", "nvrtc")):
-        with pytest.raises(UnsupportedRequest, match=f"for {target} by '{builder}'"):
+            assert scanops.compile(SPEC, "sm_90").path == library.path  # which is the same by load_inline
+    monkeypatch.setenv("SCANOPS_BUILDER", "g++")
+    for target, builder, wrong in (("sm_90", "gcc", "gcc"), ("cpu", "nvrtc", "nvrtc"), ("sm_90", "auto", "g++")):
+        with pytest.raises(UnsupportedRequest) as caught:
             scanops.compile(SPEC, target, builder=builder)
-    monkeypatch.setenv("SCANOPS_BUILDER", "gcc")
-    with pytest.raises(UnsupportedRequest, match="read SCANOPS_BUILDER: 'gcc'"):
-        scanops.compile(SPEC, "sm_90")
+        assert caught.value.value == repr(wrong)
 
 
 def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
     """Found by text and by index on another platform, in a store and in a pack that went through an archive."""
     contents = read(root)
     assert (contents["platform"], contents["targets"]) == (ANY, list(TARGETS))
+    (root / PACK).write_text((root / PACK).read_text().replace('"schema": 2', '"schema": 1'))  # of an older version
+    assert read(root) == {**contents, "schema": 1}
     write(root, tmp_path / "k.tar.xz")
     write(root, tmp_path / "kernels-1.0-py3-none-any.whl")
     with pytest.raises(UnsupportedRequest, match="py3-none-any"):
@@ -113,12 +112,6 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
             found = scanops.compile(SPEC, "sm_90")
             assert found.path == folder(place) / "kernel.cubin"
     artifact._fingerprint.cache_clear()
-
-
-def test_packs_of_schema_1_are_read(root: Path) -> None:
-    text = (root / PACK).read_text()
-    (root / PACK).write_text(text.replace('"schema": 2', '"schema": 1'))
-    assert read(root)["schema"] == 1
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
@@ -199,19 +192,11 @@ def test_a_signed_pack_of_cubins(root: Path, tmp_path: Path, monkeypatch: pytest
         scanops.compile(SPEC, "sm_90")
 
 
-def test_it_is_listed_with_its_builder_and_found_by_its_index(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["store", "list", "--json"], standalone_mode=False)
-    listed = json.loads(capsys.readouterr().out)["kernels"]
-    assert [(each["form"], each["builder"]) for each in listed] == [("cubin", "nvrtc")] * 2
-    key = str(sources_key(SPEC, "sm_90", form=CUBIN))
-    assert read_index(root, key) == (read_entry(folder(root)).identity, folder(root).name)
-
-
 ONE_KEY = """
+import logging
 from scanops.codegen.spec import ScanSpec
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import POLICIES, STRICT
-import logging
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 policy = (STRICT, POLICIES["build"])[int(sys.argv[2])]
 time.sleep(max(0, float(sys.argv[3]) - time.time()))
@@ -220,10 +205,7 @@ print(obtain(ScanSpec(op="sum", dtype="float32", length=24), "sm_90", policy.by(
 
 
 def test_processes_that_ask_at_once_build_once(tmp_path: Path) -> None:
-    import time
-
-    start = time.time() + 3
-    asking = [python(ONE_KEY, tmp_path / "store", number % 2, start) for number in range(6)]
+    asking = [python(ONE_KEY, tmp_path / "store", number % 2, time.time() + 3) for number in range(6)]
     said = [process.communicate(timeout=120) for process in asking]
     assert len({out for out, _ in said}) == 1 and said[0][0].endswith("kernel.cubin\n"), said
     assert sum(error.count("building") for _, error in said) == 1
