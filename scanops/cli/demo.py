@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import shutil
+from contextlib import nullcontext
 from typing import Any
 
 import click
 
+from scanops import environment
 from scanops.builders.toolchain import find_cxx
 from scanops.cli.output import Answer, Command, working
-from scanops.errors import MissingCompiler
 
 __all__ = ["SCANS", "command"]
 
@@ -32,18 +32,15 @@ def command() -> Answer:
         from scanops.api import scan
         from scanops.emulator import emulate
         from scanops.fallback import scans
-    gpu, checks = torch.cuda.is_available(), []
-    context: Callable[[], AbstractContextManager[object]] = nullcontext
-    try:
+    gpu, cxx, checks = torch.cuda.is_available(), shutil.which(environment.cxx()), []
+    device = "no GPU, and no C++ compiler to emulate one: run by PyTorch's operators"
+    if gpu or cxx:
         device = torch.cuda.get_device_name() if gpu else f"no GPU: emulated on the CPU, built by {find_cxx().version}"
-        context = nullcontext if gpu else emulate
-    except MissingCompiler:
-        device = "no GPU, and no C++ compiler to emulate one: run by PyTorch's operators"
     x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
     for op, dim, word in SCANS:
         called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
         options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
-        with working(called), context():
+        with working(called), emulate() if cxx and not gpu else nullcontext():
             error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
         limit = scans.limit(op, x.shape[dim])
         found = error if math.isfinite(error) else None

@@ -162,7 +162,7 @@ def native_calls(facts: dict[str, Any]) -> str:
     from scanops.runtime.native import building  # needs torch
 
     try:
-        request, entry = building.request(), building.brought() or building.found()
+        request, entry = building.request(), building.found()
     except ScanopsError as problem:
         raise Flaw("missing", str(problem.value), problem.hint) from problem
     facts |= {"library": request.name, "identity": request.identity}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +17,6 @@ from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs, Request, checked
 from scanops.requests.segments import flags_along
 from scanops.runtime.policies import policy
-
-if TYPE_CHECKING:
-    from scanops.torch_private import OpOverload
 
 Outputs = tuple[torch.Tensor, ...]
 LIBRARY = torch.library.Library("scanops", "DEF")  # type: ignore[no-untyped-call]
@@ -35,17 +32,17 @@ class Form(NamedTuple):
     name: str
     indices: bool  # whether indices come with the values
     final: bool  # whether carry-outs are returned
-    overload: OpOverload[..., Any]
+    overload: Any
 
     def parsed(self, arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
         """Return the tensors and the call of the operator's arguments."""
         return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:], final=self.final)
 
 
-def _define(name: str, arguments: str, results: int) -> OpOverload[..., Any]:
+def _define(name: str, arguments: str, results: int) -> Any:
     returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)  # type: ignore[no-untyped-call]
-    overload: OpOverload[..., Any] = getattr(torch.ops.scanops, name).default
+    overload: Any = getattr(torch.ops.scanops, name).default
     return overload
 
 

@@ -14,18 +14,11 @@ from typing import Any
 
 import torch
 
+from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
-from scanops.torch_private import (
-    are_transforms_active,
-    at_tracing,
-    check_symbol,
-    dual_level,
-    is_autograd_excluded,
-    is_jit_traced,
-)
 
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
@@ -176,24 +169,24 @@ def autocast(op: str, x: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if x.dtype in _HALVES and x.is_cuda and _autocasts(op) else None
 
 
-@at_tracing
+@private.at_tracing
 def _autocasts(op: str) -> bool:
     return isinstance(op, str) and op in OPERATORS and OPERATORS[op].autocast
 
 
 def is_recorded() -> bool:
     """Whether autograd records: not in inference mode or below autograd, whatever the grad mode."""
-    return torch.is_grad_enabled() and not is_autograd_excluded()
+    return torch.is_grad_enabled() and not private.is_autograd_excluded()
 
 
 def is_transformed() -> bool:
     """Whether code runs under a ``torch.func`` transform or in forward mode."""
-    return are_transforms_active() or dual_level() >= 0
+    return private.are_transforms_active() or private.dual_level() >= 0
 
 
 def is_traced() -> bool:
     """Whether torch.jit.trace is active: to it everything but an operator is a constant, and sizes are tensors."""
-    return not torch.compiler.is_compiling() and is_jit_traced()  # which a compiler cannot look into
+    return not torch.compiler.is_compiling() and private.is_jit_traced()  # which a compiler cannot look into
 
 
 def stretches(size: Any, to: Any) -> bool:
@@ -205,6 +198,6 @@ def stretches(size: Any, to: Any) -> bool:
     if guard_or_false(size == 1) or guard_or_false(size == to):
         return True
     if guard_or_true(size == to):
-        check_symbol(size == to)
+        private.check_symbol(size == to)
         return True
     return False

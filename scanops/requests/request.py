@@ -9,24 +9,15 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops import emulator
+from scanops import torch_private as private
 from scanops.codegen.dtypes import default_result
 from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded
+from scanops.requests.call import Call, is_recorded, is_transformed
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, line_shape, neighbours_of, split_shape
-from scanops.torch_private import (
-    DispatchKey,
-    are_transforms_active,
-    count_modes,
-    dispatch_keys,
-    dual_level,
-    has_storage,
-    is_jit_traced,
-    is_zero,
-)
 
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
 Tensors = tuple[torch.Tensor | None, ...]
@@ -243,7 +234,7 @@ _NOTHING = Inputs(x=torch.empty(0))
 
 def has_own_operations(tensor: torch.Tensor) -> bool:
     """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
-    found: bool = dispatch_keys(tensor).has(DispatchKey.Python)
+    found: bool = private.dispatch_keys(tensor).has(private.DispatchKey.Python)
     return found
 
 
@@ -253,7 +244,7 @@ def is_memory(tensor: torch.Tensor) -> bool:
     if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
         return False  # a subclass (fake, distributed, quantised) has values for torch's operations only
     # A negated view, as z.conj().imag; a conjugated one, as z.conj(); without memory, as batched gradients.
-    return not (tensor.is_neg() or tensor.is_conj() or is_zero(tensor)) and has_storage(tensor)
+    return not (tensor.is_neg() or tensor.is_conj() or private.is_zero(tensor)) and private.has_storage(tensor)
 
 
 def has_kernels(x: torch.Tensor) -> bool:
@@ -263,7 +254,7 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
     """Whether this is eager code without tracing, transforms or modes, on tensors that kernels can read."""
-    if is_compiling() or are_transforms_active() or dual_level() >= 0 or count_modes() or is_jit_traced():
+    if is_compiling() or is_transformed() or private.count_modes() or private.is_jit_traced():
         return False
     return reads_memory(given)
 

@@ -6,7 +6,6 @@ import itertools
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.packs import manifest
 from scanops.runtime import background, native
 from scanops.runtime.native import building
-from scanops.store.entry import Entry
 from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
@@ -71,25 +69,19 @@ def test_a_changed_library_is_not_loaded(counted: Counted, tmp_path: Path) -> No
     assert building.found(Store(tmp_path / "store")) is None  # moved aside
 
 
-def test_what_a_wheel_brings_comes_first(counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry for this torch and Python, verified as one of a pack, and passed over where it cannot be loaded."""
-    (tmp_path / "prebuilt").mkdir(mode=0o700)
-    copy = copied(tmp_path / "prebuilt" / "entries").rename(tmp_path / "prebuilt" / building.request().folder)
+def test_a_wheel_brings_it(counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry for this torch and Python, verified as one of a pack; not where only signed packs are trusted."""
+    copy = copied(tmp_path / "prebuilt")
     monkeypatch.setattr(building, "PREBUILT", copy.parent)
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "none"))
-    entry, module = building.brought(), building.module(build=False)
-    assert (entry and entry.directory) == copy and module is not None and module.size() == 0
-    with monkeypatch.context() as patch:
-        patch.setenv("SCANOPS_REQUIRE_SIGNED", str(tmp_path / "key.pem"))
-        assert building.brought() is None
-    monkeypatch.setattr(building, "module_of", lambda entry: refuse(entry))
-    assert building.module(build=False) is None
-    copy.chmod(0o777)
-    assert building.brought() is None and native_finding().status == "missing"
-
-
-def refuse(entry: Entry) -> ModuleType:
-    raise BadStoreEntry("load it", allowed="a library this system can load", value=entry.slug, hint="build it")
+    entry = building.found()
+    assert entry is not None and entry.directory == copy and building.module_of(entry).size() == 0
+    monkeypatch.setattr(building.environment, "require_signed", lambda: tmp_path)
+    assert building.found(Store(tmp_path / "none")) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(building, "PREBUILT", copy.parent)
+    (copy / "kernel.so").chmod(0o777)
+    assert building.found(Store(tmp_path / "none")) is None
 
 
 def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:

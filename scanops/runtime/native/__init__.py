@@ -49,7 +49,7 @@ _GENERATION = [0]  # generation of the table; a launcher remembers it
 
 
 def get(*, build: bool) -> bool:
-    """Load the library of the wheel or the store, or build it if ``build``; return whether it is loaded.
+    """Load the library from the store, or build it if ``build``; return whether it is loaded.
 
     Raises BuildFailure, BadStoreEntry and BadSignature as ``scanops.compile`` does, MissingKernel where only what is
     signed may be loaded and no pack has it.
@@ -59,11 +59,13 @@ def get(*, build: bool) -> bool:
         with NO_FORK:
             from scanops.runtime.native import building  # no call needs it
 
-        module = building.module(build=build)
-        if module is None:
+        entry = building.found() or (building.built() if build else None)
+        if entry is None:
             return False
+        module = building.module_of(entry)
         module.begin(emulator.ACTIVE, environment.SCOPED, _failed, building.stream_getter())
         _MODULES.append(module)
+        _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
     return True
 
