@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.codegen.dtypes import DType, dtype_named, scan_result
+from scanops.codegen.dtypes import DType, default_result, dtype_named
 from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
@@ -51,7 +51,7 @@ class Variant:
     @property
     def output(self) -> DType:
         """The dtype row of the output, which is that of torch.cumsum."""
-        return scan_result(self.input)
+        return default_result("widened", self.input)
 
     @property
     def item_bytes(self) -> int:

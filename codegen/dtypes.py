@@ -177,11 +177,6 @@ def numbers_of(start: Any, out: DType) -> Any:
     return BOUNDS[start](out) if isinstance(start, str) else start
 
 
-def scan_result(term: DType) -> DType:
-    """The result dtype of ``torch.cumsum`` and ``torch.cumprod`` for items of dtype ``term``: integers give int64."""
-    return kept_result(term) if term.kind in ("float", "complex") else DTYPES["int64"]
-
-
 def accumulator_of(dtype: DType) -> DType:
     """The dtype whose C type ``dtype`` is scanned in: float32 for half types, an unsigned type for integers."""
     return next((row for row in _ROWS if row.storage == dtype.accumulator), dtype)
@@ -196,4 +191,5 @@ def default_result(gives: str, term: DType) -> DType:
     """The default output dtype of an operator that ``gives`` results as its row says, for items of dtype ``term``."""
     if gives in ("bool", "index"):
         return DTYPES["bool" if gives == "bool" else "int64"]
-    return scan_result(term) if gives == "widened" else kept_result(term)
+    widens = gives == "widened" and term.kind in ("bool", "int")  # as in torch.cumsum and torch.cumprod
+    return DTYPES["int64"] if widens else kept_result(term)

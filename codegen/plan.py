@@ -104,11 +104,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "streams": (False, True),
         },
     ),
-    "columns": Strategy(
-        plan=columns.plan,
-        fits=lambda spec, target, few: spec.inner > 1,
-        free=PANEL,
-    ),
+    "columns": Strategy(plan=columns.plan, fits=lambda spec, target, few: spec.inner > 1, free=PANEL),
     "panels": Strategy(
         plan=panels.plan,
         fits=lambda spec, target, few: spec.inner > 1 and spec.capacity >= WARP,

@@ -148,11 +148,16 @@ def occupancy(target: Target, *, threads: int, registers: int, shared_bytes: int
         2
     """
     warps = -(-threads // WARP)
+    each = _up(max(registers, 1) * WARP, REGISTER_UNIT)  # registers of a warp
+    # The launch check assumes that the block's warps are spread evenly over the partitions.
+    spread = registers <= target.thread_registers and each * _up(warps, PARTITIONS) <= target.registers
+    shared = _up(shared_bytes + target.reserved_bytes, SHARED_UNITS.get(target.capability[0], SHARED_UNIT))
+    by_shared = target.shared_bytes // shared if shared else target.blocks
     allowed = {
         "threads": target.threads // (warps * WARP) if threads <= target.block_threads else 0,
         "blocks": target.blocks,
-        "registers": _by_registers(target, warps, registers),
-        "shared memory": _by_shared(target, shared_bytes),
+        "registers": target.registers // PARTITIONS // each * PARTITIONS // warps if spread else 0,
+        "shared memory": by_shared if shared_bytes <= target.block_shared_bytes else 0,
     }
     blocks = min(allowed.values())
     return Occupancy(
@@ -173,23 +178,6 @@ def most_registers(target: Target, threads: int) -> int:
     warps = -(-threads // WARP)
     each = target.registers // _up(warps, PARTITIONS) // REGISTER_UNIT * REGISTER_UNIT
     return min(target.thread_registers, each // WARP)
-
-
-def _by_registers(target: Target, warps: int, registers: int) -> int:
-    each = _up(max(registers, 1) * WARP, REGISTER_UNIT)  # of a warp
-    # The launch check assumes that the block's warps are spread evenly over the partitions.
-    if registers > target.thread_registers or each * _up(warps, PARTITIONS) > target.registers:
-        return 0
-    resident = target.registers // PARTITIONS // each * PARTITIONS
-    return resident // warps
-
-
-def _by_shared(target: Target, shared_bytes: int) -> int:
-    if shared_bytes > target.block_shared_bytes:
-        return 0
-    unit = SHARED_UNITS.get(target.capability[0], SHARED_UNIT)
-    each = _up(shared_bytes + target.reserved_bytes, unit)
-    return target.shared_bytes // each if each else target.blocks
 
 
 def _up(number: int, unit: int) -> int:

@@ -90,10 +90,9 @@ def register_operator(operator: Operator) -> Operator:
     with _REGISTERING:
         for row in (operator, *gradient_rows(operator)):
             known = OPERATORS.get(row.name) or GRADIENTS.get(row.name)
-            built_in = row.name in _SHIPPED and known is not row
-            if built_in or (known is not None and known != row):
+            if known not in (None, row) or (known is not row and row.name in _SHIPPED):
                 raise UnsupportedRequest(
-                    f"register_operator: the name is {'built in' if built_in else 'taken'}",
+                    f"register_operator: the name is {'built in' if row.name in _SHIPPED else 'taken'}",
                     allowed="a name that no different operator has in this process",
                     value=f"name={row.name!r}",
                     hint=f"choose another name, for example {row.name + '_2'!r}",

@@ -7,17 +7,10 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
-from scanops.codegen.strategies.rows import (
-    RowPlan,
-    boundary_of,
-    fills_registers,
-    may_run,
-    registers_of,
-    row_of,
-    vectors_in_registers,
-)
+from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.targets import Target, most_registers
 
 MIN_THREADS = 64
@@ -128,12 +121,12 @@ class BlockPlan(RowPlan):
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         sizes = [*(source.dtype.bytes for source in self.spec.sources), *self.spec.result_bytes]
-        return may_run(self) and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
+        return self._may_run and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
     """Plan a row as one tile, with threads and accesses such that little of the tile lies past the row's end."""
-    items, boundary, accesses = row_of(spec)
+    items, boundary, accesses = rows.row_of(spec)
     if spec.takes_length:
         preferred = next(each for limit, each in _any_table(spec) if accesses <= limit)
         threads, vectors = min(_shapes(spec, target), key=lambda shape: abs(shape[1] - preferred))
@@ -150,13 +143,13 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
         items=items,
         vectors=vectors,
         boundary=boundary,
-        alone=many or (_kind(spec) != "flagged" and fills_registers(spec, items, vectors, threads)),
+        alone=many or (_kind(spec) != "flagged" and rows.fills_registers(spec, items, vectors, threads)),
     )
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
     """Whether the registers of a block hold a row, and a staged kernel is not faster."""
-    accesses = row_of(spec)[2]
+    accesses = rows.row_of(spec)[2]
     longest = LONGEST.get(_kind(spec), accesses) if target.copies_async and not spec.takes_length else accesses
     return accesses <= longest and bool(_shapes(spec, target))
 
@@ -182,22 +175,22 @@ def _any_table(spec: ScanSpec) -> tuple[tuple[int, int], ...]:
     kind = _kind(spec)
     if kind == "full" and not spec.aligned:
         kind = "realigned"
-    if kind == "masked" and not boundary_of(spec, spec.access_items):
+    if kind == "masked" and not rows.boundary_of(spec, spec.access_items):
         kind = "full"  # rows of 8192, masked, have 0.86 with 11, and 0.95 or more with 5
     return ANY_TABLES.get(kind, ANY_VECTORS)
 
 
 def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
     """Every (threads, accesses per thread) that holds a row."""
-    items, _, accesses = row_of(spec)
+    items, _, accesses = rows.row_of(spec)
     slack = SLACK_REGISTERS if spec.aligned and not spec.takes_length else 0
-    most = min(MAX_VECTORS, vectors_in_registers(spec, items))
+    most = min(MAX_VECTORS, rows.vectors_in_registers(spec, items))
     shapes = [(max(MIN_THREADS, WARP * ceil_div(accesses, WARP * each)), each) for each in range(1, most + 1)]
     return [
         (threads, each)
         for threads, each in shapes
         if threads <= target.block_threads
-        and registers_of(spec, items, each) + slack <= most_registers(target, threads)
+        and rows.registers_of(spec, items, each) + slack <= most_registers(target, threads)
     ]
 
 

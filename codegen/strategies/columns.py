@@ -6,23 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
+from scanops.codegen.strategies import panel
 from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
-from scanops.codegen.strategies.panel import (
-    ROWS,
-    WIDE_ROW_BYTES,
-    PanelPlan,
-    can_stage,
-    column_width,
-    is_costly,
-    is_narrow,
-    is_pair,
-    odd_rows,
-    panel_lanes,
-    register_rows,
-)
+from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import Target
-
-__all__ = ["ColumnsPlan", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,46 +77,46 @@ MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex12
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
     """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
-    if is_narrow(spec, target):
+    if panel.is_narrow(spec, target):
         return _narrow(spec, target)
-    vector = column_width(spec)
+    vector = panel.column_width(spec)
     threads, items, columns, width, stages = PAIR_STAGED[min(8, max(2, spec.out.bytes))]
-    if is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and can_stage(spec, target, width):
+    if panel.is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and panel.can_stage(spec, target, width):
         stages += spec.capacity > SHORT
         return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
-    if is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
+    if panel.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
         threads, items, columns, width, blocks = COSTLY[spec.out.bytes]
         return _made(spec, target, width, columns // width, threads, items, stages=0, blocks=blocks)
-    if vector > 1 and spec.capacity > ONE_TILE and can_stage(spec, target, vector):
+    if vector > 1 and spec.capacity > ONE_TILE and panel.can_stage(spec, target, vector):
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
-        items = min(items, register_rows(spec, vector, few=few))
+        items = min(items, panel.register_rows(spec, vector, few=few))
         return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=1)
-    items, most = register_rows(spec, vector, few=few), THREADS
+    items, most = panel.register_rows(spec, vector, few=few), THREADS
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
         strided = next(threads for length, threads in STRIDED_THREADS if spec.capacity <= length)
-        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (ROWS, strided)
-        items = min(items, WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes))  # complex128: 16 rows spill
+        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (panel.ROWS, strided)
+        items = min(items, panel.WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes))  # complex128: 16 rows spill
     elif spec.capacity > ONE_TILE:
         items = max(1, items // 2)  # the next tile waits in registers meanwhile
     items = min(items, spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
-    lanes = panel_lanes(spec, vector, LANES if vector > 1 and slots > 1 else WARP)
+    lanes = panel.panel_lanes(spec, vector, LANES if vector > 1 and slots > 1 else WARP)
     threads = max(WARP, min(most, lanes * slots))
     return _made(spec, target, vector, lanes, threads, items, stages=0, blocks=max(1, 512 // threads))
 
 
 def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
     """The plan of panels narrower than a cache line: one tile where a block holds all rows, else a loop."""
-    vector = column_width(spec)
-    lanes = panel_lanes(spec, vector, WARP)
+    vector = panel.column_width(spec)
+    lanes = panel.panel_lanes(spec, vector, WARP)
     threads, most, stages, blocks = NARROW_TILE
-    items = min(odd_rows(spec, vector, most), spec.capacity)
+    items = min(panel.odd_rows(spec, vector, most), spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     if lanes * slots > threads * (ANY_TILES if spec.takes_length else 1):
         dense = NARROW_LOOP if spec.alone else MASKED_LOOP
         threads, most, stages, blocks = VIEW_LOOP if spec.input_layout == "columns" else dense
-        items = odd_rows(spec, vector, most)
+        items = panel.odd_rows(spec, vector, most)
     threads = min(threads, max(WARP, lanes * slots))
     return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=blocks)
 
@@ -138,7 +125,7 @@ def _made(
     spec: ScanSpec, target: Target, vector: int, most_lanes: int, threads: int, items: int, *, stages: int, blocks: int
 ) -> ColumnsPlan:
     """The plan of these numbers, with fewer stages, then fewer threads, until shared memory suffices."""
-    lanes = panel_lanes(spec, vector, most_lanes)
+    lanes = panel.panel_lanes(spec, vector, most_lanes)
     one_tile = threads // lanes * items >= spec.capacity
     made = ColumnsPlan(
         spec=spec,

@@ -18,21 +18,6 @@ from scanops.codegen.strategies.base import (
 from scanops.codegen.strategies.rows import ASYNC_BYTES, LINE_BYTES
 from scanops.codegen.targets import Target
 
-__all__ = [
-    "ROWS",
-    "WIDE_ROW_BYTES",
-    "PanelPlan",
-    "are_neighbours",
-    "can_stage",
-    "column_width",
-    "is_costly",
-    "is_narrow",
-    "is_pair",
-    "odd_rows",
-    "panel_lanes",
-    "register_rows",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelPlan(Plan):

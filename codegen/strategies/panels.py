@@ -7,24 +7,12 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies import panel
 from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
-from scanops.codegen.strategies.panel import (
-    PanelPlan,
-    are_neighbours,
-    can_stage,
-    column_width,
-    is_costly,
-    is_narrow,
-    is_pair,
-    odd_rows,
-    panel_lanes,
-    register_rows,
-)
+from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
-
-__all__ = ["PanelsPlan", "fits", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,39 +98,39 @@ PAIR_TILES = {
 
 def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
-    if spec.inner == 1 or not are_neighbours(spec) or spec.capacity <= ONE_TILE:
+    if spec.inner == 1 or not panel.are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
     if not few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
         short = spec.capacity <= LONGEST_LOOP
-        pairs = is_pair(spec) and not (short and spec.segments)
+        pairs = panel.is_pair(spec) and not (short and spec.segments)
         halves = spec.keeps_bytes and spec.out.bytes < 4 and not pairs
-        loops = halves or spec.capacity <= SHORT or (short and is_costly(spec))
-        if column_width(spec) == spec.access_items and loops:
+        loops = halves or spec.capacity <= SHORT or (short and panel.is_costly(spec))
+        if panel.column_width(spec) == spec.access_items and loops:
             return False
     return plan(spec, target, few).tiles > 1
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
     """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back."""
-    vector = column_width(spec)
-    apart = vector < spec.access_items and are_neighbours(spec) and not is_narrow(spec, target)
+    vector = panel.column_width(spec)
+    apart = vector < spec.access_items and panel.are_neighbours(spec) and not panel.is_narrow(spec, target)
     vector = spec.access_items if apart else vector
-    if is_pair(spec) and not apart and vector == spec.access_items and spec.inner > ONE_PANEL_LANES * vector:
+    if panel.is_pair(spec) and not apart and vector == spec.access_items and spec.inner > ONE_PANEL_LANES * vector:
         return _of_pairs(spec, target, few)
-    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart, few=few), BLOCKS
+    threads, items, blocks = THREADS, panel.register_rows(spec, vector, apart=apart, few=few), BLOCKS
     lanes = APART_LANES if apart else LANES
     one_panel = few and not apart and spec.inner <= LANES * vector
     if one_panel:
         lanes = ONE_PANEL_LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    staged = few and not apart and can_stage(spec, target, vector)
+    staged = few and not apart and panel.can_stage(spec, target, vector)
     if staged:
         long = one_panel and spec.length is not None and spec.length >= LONG
-        small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not is_narrow(spec, target)
+        small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not panel.is_narrow(spec, target)
         threads, items, blocks = LONG_TILE if long and small else FEW_TILE
         sizes = [source.dtype.bytes for source in spec.streams]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
@@ -150,9 +138,9 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).held_bytes)
         )
         items -= items // 4 if spec.views else 0  # steps and places of a view take registers
-        items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
+        items = panel.odd_rows(spec, vector, items) if panel.is_narrow(spec, target) else items
         items = items if spec.aligned else (items - 1) | 1  # no padding between the rows of lanes
-    lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
+    lanes = min(panel.panel_lanes(spec, vector, lanes), threads // vector)
     group, stretch = (GROUP, STRETCH) if few else (1, 1)
     made = _made(
         spec, target, vector, lanes, threads, items,
@@ -160,14 +148,14 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
     )  # fmt: skip
     if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes:
         return made
-    return replace(made, stages=0, items=register_rows(spec, vector, apart=apart, few=few))
+    return replace(made, stages=0, items=panel.register_rows(spec, vector, apart=apart, few=few))
 
 
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
     """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
     threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
-    lanes = panel_lanes(spec, vector, columns // vector)
+    lanes = panel.panel_lanes(spec, vector, columns // vector)
     return _made(spec, target, vector, lanes, threads, items, group=group)
 
 

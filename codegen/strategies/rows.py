@@ -66,7 +66,7 @@ class RowPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        lanes, chosen = self._lanes, self.launch.chosen
+        lanes, chosen = getattr(self, "lanes", WARP), self.launch.chosen  # a whole warp, unless rows share one
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
         lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
@@ -89,11 +89,6 @@ class RowPlan(Plan):
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
             Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
         )
-
-    @property
-    def _lanes(self) -> int:
-        """Number of lanes of a warp that scan a row."""
-        return WARP
 
     @property
     def _reads_on(self) -> bool:
@@ -136,15 +131,15 @@ class RowPlan(Plan):
         return False
 
     @property
+    def _may_run(self) -> bool:
+        """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
+        plain = not (self.boundary or self.realigns or self.takes_place or self.spec.takes_length)
+        return self.picks and plain and self.vectors > 1 and not self.spec.operator.own
+
+    @property
     def run(self) -> int:
         """Number of consecutive items that a thread scans serially: of one access, or of all."""
         return self.items * self.vectors if self.in_runs else self.items
-
-
-def may_run(plan: RowPlan) -> bool:
-    """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
-    plain = not (plan.boundary or plan.realigns or plan.takes_place or plan.spec.takes_length)
-    return plan.picks and plain and plan.vectors > 1 and not plan.spec.operator.own
 
 
 def vector_width(spec: ScanSpec) -> int:

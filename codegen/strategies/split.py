@@ -13,10 +13,7 @@ from scanops.codegen.targets import Target, most_registers
 
 # (bytes of all states of a row, up to; threads; accesses per thread). Large tiles mean few blocks and short look-backs,
 # but leave multiprocessors idle.
-SHAPES = (
-    (2**18, 256, 4),
-    (2**62, 512, 8),
-)
+SHAPES = ((2**18, 256, 4), (2**62, 512, 8))
 BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bfloat16 spills 92 to 144 bytes without
 
 

@@ -54,13 +54,15 @@ class StagedPlan(Plan):
     in_place: bool = derived()  # results overwrite the items that they come from
     kept: bool = derived()  # a lane keeps the states of its piece in registers while lanes exchange totals
     on_boundary: bool = derived()  # a warp's rows start and end on a 16-byte boundary in every operand
+    room: int = derived()  # items of a warp's rows
 
     def __post_init__(self) -> None:
         """Check that lanes share rows evenly, and that the rows of a block fit in static shared memory."""
         Plan.__post_init__(self)
-        on_boundary = not self.spec.takes_length and _on_boundary(self.spec, self.rows)
-        kept = _kept(self.spec, self.lanes, self.piece)
-        set_derived(self, in_place=_in_place(self.spec), kept=kept, on_boundary=on_boundary)
+        spec, kept = self.spec, _kept(self.spec, self.lanes, self.piece)
+        on_boundary = not spec.takes_length and _on_boundary(spec, self.rows)
+        room = _any_room(spec) if spec.length is None else self.rows * spec.length
+        set_derived(self, in_place=_in_place(spec), kept=kept, on_boundary=on_boundary, room=room)
         require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1 and not self.spec.strided, "one tile of dense operands")
         require(self, self.rows * self.lanes % WARP == 0, "rows that are a multiple of those scanned at once")
@@ -89,7 +91,7 @@ class StagedPlan(Plan):
             Constant("kRuns", self.piece // self.run, "of a lane's piece of a row"),
             Constant("kUnroll", ceil_div(self.unroll * self.items, self.run), "runs of a lane in one step of its loop"),
             Constant("kTurns", turns, "rows of a lane in one step of its loop"),
-            Constant("kRoom", self._room, "items of a warp's rows in shared memory"),
+            Constant("kRoom", self.room, "items of a warp's rows in shared memory"),
             Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
             Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
             Constant("kInitial", self.spec.initial, "rows have a carry-in"),
@@ -101,7 +103,7 @@ class StagedPlan(Plan):
     def launch(self) -> Launch:
         """What a launch follows from: a warp takes as many rows as it has room for."""
         chosen, width = ("rows", "lane_bits", "piece"), self.warps * self.rows
-        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self._room)
+        return self._launch("lines", adjacent=0, width=width, chosen=chosen, room=self.room)
 
     @property
     def tile(self) -> int:
@@ -124,13 +126,8 @@ class StagedPlan(Plan):
         if self.in_place:
             sizes.remove(self.spec.out.bytes)
         slack = 0 if self.on_boundary else ACCESS_BYTES
-        accesses = sum(ceil_div(self._room * size + slack, ACCESS_BYTES) for size in sizes)
+        accesses = sum(ceil_div(self.room * size + slack, ACCESS_BYTES) for size in sizes)
         return self.warps * accesses * ACCESS_BYTES
-
-    @property
-    def _room(self) -> int:
-        """Number of items in a warp's rows."""
-        return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
 
 
 def fits(spec: ScanSpec) -> bool:
@@ -142,7 +139,8 @@ def fits(spec: ScanSpec) -> bool:
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) > MAX_BYTES or (whole and spec.capacity > MAX_LENGTH):
         return False
     wide = reads_wide(spec, width) and width * spec.input.bytes >= LEAST_ACCESS
-    return not (wide and (spec.length is None or _fills_lanes(spec.length // width)))
+    accesses = spec.length // width if spec.length else 1
+    return not (wide and (is_power_of_two(accesses) or accesses % WARP == 0))  # lanes would share them evenly
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
@@ -216,11 +214,6 @@ def bank_cycles(addresses: list[int], access: int) -> int:
         words = {(address + byte) // BANK_BYTES for address in lanes for byte in range(0, access, BANK_BYTES)}
         total += max(Counter(word % BANKS for word in words).values())
     return total
-
-
-def _fills_lanes(accesses: int) -> bool:
-    """Whether a power of two of lanes divides the accesses evenly."""
-    return accesses & (accesses - 1) == 0 or accesses % WARP == 0
 
 
 def _kept(spec: ScanSpec, lanes: int, piece: int) -> bool:

@@ -12,8 +12,6 @@ from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, Result
 from scanops.codegen.strategies.base import is_power_of_two as _power
 from scanops.codegen.targets import Target
 
-__all__ = ["Slab", "TransposedPlan", "fits", "plan"]
-
 COPY_BYTES = (16, 8, 4)  # bytes that one cp.async can copy
 MOST_ITEMS = 64  # of a thread in a tile: all unrolled
 MOST_PIECES = 8  # 16-byte pieces of a lane's part of a line: the swizzle spreads these over the banks

@@ -39,10 +39,6 @@ class WarpPlan(RowPlan):
         require(self, self.lanes == WARP or not self.boundary, "a whole warp for rows that are shifted")
 
     @property
-    def _lanes(self) -> int:
-        return self.lanes
-
-    @property
     def tile(self) -> int:
         """Number of items that the lanes of a row hold."""
         return self.lanes * self.vectors * self.items

@@ -7,17 +7,9 @@ from typing import Any, ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import MOST, WARP, Constant, Launch, ceil_div, power_of_two_above, require
-from scanops.codegen.strategies.rows import (
-    ASYNC_BYTES,
-    LENGTH_BYTES,
-    STRIDED_BYTES,
-    RowPlan,
-    begins_anywhere,
-    gathers,
-    may_run,
-    row_of,
-)
+from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.targets import Target
 
 THREADS = 512  # threads per block, at most
@@ -111,18 +103,18 @@ class WavePlan(RowPlan):
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
-        return may_run(self) and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
+        return self._may_run and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     """Shared memory of a warp's stage for shifted operands, in bytes: one more access each, and its skew."""
-    shifted = (source for source in spec.sources if items > 1 and begins_anywhere(spec, source.layout))
+    shifted = (source for source in spec.sources if items > 1 and rows.begins_anywhere(spec, source.layout))
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
-    items, boundary, accesses = row_of(spec, _items(spec, target))
+    items, boundary, accesses = rows.row_of(spec, _items(spec, target))
     shape = (
         _two_blocks(spec, target, items, accesses)
         or _one_tile(spec, target, items, accesses)
@@ -150,7 +142,7 @@ def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> di
         return None
     if spec.takes_length or not spec.aligned or spec.views or spec.accumulator.bytes > 4 or operator.own:
         return None
-    if not target.copies_async or any(items * source.dtype.bytes not in ASYNC_BYTES for source in spec.streams):
+    if not target.copies_async or any(items * source.dtype.bytes not in rows.ASYNC_BYTES for source in spec.streams):
         return None  # what passes through registers needs one more stage
     most, vectors = SHARED[kind]
     threads = _fitting(range(most - 4 * WARP, most + 1, WARP), most, vectors, accesses)
@@ -207,7 +199,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     elif items > spec.access_items:
         most = WIDENED_VECTORS
     else:
-        lands = gathers(spec) or items * spec.input.bytes < 4
+        lands = rows.gathers(spec) or items * spec.input.bytes < 4
         held = (ahead + 1 + items) * fragments(spec).held_bytes + lands * max(4, items * spec.read_bytes)
         most = _register_bytes(spec, items) // held
     accesses = _tile_accesses(spec, target, items, kilobytes, stages)
@@ -217,16 +209,16 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
 def _register_bytes(spec: ScanSpec, items: int) -> int:
     """Register bytes of a thread for prefixes of scanned tiles and the items of one tile."""
     layouts = [source.layout for source in spec.sources]
-    shifted = spec.doubled or begins_anywhere(spec, spec.input_layout)
+    shifted = spec.doubled or rows.begins_anywhere(spec, spec.input_layout)
     changes = (
         (32, spec.widens and spec.alone and not shifted),  # int32 to int64, 32768: 0.94, with 64 bytes less 0.86
         (-40, spec.widens and spec.alone and shifted),  # with more, int32 rows of any length spill on sm_120
         (-48, spec.widens and not spec.alone),  # otherwise masked products of int32 spill 20 bytes on sm_80
         (-48, spec.capacity + THREADS * items > 2**30),  # 64-bit positions
         (-80, ACCESS_BYTES in (spec.input.bytes, spec.out.bytes)),  # complex128 spills 4 bytes without
-        (-LENGTH_BYTES, spec.takes_length),
-        (-LENGTH_BYTES, spec.takes_length and not spec.at_most),  # 64-bit positions take two registers each
-        *((-STRIDED_BYTES, each == "strided" or begins_anywhere(spec, each)) for each in layouts),
+        (-rows.LENGTH_BYTES, spec.takes_length),
+        (-rows.LENGTH_BYTES, spec.takes_length and not spec.at_most),  # 64-bit positions take two registers each
+        *((-rows.STRIDED_BYTES, each == "strided" or rows.begins_anywhere(spec, each)) for each in layouts),
     )
     return REGISTER_BYTES + sum(change for change, applies in changes if applies)
 

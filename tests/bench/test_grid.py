@@ -11,7 +11,7 @@ from benchmarks.cells import VARIANTS, Cell, allocate, poison, spec_of
 from benchmarks.measure import is_right, same_bits
 from benchmarks.peers import all_peers, cub, triton
 from benchmarks.peers.eager import Eager
-from benchmarks.table import GROUPS, RANDOM_LENGTHS, SLACK, cells, row_floor, select
+from benchmarks.table import GROUPS, SLACK, cells, row_floor
 from scanops.codegen.plan import make_plan
 
 GRID = cells(seed=7)
@@ -32,14 +32,6 @@ def test_every_cell_has_a_name_and_a_bar_and_every_group_has_cells() -> None:
     assert timed.bars(0.005) == (pytest.approx(0.005 / 0.0104), pytest.approx(0.005 / 0.007))
 
 
-def test_selection_and_random_lengths() -> None:
-    drawn = [cell for cell in GRID if cell.group == "random"]
-    assert cells(7, ["random"]) == drawn != cells(8, ["random"]) and len(drawn) == RANDOM_LENGTHS
-    assert select(GRID, text="middle dims") == [cell for cell in GRID if cell.family == "middle dims"]
-    quick = select(GRID, quick=True)
-    assert 50 <= len(quick) <= 100 and {cell.group for cell in quick} == set(GROUPS)
-
-
 def test_views_have_runs_of_64_bytes_and_offsets_are_in_elements() -> None:
     for cell in (cell for cell in GRID if cell.strides is not None):
         runs = [size for size, stride in zip(cell.shape, cell.strides or (), strict=True) if stride == 1]
@@ -47,13 +39,6 @@ def test_views_have_runs_of_64_bytes_and_offsets_are_in_elements() -> None:
         assert allocate(cell, "meta", filled=False).x.stride() == cell.strides
     case = allocate(Cell(group="offsets", family="", variant="sum", shape=(2, 3), offset=3), "cpu")
     assert case.x.storage_offset() == 3 and not spec_of(case, MULTIPROCESSORS)[0].aligned
-
-
-def test_each_cell_of_the_table_has_a_spec_and_a_plan() -> None:
-    for cell in TABLE:
-        spec, few = spec_of(allocate(cell, "meta", filled=False), MULTIPROCESSORS)
-        assert (spec.length, spec.inner, spec.op) == (cell.length, cell.inner, cell.what.op)
-        assert make_plan(spec, "sm_90", few).spec == spec
 
 
 def small(variant: str, *shape: int) -> Cell:

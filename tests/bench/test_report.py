@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import math
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from benchmarks import accuracy, picture
 from benchmarks.readme import RESULTS
-from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
+from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines
 from benchmarks.table import cells
 from scanops.errors import UnsupportedRequest
 
@@ -91,14 +89,6 @@ def test_the_committed_results_keep_to_the_grid() -> None:
         assert (found["floor"], found["goal"]) == (pytest.approx(floor), None if goal is None else pytest.approx(goal))
         assert found["fraction"] == pytest.approx(found["copy_ms"] / found["ms"])
     assert MEASURED["summary"] == summary(MEASURED["cells"], MEASURED["seed"])
-
-
-def test_the_table_shows_all_but_random_lengths_that_are_well() -> None:
-    drawn = [row(cell="fast", group="random"), row(0.5, cell="slow", group="random")]
-    screen = Console(width=200, record=True, file=io.StringIO())
-    screen.print(table([row(peer_ms=2.0), *drawn, row(error="gone", ok=False)]))
-    text = screen.export_text()
-    assert all(word in text for word in (row()["cell"], "torch eager", "NOT MEASURED", "slow")) and "fast" not in text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install matplotlib")

@@ -132,14 +132,15 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 FORKS = """
-import os, signal, threading
+import os, resource, signal, threading
 from pathlib import Path
-from types import SimpleNamespace
 from scanops.builders import nvrtc
-from tests.store.sources import CUDA_SOURCE
-found, options = nvrtc.require("sm_90"), ["-std=c++17", "-arch=sm_90"]
+from tests.store.sources import CUDA
+found, limit = nvrtc.require("sm_90"), resource.getrlimit(resource.RLIMIT_STACK)
 def compiled():
-    return nvrtc.compiled(found, CUDA_SOURCE, Path("kernel.cu"), options)[2]
+    cubin = nvrtc.compiled(found, CUDA.source, Path("kernel.cu"), nvrtc.options(found, CUDA))[2]
+    assert resource.getrlimit(resource.RLIMIT_STACK) == limit
+    return cubin
 expected, ending, statuses = compiled(), threading.Event(), []
 def busy():
     while not ending.is_set():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote, scan_result
+from scanops.codegen.dtypes import DTYPES, DType, default_result, dtype_named, promote
 from scanops.errors import UnsupportedRequest
 
 
@@ -36,7 +36,7 @@ def test_a_row_is_torchs(row: DType) -> None:
     """Its size, the default output dtype of sums and products, and what finds it: torch's object, its name, the tag."""
     dtype = of_torch(row)
     x = torch.ones(3).to(dtype if row.stored else torch.float32)  # torch has no scan of 8-bit floating types
-    assert {torch.cumsum(x, 0).dtype, torch.cumprod(x, 0).dtype} == {of_torch(scan_result(row))}
+    assert {torch.cumsum(x, 0).dtype, torch.cumprod(x, 0).dtype} == {of_torch(default_result("widened", row))}
     assert row.bytes == dtype.itemsize
     assert all(dtype_named(name) is row for name in (dtype, str(dtype), row.name, row.tag))
 

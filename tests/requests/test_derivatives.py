@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad, grad
+from torch.autograd import grad
 from torch.testing import assert_close
 
 import scanops
@@ -20,7 +20,7 @@ from scanops.codegen.operators import BUILT_IN
 from scanops.fallback import scans
 from tests.numbers.oracle import COMPOUND, STEPS
 from tests.requests.derivatives import AXES, CELLS, Case, Tensors, leaf
-from tests.torch_integration.columns import autocasting
+from tests.torch_integration.columns import TRANSFORMS, TWICE, autocasting
 from tools.pages import EXAMPLES, docs_files
 
 func = torch.func
@@ -70,47 +70,20 @@ def test_results_and_three_derivatives(cell: dict[str, str], device: str, monkey
     assert_close(found, expected)
 
 
-def cosines(at: Tensors) -> Tensors:
-    return tuple(each.cos() for each in at)
-
-
-def dual(f: Total, at: Tensors) -> torch.Tensor:
-    with forward_ad.dual_level():
-        return forward_ad.unpack_dual(f(*map(forward_ad.make_dual, at, cosines(at)))).tangent
-
-
-def batched_gradients(f: Total, at: Tensors) -> Tensors:
-    leaves = tuple(each.clone().requires_grad_() for each in at)
-    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, device=at[0].device)
-    return grad(f(*leaves), leaves, weights, is_grads_batched=True)
-
-
-TRANSFORMS: dict[str, Callable[[Total, Tensors], Any]] = {
-    "gradient": lambda f, at: func.grad(f, argnums=tuple(range(len(at))))(*at),
-    "tangent": lambda f, at: func.jvp(f, at, cosines(at)),
-    "tangents of gradients": lambda f, at: func.jacfwd(func.grad(f))(*at),
-    "gradients of tangents": lambda f, at: func.jacrev(lambda *t: func.jvp(f, t, cosines(t))[1])(*at),
-    "gradients of gradients": lambda f, at: func.jacrev(func.grad(f))(*at),
-    "a batch": lambda f, at: func.vmap(f)(*(torch.stack([each, 1.5 * each]) for each in at)),
-    "a batch in gradients": lambda f, at: func.vmap(func.grad(f))(*(torch.stack([each, 1.5 * each]) for each in at)),
-    "gradients in a batch": batched_gradients,
-    "dual numbers": dual,
-    "functionalized": lambda f, at: func.functionalize(func.grad(f))(*at),
-    "linearized": lambda f, at: func.linearize(f, *at)[1](*cosines(at)),
-}
+KINDS = TRANSFORMS | TWICE
 # torch's functions know no derivative of these: such calls are composed.
-COMPOSED = ("functionalized", "linearized")
+COMPOSED = ("functionalized", "linearized", "tangents of tangents")
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", KINDS)
 @pytest.mark.parametrize("op", STEPS)
 def test_transformed(op: str, transform: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell for cell in CELLS if (cell["op"], cell["dtype"], cell["length"]) == (op, "float64", "5")]
-    case = Case(cells[list(TRANSFORMS).index(transform) % len(cells)], kernels)
-    expected = TRANSFORMS[transform](case.expected, case.tensors)
+    case = Case(cells[list(KINDS).index(transform) % len(cells)], kernels)
+    expected = KINDS[transform](case.expected, case.tensors)
     if transform not in COMPOSED:
         kernels_alone(monkeypatch, case)
-    assert_close(TRANSFORMS[transform](case.total, case.tensors), expected)
+    assert_close(KINDS[transform](case.total, case.tensors), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

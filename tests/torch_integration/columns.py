@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -100,7 +101,7 @@ def inference(row: Row) -> None:
 def batched(row: Row) -> None:
     pairs = zip(row.tensors(), row.tensors(seed=1), strict=True)
     stacked = tuple(torch.stack(pair, -1) for pair in pairs)
-    found = torch.func.vmap(row, in_dims=-1)(*stacked)
+    found = func.vmap(row, in_dims=-1)(*stacked)
     for k in range(2):
         close([y[k] for y in found], row(*(each[..., k] for each in stacked)))
 
@@ -119,46 +120,60 @@ def as_one_function(row: Row) -> tuple[Callable[..., torch.Tensor], Callable[...
     return partial(total, row), partial(total, row.by_torch), line
 
 
-def backward_mode(row: Row) -> None:
-    total, by_torch, at = as_one_function(row)
-    expected = torch.autograd.functional.jacobian(by_torch, at)
-    assert_close(torch.func.grad(total)(at), expected)
-    assert_close(torch.func.vjp(total, at)[1](torch.ones((), dtype=at.dtype))[0], expected)
-    assert_close(torch.func.vmap(torch.func.grad(total))(torch.stack([at, at]))[1], expected)
+Total = Callable[..., torch.Tensor]
 
 
-def forward_mode(row: Row) -> None:
-    total, by_torch, at = as_one_function(row)
-    tangent = torch.rand_like(at)
-    expected = torch.autograd.functional.jacobian(by_torch, at) @ tangent
-    assert_close(torch.func.jvp(total, (at,), (tangent,))[1], expected)
+def cosines(at: Tensors) -> Tensors:
+    return tuple(each.cos() for each in at)
+
+
+def dual(f: Total, at: Tensors) -> torch.Tensor:
     with forward_ad.dual_level():
-        found = forward_ad.unpack_dual(total(forward_ad.make_dual(at, tangent))).tangent
-    assert found is not None
-    assert_close(found, expected)
+        return forward_ad.unpack_dual(f(*map(forward_ad.make_dual, at, cosines(at)))).tangent
 
 
-def nested(row: Row) -> None:
-    """Compare transforms of transforms with torch's double backward of torch's operations."""
-    total, by_torch, at = as_one_function(row)
-    also, tangent = at + 0.01, torch.rand_like(at)  # items keep their order
-    second, beside = (torch.autograd.functional.hessian(by_torch, each) for each in (at, also))
-    grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
-    jacfwd, jacrev = torch.func.jacfwd, torch.func.jacrev
-    both, expected = torch.stack([at, also]), torch.stack([second @ tangent, beside @ tangent])
+def batched_gradients(f: Total, at: Tensors) -> Tensors:
+    leaves = tuple(each.clone().requires_grad_() for each in at)
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, device=at[0].device)
+    return torch.autograd.grad(f(*leaves), leaves, weights, is_grads_batched=True)
 
-    def slope(x: torch.Tensor) -> torch.Tensor:
-        return jvp(total, (x,), (tangent,))[1]
 
-    assert_close(jvp(grad(total), (at,), (tangent,))[1], second @ tangent)
-    assert_close(torch.func.vjp(grad(total), at)[1](tangent)[0], second @ tangent)
-    for matrix in (jacfwd(jacrev(total)), jacrev(jacfwd(total)), jacrev(jacrev(total)), jacfwd(jacfwd(total))):
-        assert_close(matrix(at), second)
-    assert_close(vmap(grad(slope))(both), expected)
-    assert_close(jvp(vmap(grad(total)), (both,), (tangent.expand(both.shape),))[1], expected)
-    slopes = torch.autograd.functional.jacobian(by_torch, at)
-    assert_close(grad(lambda each: vmap(total)(each).sum())(both)[0], slopes)
-    assert_close(vmap(vmap(grad(total)))(both[:, None])[0, 0], slopes)
+def both(at: Tensors) -> Tensors:
+    """Return a batch of two, whose items keep their order."""
+    return tuple(torch.stack([each, 1.5 * each]) for each in at)
+
+
+TRANSFORMS: dict[str, Callable[[Total, Tensors], Any]] = {
+    "gradient": lambda f, at: func.grad(f, argnums=tuple(range(len(at))))(*at),
+    "pullback": lambda f, at: func.vjp(f, *at)[1](torch.tensor(1.5, dtype=torch.float64, device=at[0].device)),
+    "tangent": lambda f, at: func.jvp(f, at, cosines(at)),
+    "a batch": lambda f, at: func.vmap(f)(*both(at)),
+    "a batch in gradients": lambda f, at: func.vmap(func.grad(f))(*both(at)),
+    "gradients in a batch": batched_gradients,
+    "dual numbers": dual,
+    "functionalized": lambda f, at: func.functionalize(func.grad(f))(*at),
+    "linearized": lambda f, at: func.linearize(f, *at)[1](*cosines(at)),
+}
+TWICE: dict[str, Callable[[Total, Tensors], Any]] = {
+    "tangents of gradients": lambda f, at: func.jacfwd(func.grad(f))(*at),
+    "gradients of tangents": lambda f, at: func.jacrev(lambda *t: func.jvp(f, t, cosines(t))[1])(*at),
+    "gradients of gradients": lambda f, at: func.jacrev(func.grad(f))(*at),
+    "tangents of tangents": lambda f, at: func.jacfwd(func.jacfwd(f))(*at),
+    "tangents of a batch of gradients": lambda f, at: func.jvp(func.vmap(func.grad(f)), both(at), cosines(both(at))),
+    "gradients of a batch": lambda f, at: func.grad(lambda *t: func.vmap(f)(*t).sum())(*both(at)),
+}
+
+
+def transformed(*names: str) -> Callable[[Row], None]:
+    """Return the check that these transforms of a row give what they give of torch's operations."""
+
+    def check(row: Row) -> None:
+        total, by_torch, at = as_one_function(row)
+        for name in names:
+            found, expected = ((TRANSFORMS | TWICE)[name](each, (at,)) for each in (total, by_torch))
+            assert_close(found, expected)
+
+    return check
 
 
 # ---- modes and subclasses
@@ -275,9 +290,9 @@ COLUMNS: dict[str, Column] = {
     "`checkpoint`": Column(check=checkpointed, differentiates=True),
     "`inference_mode`": Column(check=inference),
     "`vmap`": Column(check=batched),
-    "`vjp`, `grad`": Column(check=backward_mode, differentiates=True),
-    "`jvp`": Column(check=forward_mode, differentiates=True),
-    "transforms of transforms": Column(check=nested, differentiates=True),
+    "`vjp`, `grad`": Column(check=transformed("gradient", "pullback", "a batch in gradients"), differentiates=True),
+    "`jvp`": Column(check=transformed("tangent", "dual numbers"), differentiates=True),
+    "transforms of transforms": Column(check=transformed(*TWICE), differentiates=True),
     "`compile`": Column(check=compilers.compiled),
     "`compile`, dynamic": Column(check=compilers.compiled_for_all_lengths),
     "compiled autograd": Column(check=compilers.backwards_compiled, differentiates=True),
