@@ -58,30 +58,20 @@ def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Pa
     assert ran(sys.executable, "-c", PROGRAM, **nothing).stdout == "served\n"
 
 
-def test_a_changed_library_is_not_loaded(counted: Counted, tmp_path: Path) -> None:
-    copy = copied(tmp_path / "store")
-    kept = building.found(Store(tmp_path / "store"))
-    assert kept is not None and kept.directory == copy
+@pytest.mark.parametrize("place", ["store", "wheel"])
+def test_a_changed_library_is_not_loaded(
+    place: str, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from a store nor from the installed wheel, which serves where the store has none."""
+    monkeypatch.setattr(building, "PREBUILT", tmp_path / "wheel")
+    copy, store = copied(tmp_path / place), Store(tmp_path / "store")
+    kept = building.found(store)
+    assert kept is not None and kept.directory == copy and building.module_of(kept).size() == 0
     data = bytearray((copy / "kernel.so").read_bytes())
     data[-1] ^= 1
     (copy / "kernel.so").write_bytes(data)
     refused(BadStoreEntry, lambda: building.module_of(kept), "SHA-256")
-    assert building.found(Store(tmp_path / "store")) is None  # moved aside
-
-
-def test_a_wheel_brings_it(counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry for this torch and Python, verified as one of a pack; not where only signed packs are trusted."""
-    copy = copied(tmp_path / "prebuilt")
-    monkeypatch.setattr(building, "PREBUILT", copy.parent)
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "none"))
-    entry = building.found()
-    assert entry is not None and entry.directory == copy and building.module_of(entry).size() == 0
-    monkeypatch.setattr(building.environment, "require_signed", lambda: tmp_path)
-    assert building.found(Store(tmp_path / "none")) is None
-    monkeypatch.undo()
-    monkeypatch.setattr(building, "PREBUILT", copy.parent)
-    (copy / "kernel.so").chmod(0o777)
-    assert building.found(Store(tmp_path / "none")) is None
+    assert building.found(store) is None  # moved aside in the store
 
 
 def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import scanops
 from scanops import torch_private as names
 from scanops.errors import MissingRequirement
-
-ONE = torch.ones(2)
-CUDA = torch.cuda.is_available()
 
 
 def under(transform: Callable[[Any], Any], ask: Callable[[torch.Tensor], Any]) -> Any:
@@ -40,31 +39,19 @@ def traced(function: Callable[[torch.Tensor], Any]) -> Any:
     return lambda x: torch.jit.trace(function, (x,), check_trace=False)
 
 
-def autocasts() -> bool:
-    before = torch.is_autocast_enabled("cuda")
-    torch.set_autocast_enabled("cuda", True)
-    try:
-        return within(names.without_autocast(), lambda: torch.is_autocast_enabled("cuda"))
-    finally:
-        torch.set_autocast_enabled("cuda", before)
-
-
 @names.at_tracing
 def one() -> float:
     return float(len(str(Path())))  # which a compiler cannot trace
 
 
-def fake() -> torch.Tensor:
-    with FakeTensorMode():
-        return scanops.cumsum(torch.empty(3, 2, device="cuda"), 0)
-
-
-LEAF, KEYS = torch.ones(2, requires_grad=True), names.DispatchKey
+ONE, LEAF, KEYS = torch.ones(2), torch.ones(2, requires_grad=True), names.DispatchKey
+CUDA, HOOKS, ACTIVE = torch.cuda.is_available(), partial(names.saved_tensors_hooks, True), names.are_transforms_active
+enabled, switch = partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")
 NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked with it, and what has to be the answer
     "DispatchKey": (lambda: names.dispatch_keys(ONE).has(KEYS.CPU), True),
     "TransformType": (lambda: {"Grad", "Jvp", "Vmap"} <= {*dir(names.TransformType)}, True),
     "after_autograd": (lambda: [names.after_autograd.has(key) for key in (KEYS.CPU, KEYS.AutogradCPU)], [True, False]),
-    "are_transforms_active": (lambda: under(vmap, lambda _: names.are_transforms_active()), True),
+    "are_transforms_active": (lambda: under(vmap, lambda _: ACTIVE()), True),
     "at_tracing": (lambda: torch.compile(lambda x: x + one(), backend="eager", fullgraph=True)(ONE).tolist(), [2, 2]),
     "below_autograd": (lambda: within(names.below_autograd(), lambda: (LEAF * 2).requires_grad), False),
     "check_symbol": (lambda: names.check_symbol(True), None),
@@ -82,20 +69,14 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "is_zero": (lambda: [names.is_zero(ONE), names.is_zero(torch._efficientzerotensor(2))], [False, True]),
     "raw_stream": (lambda: CUDA and names.raw_stream(0) != torch.cuda.current_stream(0).cuda_stream, False),
     "recording": (
-        lambda: within(names.below_autograd(), lambda: within(names.recording(), lambda: (LEAF * 2).requires_grad)),
+        lambda: within(names.below_autograd(), lambda: within(names.recording(), LEAF.sin).requires_grad),
         True,
     ),
-    "register_fake": (lambda: fake().shape, (3, 2)),
-    "saved_tensors_hooks": (
-        lambda: within(saved_tensors_hooks(abs, abs), lambda: names.saved_tensors_hooks(True)),
-        (abs, abs),
-    ),
+    "register_fake": (lambda: within(FakeTensorMode(), lambda: scanops.cumsum(torch.ones(3), 0)).shape, (3,)),
+    "saved_tensors_hooks": (lambda: within(saved_tensors_hooks(abs, abs), HOOKS), (abs, abs)),
     "version_of": (lambda: names.version_of(torch.ones(2).add_(1)), 1),
-    "without_autocast": (autocasts, False),
-    "without_interpreters": (
-        lambda: under(vmap, lambda _: within(names.without_interpreters(), names.are_transforms_active)),
-        False,
-    ),
+    "without_autocast": (lambda: [switch(True), within(names.without_autocast(), enabled), switch(False)][1], False),
+    "without_interpreters": (lambda: under(vmap, lambda _: within(names.without_interpreters(), ACTIVE)), False),
 }
 
 
@@ -107,17 +88,16 @@ def test_a_private_name_does_what_is_needed_of_it(name: str) -> None:
 
 def test_private_names_are_in_one_module_alone() -> None:
     """Those of C++ are in the headers that the native call path is built against."""
-    body = ast.parse(Path(names.__file__).read_text(encoding="utf-8")).body
-    own = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    own |= {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)}
-    assert own | {"DispatchKey", "TransformType"} == {*NEEDED, "private"}
     found = {}
     for path in Path(scanops.__file__).parent.rglob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         texts = [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute | ast.ImportFrom)]
         begins = ("torch.", "from torch.", "from torch ", "forward_ad.")
         found[path.name] = [text for text in texts if text.startswith(begins) and "._" in text.replace("__", "")]
-    assert found.pop("torch_private.py") != [] and not any(found.values()), found
+    del found["torch_private.py"]
+    assert not any(found.values()), found
+    defined = re.findall(r"^(?:def )?([a-zA-Z]\w+)(?:\(|: | = )", Path(names.__file__).read_text("utf-8"), re.MULTILINE)
+    assert {*defined} == {*NEEDED, "Guard", "private"}
 
 
 def test_a_name_that_is_missing_is_named_unless_a_public_one_serves() -> None:

@@ -17,7 +17,6 @@ from types import ModuleType
 
 import torch
 
-from scanops import environment
 from scanops.artifact import ABI, HOST, BuildRequest
 from scanops.store.entry import Entry
 from scanops.store.layers import Layer
@@ -55,11 +54,10 @@ def request() -> BuildRequest:
 
 
 def found(store: Store | None = None) -> Entry | None:
-    """Return the entry of a store, a pack or, unless SCANOPS_REQUIRE_SIGNED is set, the wheel; or None."""
+    """Return the entry of a store, a pack or the installed wheel, or None. Builds nothing."""
     identity = request().identity
     entry = (store or Store()).find(identity)
-    looked = entry is not None or environment.require_signed() is not None or not PREBUILT.is_dir()
-    return entry if looked else Layer(PREBUILT).find(identity)
+    return Layer(PREBUILT).find(identity) if entry is None and PREBUILT.is_dir() else entry
 
 
 def built(store: Store | None = None) -> Entry:
