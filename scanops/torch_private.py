@@ -81,10 +81,7 @@ def recording() -> Guard:
 
 
 def register_fake(name: str, function: Callable[..., Any], library: torch.library.Library) -> None:
-    """Let ``function`` compute an operator on fake tensors.
-
-    As ``torch.library.register_fake``, which looks through all loaded modules for the line of its caller.
-    """
+    """As ``torch.library.register_fake``, which looks through all loaded modules for the line of its caller."""
     registry = private("_library.simple_registry.singleton", torch.library)
     if registry is torch.library:
         torch.library.register_fake(name, function, lib=library)
@@ -93,9 +90,6 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
 
 
 def at_tracing(function: F) -> F:
-    """Mark ``function`` to be called while a compiler traces; its result is a constant of the graph.
-
-    As ``torch.compiler.assume_constant_result``, which would import the compiler.
-    """
+    """As ``torch.compiler.assume_constant_result``, which would import the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -42,8 +42,7 @@ class Form(NamedTuple):
 def _define(name: str, arguments: str, results: int) -> Any:
     returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)  # type: ignore[no-untyped-call]
-    overload: Any = getattr(torch.ops.scanops, name).default
-    return overload
+    return getattr(torch.ops.scanops, name).default
 
 
 _DIM, _OP, *_OPTIONS = SCHEMA.values()

@@ -234,8 +234,7 @@ _NOTHING = Inputs(x=torch.empty(0))
 
 def has_own_operations(tensor: torch.Tensor) -> bool:
     """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
-    found: bool = private.dispatch_keys(tensor).has(private.DispatchKey.Python)
-    return found
+    return bool(private.dispatch_keys(tensor).has(private.DispatchKey.Python))
 
 
 def is_memory(tensor: torch.Tensor) -> bool:

@@ -115,24 +115,13 @@ def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path
     assert artifact.store_key(spec, "cpu") is None
 
 
-def test_the_installed_wheel_generates_without_torch(installed: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys, scanops\n"
-        "print(scanops.__file__, [name for name in ('torch', 'jinja2') if name in sys.modules])\n"
-        "sys.modules['torch'] = None\n"  # importing it now fails
-        "print(scanops.generate(scanops.ScanSpec(op='sum', dtype='float32', length=32)))\n"
-    )
-    first, source = run([installed / "python", "-c", program], tmp_path).split("\n", 1)
-    location, imported = first.split(" ", 1)
-    assert Path(location).is_relative_to(installed.parent) and imported == "[]"
-    assert "__global__" in source
-    assert "generate" in run([installed / "scanops", "--help"], tmp_path)
-
-
 def test_the_installed_wheel_works_without_any_program(installed: Path, tmp_path: Path) -> None:
-    """No compiler, no ninja: scans are PyTorch's, and the doctor says so."""
+    """No compiler, no ninja: scans are PyTorch's, and the doctor says so. The import needs neither torch nor jinja2."""
     nothing = {"PATH": "", "HOME": str(tmp_path), "SCANOPS_STORE": f"{tmp_path}/store", "CUDA_VISIBLE_DEVICES": "-1"}
-    program = "import torch, scanops; print(scanops.cumsum(torch.ones(3), 0).tolist())"
-    assert run([installed / "python", "-c", program], tmp_path, **nothing) == "[1.0, 2.0, 3.0]\n"
-    assert "torch's own operations" in run([installed / "python", "-m", "scanops", "doctor"], tmp_path, **nothing)
-    assert "PyTorch's operators" in run([installed / "python", "-m", "scanops", "demo"], tmp_path, **nothing)
+    program = "import sys, scanops; print({'torch', 'jinja2'} & {*sys.modules}, scanops.__file__);"
+    program += "import torch; print(scanops.cumsum(torch.ones(3), 0).tolist())"
+    printed = run([installed / "python", "-c", program], tmp_path, **nothing)
+    assert printed.startswith(f"set() {installed.parent}") and printed.endswith("[1.0, 2.0, 3.0]\n")
+    said = {"doctor": "torch's own operations", "demo": "PyTorch's operators", "generate sum-f32-n32": "__global__"}
+    for words, part in said.items():
+        assert part in run([installed / "scanops", *words.split()], tmp_path, **nothing)
