@@ -65,11 +65,6 @@ class PanelsPlan(PanelPlan):
             Constant("kStretch", self.stretch, "groups of a group of groups"),
         )
 
-    @property
-    def folds(self) -> bool:
-        """Whether lanes fold totals of tiles or groups across a warp; otherwise inclusive prefixes form one chain."""
-        return (self.group > 1 and self.tiles > 1) or (self.stretch > 1 and self.tiles > self.group)
-
 
 # H200, fp32 sum, fraction of a copy.
 THREADS, BLOCKS = 256, 2
