@@ -44,7 +44,10 @@ def test_a_target_this_nvcc_does_not_know(bare: Path, monkeypatch: pytest.Monkey
 
 
 ROWS = torch.ones(3, 20)
-TURNS: dict[str, Any] = {"negated": torch._neg_view, "conjugated": torch.conj}
+TURNS: dict[str, Any] = {
+    "off a boundary": lambda x: torch.ones(100, device=x.device)[1:].view(x.shape),
+    **{"negated": torch._neg_view, "conjugated": torch.conj},
+}
 ANY: dict[str, Any] = {"length": None, "at_most": 512}
 # The options of a kernel's spec; the tensor, and perhaps the mask and the dimension; what the first line names.
 MISMATCHES: dict[str, tuple[dict[str, Any], torch.Tensor, dict[str, Any], str]] = {
