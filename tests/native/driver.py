@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -115,12 +116,13 @@ def entry_of(kernel: Kernel, folder: Path) -> Entry:
 @pytest.fixture
 def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Let every emulated kernel be a cubin, which this driver loads and launches."""
-    made, codes = Driver(tmp_path), {}
+    made, codes, lock = Driver(tmp_path), {}, threading.RLock()
 
     def code(kernel: Kernel) -> object:
-        if id(kernel) not in codes:
-            codes[id(kernel)] = kernel, load(entry_of(kernel, tmp_path))
-        return codes[id(kernel)][1]
+        with lock:
+            if id(kernel) not in codes:
+                codes[id(kernel)] = kernel, load(entry_of(kernel, tmp_path))
+            return codes[id(kernel)][1]
 
     monkeypatch.setattr(driver, "PATH", str(made.path))
     monkeypatch.setattr(driver, "_CONTEXTS", {})

@@ -39,7 +39,7 @@ def test_no_host_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_target_this_nvcc_does_not_know(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(bare / "toolkit")))
-    error = refused(UnsupportedRequest, lambda: scanops.compile(SPEC, "sm_100"), "'sm_100'")
+    error = refused(UnsupportedRequest, lambda: scanops.compile(SPEC, "sm_100", builder="nvcc"), "'sm_100'")
     assert "sm_80, sm_90, sm_120" in error.allowed  # what this nvcc lists
 
 
