@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 710a49072114b218 of everything below this banner
+// content  sha256 30e2d065400d89f9 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -244,7 +244,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
 // The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];
-    Value lost = 0;
+    State lost = {};
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
         lost = lose(lost, total, s.item[k]);
@@ -255,22 +255,25 @@ __device__ __forceinline__ State scan_items(Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Put the results of a state in the place of item k.
-__device__ __forceinline__ void put(Results& r, int k, State state) {
-    const int at = place_of(k % kOutItems, kOutItems);
-    r.y[k / kOutItems].item[at] = output_of(state);
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        const State before = last;
+        last = combine(prefix, s.item[k]);
+        use(k, kExclusive ? before : last);
+    }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    State before = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if (kExclusive) put(r, k, before);
-        before = combine(prefix, s.item[k]);
-        if (!kExclusive) put(r, k, before);
-    }
+    each_result(prefix, s, [&](int k, State state) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = output_of(state);
+    });
     return r;
 }
 

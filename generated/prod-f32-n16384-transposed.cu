@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 cfdca3f2c54faf3f of everything below this banner
+// content  sha256 32c30dac682ef9e9 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,7 +25,7 @@ constexpr bool kToRows = true;  // results are contiguous along a line, else acr
 constexpr int kInner = 1;  // lines side by side in the output
 constexpr int kThreads = 256;  // of a block
 constexpr int kBlocks = 2;  // of a multiprocessor, at least
-constexpr int kItems = 32;  // positions of a thread in a tile
+constexpr int kRun = 32;  // positions of a thread in a tile
 constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kLoops = true;  // a line has several tiles
@@ -125,9 +125,9 @@ struct Neighbours {  // the dimension along which lines are adjacent in some ope
     long long starts_stride;
 };
 
-// ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
+// ---- a block scans kLines adjacent lines; a warp takes kRun positions of a tile, a lane those of kVector lines
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = kWarps * kItems;
+constexpr int kTile = kWarps * kRun;
 constexpr int kLines = 32 * kVector;
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one position to the next in the output
 static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a tile");
@@ -145,7 +145,7 @@ struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's col
 };
 template <typename Item>
 struct Rows {
-    Access<Item> row[kItems];
+    Access<Item> row[kRun];
 };
 struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
@@ -158,7 +158,7 @@ struct TileResults {  // of all its rows
 };
 typedef Access<State> States;  // one per column
 struct Items {
-    States row[kItems];
+    States item[kRun];
 };
 
 // Index in memory of the lowest of `count` positions of a line, from a scan position on.
@@ -179,8 +179,17 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+// The operator's functions, of the states of each column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States regain(const States& older, const States& newer) {
+    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
+    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
 }
 
 // Items that are contiguous in memory, and in a slab.
@@ -197,14 +206,14 @@ struct Operands {
     Source<Input> x;
 };
 struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    alignas(16) Input x[kStages][kWarps][kLines * kItems];
+    alignas(16) Input x[kStages][kWarps][kLines * kRun];
 };
 
 // `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
 template <bool order, typename Item>
 __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
                                                   [[maybe_unused]] long long step, Position first, Position length) {
-    if constexpr (order == kAlong) return {line + index_of(first, kItems, length), beside, kReverse ? -1 : 1};
+    if constexpr (order == kAlong) return {line + index_of(first, kRun, length), beside, kReverse ? -1 : 1};
     const long long forward = kReverse ? -step : step;
     return {line + index_of(first, 1, length) * step, forward, forward};
 }
@@ -216,15 +225,15 @@ struct alignas(count * sizeof(Item)) Run {  // contiguous items, as one access
 
 // Items of one line that a lane reads or writes at once in shared memory.
 template <typename Item>
-constexpr int kPiece = kItems * sizeof(Item) < 16 ? kItems : 16 / sizeof(Item);
+constexpr int kPiece = kRun * sizeof(Item) < 16 ? kRun : 16 / sizeof(Item);
 
 // Place of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
 template <bool order, typename Item>
 __device__ __forceinline__ int place_of(int run, int item) {
     if (order == kAcross) return run * kLines + item;
-    constexpr int pieces = kItems / kPiece<Item>;  // of a line
+    constexpr int pieces = kRun / kPiece<Item>;  // of a line
     constexpr int spread = kVector * pieces > 8 ? kVector * pieces : 8;  // pieces after which the swizzle repeats
-    static_assert(order == kAcross || (kItems % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
+    static_assert(order == kAcross || (kRun % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
     const int piece = run * pieces + item / kPiece<Item>;
     return (piece ^ piece / spread % 8) * kPiece<Item> + item % kPiece<Item>;
 }
@@ -234,12 +243,12 @@ __device__ __forceinline__ int place_of(int run, int item) {
 template <bool order, int access, typename Item, typename Pointer, typename Move>
 __device__ __forceinline__ void each_access(Pointer first, long long pitch, int lines, Position live,
                                             const Move& move) {
-    constexpr int runs = order == kAlong ? kLines : kItems, items = order == kAlong ? kItems : kLines;
+    constexpr int runs = order == kAlong ? kLines : kRun, items = order == kAlong ? kRun : kLines;
     constexpr int lanes = items / access < 32 ? items / access : 32;  // of a group
     const int run = threadIdx.x % 32 / lanes, item = threadIdx.x % 32 % lanes * access;
     const auto run_exists = [&](int k) { return order == kAlong ? k < lines : !kUneven || k < live; };
     const auto item_exists = [&](int k) {
-        return order == kAcross ? k < lines : !kUneven || (kReverse ? k >= kItems - live : k < live);
+        return order == kAcross ? k < lines : !kUneven || (kReverse ? k >= kRun - live : k < live);
     };
     if (!item_exists(item)) return;
     first += run * pitch + item;
@@ -270,18 +279,18 @@ __device__ __forceinline__ Rows<Item> load(const Item* slab) {
     Rows<Item> rows;
     if constexpr (order == kAcross) {
 #pragma unroll
-        for (int k = 0; k < kItems; ++k)
+        for (int k = 0; k < kRun; ++k)
             rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab + k * kLines + line);
     } else {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
 #pragma unroll
-            for (int begin = 0; begin < kItems; begin += kPiece<Item>) {
+            for (int begin = 0; begin < kRun; begin += kPiece<Item>) {
                 const Item* const at = slab + place_of<kAlong, Item>(line + c, begin);
                 const Run<Item, kPiece<Item>> piece = *reinterpret_cast<const Run<Item, kPiece<Item>>*>(at);
 #pragma unroll
                 for (int k = 0; k < kPiece<Item>; ++k)
-                    rows.row[kReverse ? kItems - 1 - begin - k : begin + k].column[c] = piece.item[k];
+                    rows.row[kReverse ? kRun - 1 - begin - k : begin + k].column[c] = piece.item[k];
             }
     }
     return rows;
@@ -294,11 +303,11 @@ __device__ __forceinline__ void store_along(Item* first, const Rows<Item>& y, It
 #pragma unroll
     for (int c = 0; c < kVector; ++c)
 #pragma unroll
-        for (int begin = 0; begin < kItems; begin += kPiece<Item>) {
+        for (int begin = 0; begin < kRun; begin += kPiece<Item>) {
             Run<Item, kPiece<Item>> piece;
 #pragma unroll
             for (int k = 0; k < kPiece<Item>; ++k)
-                piece.item[k] = y.row[kReverse ? kItems - 1 - begin - k : begin + k].column[c];
+                piece.item[k] = y.row[kReverse ? kRun - 1 - begin - k : begin + k].column[c];
             Item* const at = slab + place_of<kAlong, Item>(threadIdx.x % 32 * kVector + c, begin);
             *reinterpret_cast<Run<Item, kPiece<Item>>*>(at) = piece;
         }
@@ -325,67 +334,55 @@ __device__ __forceinline__ TileRows load_tile(const Ring& ring, int stage) {
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(rows.x.row[k].column[c]);
+            s.item[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// The total of the rows, per column; their inclusive scan replaces them, the compensation added to the last.
+// The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ States scan_items(Items& s) {
-    Value lost[kVector] = {};
-    States total = s.row[0];
+    States total = s.item[0];
+    States lost = {};
 #pragma unroll
-    for (int k = 1; k < kItems; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            lost[c] = lose(lost[c], total.column[c], s.row[k].column[c]);
-            total.column[c] = combine(total.column[c], s.row[k].column[c]);
-            if (!kSerial) s.row[k].column[c] = total.column[c];
-        }
-    s.row[kItems - 1] = total = each_column([&](int c) { return regain(total.column[c], lost[c]); });
-    return total;
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, total, s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(total, lost);
 }
 
-// Visit the columns of each row, in order, with the state before the row and the one that includes it.
-template <typename Next, typename Visit>
-__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             const State before = last.column[c];
-            last.column[c] = next(k, c, before);
-            visit(k, c, before, last.column[c]);
+            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
+            use(k, c, kExclusive ? before : last.column[c]);
         }
 }
 
-template <typename Visit>
-__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
-    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
-        return combine(prefix.column[c], s.row[k].column[c]);
-    };
-    walk_rows(prefix, next, visit);
-}
-
-// Pass on the results of each row, given the states before the rows: use(k, results).
-template <typename Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+// Call use(k, results) for each row, given the states before the rows.
+template <class Use>
+__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
     Results results;
-    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
-        const State state = after;
+    each_result(prefix, s, [&](int k, int c, const State& state) {
         results.y.column[c] = output_of(state);
         if (c == kVector - 1) use(k, results);
-    };
-    walk_items(prefix, s, project);
+    });
 }
 
 // The results of all rows at once.
 __device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
     TileResults rows;
-    each_result(prefix, s, [&](int k, const Results& results) {
+    each_row(prefix, s, [&](int k, const Results& results) {
         rows.y.row[k] = results.y;
     });
     return rows;
@@ -407,7 +404,7 @@ scan_kernel(const Input* input, Output* output,
     const int lines = (int)(neighbours.size - begin < kLines ? neighbours.size - begin : kLines);
     const long long line_step = kToRows ? neighbours.lines : 1;  // from a line to its neighbour
     const long long line = (other / line_step * neighbours.size + begin) * line_step + other % line_step;
-    const Position first = warp * kItems;  // scan position of this warp's first items
+    const Position first = warp * kRun;  // scan position of this warp's first items
     const Position live = length - first;  // positions from there to the end of the line
     // of this thread's lines: the first one, and how many exist from there on
     [[maybe_unused]] const long long own_line = line + place * kVector * line_step;
@@ -418,7 +415,7 @@ scan_kernel(const Input* input, Output* output,
             input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride),
             neighbours.input_stride, geometry.input_step, first, length)};
     // items of an output before the next results of this warp
-    long long written = kToRows ? line * length + index_of(first, kItems, length)
+    long long written = kToRows ? line * length + index_of(first, kRun, length)
                                 : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
@@ -452,14 +449,14 @@ scan_kernel(const Input* input, Output* output,
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
         } else {
 #pragma unroll
             for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+                if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
         if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
 
         // ---- store
         const TileResults results = results_of(prefix, s);

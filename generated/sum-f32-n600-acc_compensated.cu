@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 b0a913bfe0191e25 of everything below this banner
+// content  sha256 603ac508b00ea46f of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -216,22 +216,25 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Put the results of a state in the place of item k.
-__device__ __forceinline__ void put(Results& r, int k, State state) {
-    const int at = place_of(k % kOutItems, kOutItems);
-    r.y[k / kOutItems].item[at] = output_of(state);
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        const State before = last;
+        last = append(before, s.item[k]);
+        use(k, kExclusive ? before : last);
+    }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    State before = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if (kExclusive) put(r, k, before);
-        before = append(before, s.item[k]);
-        if (!kExclusive) put(r, k, before);
-    }
+    each_result(prefix, s, [&](int k, State state) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = output_of(state);
+    });
     return r;
 }
 

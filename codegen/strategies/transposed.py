@@ -66,7 +66,7 @@ class TransposedPlan(Plan):
             Constant("kInner", self.spec.inner, "lines side by side in the output"),
             Constant("kThreads", self.threads, "of a block"),
             Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
-            Constant("kItems", self.items, "positions of a thread in a tile"),
+            Constant("kRun", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
             Constant("kLanes", WARP, "threads side by side across the lines"),
             Constant("kWhole", whole, "a lane stores its adjacent lines by one access"),
