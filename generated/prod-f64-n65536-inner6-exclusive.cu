@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 bc08298d1d41774f of everything below this banner
+// content  sha256 09ed018b80fcc2cb of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -59,22 +59,17 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 16 bytes (cp.async).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 8 bytes (cp.async).
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 4 bytes (cp.async).
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Fewer bytes pass through a register.
+template <bool streams = false, class Item>
+__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
+    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else if constexpr (streams && sizeof(Item) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -116,14 +111,13 @@ __device__ __forceinline__ Output output_of(State state) { return state; }
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
-constexpr int kSlots = kThreads / kLanes;  // threads along a column
-constexpr int kTile = kSlots * kRun;
+constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
+static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
@@ -131,9 +125,9 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item>
-struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
-    Item column[kVector];
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[count];
 };
 template <typename Item>
 struct Rows {
@@ -185,30 +179,36 @@ __device__ __forceinline__ States lose(const States& lost, const States& older, 
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
-    int there;         // columns of the thread that exist
+    int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
+    long long step;    // from the number of a line to that of the thread's next
     long long item;    // index of its first row in a dense operand
     Position first;    // scan position of the first row that it accesses
     Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
     Position live;     // rows from `first` to the end of its columns
 };
 
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
+    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long line = outer * kInner + column;
     const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 template <typename Item>
@@ -221,12 +221,9 @@ struct Source {  // an operand, as a thread reads it
 struct Operands {
     Source<Input> x;
 };
-struct Outputs {  // a thread's first row of the next tile to store
+struct Outputs {  // the first row of the next tile to store
     Output* y;
 };
-
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
 constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
@@ -270,9 +267,7 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
         if (!is_live(live, k * kStride)) continue;
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
-        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+        copy_async<!kExchanged>(to, from);
     }
 }
 
@@ -510,7 +505,6 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 19870828be0bb0a4 of everything below this banner
+// content  sha256 52cd0debc50d06d7 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -42,16 +42,17 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 8 bytes (cp.async).
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 4 bytes (cp.async).
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Fewer bytes pass through a register.
+template <bool streams = false, class Item>
+__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
+    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else if constexpr (streams && sizeof(Item) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -60,12 +61,6 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
-}
-
-// copy_async_16 with L1 bypass (cp.async.cg).
-__device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 #endif
 
@@ -89,14 +84,13 @@ __device__ __forceinline__ Output output_of(State state) { return state; }
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
-constexpr int kSlots = kThreads / kLanes;  // threads along a column
-constexpr int kTile = kSlots * kRun;
+constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
+static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
@@ -105,9 +99,9 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item>
-struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
-    Item column[kVector];
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[count];
 };
 template <typename Item>
 struct Rows {
@@ -148,30 +142,36 @@ __device__ __forceinline__ States combine(const States& older, const States& new
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
-    int there;         // columns of the thread that exist
+    int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
+    long long step;    // from the number of a line to that of the thread's next
     long long item;    // index of its first row in a dense operand
     Position first;    // scan position of the first row that it accesses
     Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
     Position live;     // rows from `first` to the end of its columns
 };
 
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
+    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long line = outer * kInner + column;
     const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 template <typename Item>
@@ -184,7 +184,7 @@ struct Source {  // an operand, as a thread reads it
 struct Operands {
     Source<Input> x;
 };
-struct Outputs {  // a thread's first row of the next tile to store
+struct Outputs {  // the first row of the next tile to store
     Output* y;
 };
 
@@ -196,9 +196,6 @@ __device__ __forceinline__ void advance(Operands& from) {
 __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
-
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
 // Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
@@ -230,9 +227,7 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
         if (!is_live(live, k * kStride)) continue;
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        if constexpr (sizeof(*to) == 16) copy_stream_16(to, from);
-        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+        copy_async<!kExchanged>(to, from);
     }
 }
 
@@ -343,7 +338,6 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
     return lane >= kLanes ? older : identities();
 }
 
-// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -358,11 +352,11 @@ scan_kernel(const Input* input, Output* output, long long lines) {
 
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
-    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     Operands from = {
         dense(input, at, lines * length),
     };
     Outputs to = {output + at.item};
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = identities();
