@@ -42,7 +42,7 @@ BODIES = {
     "spin_by_warp": "while (__all_sync(0xffffffffu, load_relaxed((unsigned*)out) == 0)) {}  // <warp spin>",
     "misaligned": "((float*)out)[0] = reinterpret_cast<const Vector*>(x)[threadIdx.x].item[0];  // <vector>",
     "converted": "((unsigned*)out)[0] = (unsigned)(n * 1.5f);  // <cast>",
-    "misaligned_copy": "__shared__ __align__(16) float values[8]; copy_async_16(values + n, x);  // <copy>",
+    "misaligned_copy": "__shared__ __align__(16) float values[8]; copy_async((Vector*)(values + n), x);  // <copy>",
 }
 CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
     # kernel, arguments, mark of the reported line, pieces of the report; {mark}: the line of another one
