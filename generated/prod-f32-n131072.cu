@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 bd96d2f71598ee07 of everything below this banner
+// content  sha256 7bcc0b4676d9b767 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -198,7 +198,8 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step);
-        if (part.reaches(j)) copy_async(slots + j * kThreads, access);
+        Vector<Item>* const to = slots + j * kThreads;
+        if (part.reaches(j)) copy_async(to, access);
     }
 }
 
@@ -213,7 +214,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     Accesses a;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        a.x[j] = (ring.x[stage] + threadIdx.x)[j * kThreads];
+        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
     }
     return a;
 }

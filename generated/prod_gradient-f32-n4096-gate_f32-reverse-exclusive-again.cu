@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 cd7770a236335f45 of everything below this banner
+// content  sha256 f657a38166ee8d97 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -78,7 +78,7 @@ __device__ __forceinline__ State within(State before, State own) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g, Former f) {
-    return lift(x, (float)g, f, true);
+    return lift(x, g, f, true);
 }
 
 __device__ __forceinline__ Output output_of(State state) {

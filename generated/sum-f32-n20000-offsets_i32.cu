@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 1ed1593a65274ff5 of everything below this banner
+// content  sha256 508afd4dc893ea72 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -256,7 +256,8 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step);
-        if (part.reaches(j)) copy_async(slots + j * kThreads, access);
+        Vector<Item>* const to = slots + j * kThreads;
+        if (part.reaches(j)) copy_async(to, access);
     }
 }
 
@@ -271,7 +272,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     Accesses a;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        a.x[j] = (ring.x[stage] + threadIdx.x)[j * kThreads];
+        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
     }
     return a;
 }
