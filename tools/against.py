@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="store_true", help="run the tests that need a GPU")
     parser.add_argument("--builder", default="load_inline", choices=BUILDERS[1:], help="of kernels, with --gpu")
     parser.add_argument("--workers", default="2", help="processes that run tests")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)  # options between versions and tests
     if given.here:
         given.tests = ([given.torch] if given.torch else []) + given.tests
         row = tested(Path(sys.executable), given)
