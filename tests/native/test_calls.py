@@ -19,9 +19,10 @@ import scanops
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.runtime import calls, native
 from tests.native.conftest import Counted
+from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
 from tests.requests.built import Built
-from tests.requests.calls import WRONGS, holds
+from tests.requests.calls import holds
 from tests.requests.checks import refused
 from tests.requests.recipes import OPS, Call, recipe
 from tests.requests.test_allocations import Recorded
@@ -36,7 +37,7 @@ def taught(call: Callable[[], Any]) -> Any:
 
 
 def test_drawn_requests(counted: Counted) -> None:
-    """Each at first by Python, then natively with other data, then with something wrong."""
+    """Each at first by Python, then natively with other data."""
     served: set[str] = set()
     for number, op in enumerate(OPS * 2):
         drawn = replace(recipe(random.Random(number).choice), op=op, shape=(3, 33), dim=number % 2)
@@ -53,8 +54,6 @@ def test_drawn_requests(counted: Counted) -> None:
         holds(replace(call, recipe=drawn, seed=7, special=True), "cpu")
         if counted.calls > before:
             served.add(op)
-        for wrong in list(WRONGS)[number % len(OPS) :: len(OPS)]:
-            holds(replace(call, recipe=drawn, wrong=wrong), "cpu")
     assert served == set(OPS)
 
 
@@ -71,6 +70,14 @@ def test_repeated_calls(name: str, counted: Counted) -> None:
     """What holds of calls that Python remembers holds of those that C++ does."""
     CHECKS[name]()
     assert counted.calls > 0
+
+
+def test_wrong_calls_are_refused_beside_right_ones(counted: Counted) -> None:
+    for length in (3, 4, 8):
+        taught(lambda length=length: scanops.cumsum(torch.ones(length), 0, mask=torch.ones(length)))
+    for kind, call, value in test_bad_calls.BAD:
+        refused(kind, lambda call=call: call("cpu"), value)
+    assert counted.calls >= 3
 
 
 @pytest.mark.parametrize(

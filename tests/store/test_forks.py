@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.sources import counting_cxx, python
+from tests.store.sources import counting_cxx, needs_nvrtc, python
 
 FORKS = """
 import logging
@@ -113,33 +113,50 @@ def test_forks_beside_the_first_builds_of_a_process(tmp_path: Path, _: int) -> N
     assert count.read_text() == 5 * "x\n"
 
 
-EMULATED_FORK = """
-import os, signal, sys, threading, torch, scanops
-x = torch.arange(2 * 4096 % 97, 2 * 4096 + 2 * 4096 % 97, dtype=torch.float32).view(2, 4096) % 5
-def scan():
-    with scanops.emulate():
-        return scanops.cumsum(x, 1)
-assert torch.equal(scan(), x.cumsum(1))
-ending = threading.Event()
+# Forks beside threads that are busy with the same work; a child that waits for a lock of theirs dies of an alarm.
+BUSY = """
+import os, signal, sys, threading
+{work}
+expected, ending, statuses = work(), threading.Event(), []
 def busy():
     while not ending.is_set():
-        scan()
-thread = threading.Thread(target=busy)
-thread.start()
-statuses = []
-for _ in range(20):
+        assert work() == expected
+threads = [threading.Thread(target=busy) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(15):
     child = os.fork()
     if child == 0:
         signal.alarm(60)
-        os._exit(0 if torch.equal(scan(), x.cumsum(1)) else 1)
+        os._exit(0 if work() == expected else 1)
     statuses.append(os.waitpid(child, 0)[1])
 ending.set()
-thread.join()
-assert statuses == [0] * 20, statuses
+for thread in threads:
+    thread.join()
+assert statuses == [0] * 15, statuses
+"""
+EMULATED = """
+import torch, scanops
+x = torch.arange(8192.0).view(2, 4096) % 5
+def work():
+    with scanops.emulate():
+        return scanops.cumsum(x, 1).equal(x.cumsum(1)) or sys.exit("wrong")
+"""
+COMPILED = """
+import resource
+from pathlib import Path
+from scanops.builders import nvrtc
+from tests.store.sources import CUDA
+found, limit = nvrtc.require("sm_90"), resource.getrlimit(resource.RLIMIT_STACK)
+def work():
+    cubin = nvrtc.compiled(found, CUDA.source, Path("kernel.cu"), nvrtc.options(found, CUDA))[2]
+    assert resource.getrlimit(resource.RLIMIT_STACK) == limit
+    return cubin
 """
 
 
-def test_forks_while_an_emulated_kernel_runs() -> None:
-    process = python(EMULATED_FORK, begin="", OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("work", [EMULATED, pytest.param(COMPILED, marks=needs_nvrtc)], ids=["emulated", "nvrtc"])
+def test_forks_beside_busy_threads(work: str) -> None:
+    process = python(BUSY.format(work=work), begin="", OMP_NUM_THREADS="1")
     out, error = process.communicate(timeout=240)
     assert process.returncode == 0, out + error

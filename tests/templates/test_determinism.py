@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,11 +12,13 @@ import pytest
 
 from scanops import ScanSpec, generate
 from scanops.codegen.targets import TARGETS
+from tests.scripts import ran
 from tools.golden import GOLDEN, Golden
 
 RENDER = """
 import hashlib, sys
 from scanops import ScanSpec, generate
+from tests.scripts import ran
 from tools.golden import golden_files
 for name, text in golden_files().items():
     print(name, hashlib.sha256(text.encode()).hexdigest())
@@ -42,17 +42,9 @@ def test_two_processes_render_the_same_bytes(tmp_path: Path) -> None:
     for number in ("1", "2"):
         directory = tmp_path / number
         directory.mkdir()
-        environment = {"PYTHONHASHSEED": number, "HOME": str(directory), "USER": f"user{number}", "TZ": f"UTC+{number}"}
-        done = subprocess.run(
-            [sys.executable, "-c", RENDER, ",".join(TARGETS), ",".join(FEW)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-            cwd=directory,
-            env={**os.environ, "LC_ALL": "C", "PYTHONPATH": str(ROOT), **environment},
-        )
-        outputs.append(done.stdout)
+        names = {"PYTHONHASHSEED": number, "HOME": str(directory), "USER": f"user{number}", "TZ": f"UTC+{number}"}
+        words = (sys.executable, "-c", RENDER, ",".join(TARGETS), ",".join(FEW))
+        outputs.append(ran(*words, folder=directory, LC_ALL="C", PYTHONPATH=str(ROOT), **names).stdout)
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == len(GOLDEN) + 1 + len(TARGETS) * len(FEW)
 
