@@ -70,7 +70,7 @@ def installed(folder: Path, python: str, torch: str, extra: str = "[test]") -> P
     """Return the interpreter of a new environment with this torch, and with scanops as it is here, with an extra."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     interpreter, limits = folder / "venv" / "bin" / "python", folder / "constraints.txt"
-    own = ("torch==", "setuptools==")  # torch may want another setuptools
+    own = ("torch==", "setuptools==", "nvidia-")  # torch may want others of these
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     limits.write_text("".join(line for line in lines if not line.startswith(own)), encoding="utf-8")
     pip: list[str | Path] = [interpreter, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
