@@ -32,15 +32,16 @@ def command() -> Answer:
         from scanops.api import scan
         from scanops.emulator import emulate
         from scanops.fallback import scans
-    gpu, cxx, checks = torch.cuda.is_available(), shutil.which(environment.cxx()), []
-    device = "no GPU, and no C++ compiler to emulate one: run by PyTorch's operators"
-    if gpu or cxx:
-        device = torch.cuda.get_device_name() if gpu else f"no GPU: emulated on the CPU, built by {find_cxx().version}"
+    gpu, checks = torch.cuda.is_available(), []
+    emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
+    device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
+    if emulated:
+        device = f"no GPU: emulated on the CPU, built by {find_cxx().version}"
     x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
     for op, dim, word in SCANS:
         called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
         options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
-        with working(called), emulate() if cxx and not gpu else nullcontext():
+        with working(called), emulate() if emulated else nullcontext():
             error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
         limit = scans.limit(op, x.shape[dim])
         found = error if math.isfinite(error) else None
