@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 66cbeb7ce69deb4e of everything below this banner
+// content  sha256 7bcc0b4676d9b767 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -209,17 +209,13 @@ __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
     copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
 }
 
-// Take accesses from the ring: a thread's own, or those of its consecutive items.
-template <class Item>
-__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
-}
-
-// The accesses of a tile, from a stage of the ring.
+// The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
 __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
     Accesses a;
-    take(a.x, ring.x[stage] + threadIdx.x, lane);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
+    }
     return a;
 }
 

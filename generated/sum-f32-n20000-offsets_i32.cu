@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 f63429576818ac60 of everything below this banner
+// content  sha256 508afd4dc893ea72 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -267,17 +267,13 @@ __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
     copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
 }
 
-// Take accesses from the ring: a thread's own, or those of its consecutive items.
-template <class Item>
-__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
-}
-
-// The accesses of a tile, from a stage of the ring.
+// The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
 __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
     Accesses a;
-    take(a.x, ring.x[stage] + threadIdx.x, lane);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
+    }
     return a;
 }
 
