@@ -40,7 +40,7 @@ class Scan:
 
     @property
     def request(self) -> Request:
-        """The checked call."""
+        """The call on these tensors, checked."""
         return checked(self.call, self.inputs, (self.out,))
 
     @property
