@@ -133,6 +133,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Wait for the kernels of a test: a fault of one fails this test alone, as xdist begins another worker."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:  # no call of CUDA works in this process any more
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                os._exit(1)
+            raise
+
+
 def pytest_collection_finish() -> None:
     """Keep what was collected out of later garbage collections, which would walk it again and again."""
     gc.collect()

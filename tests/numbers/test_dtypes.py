@@ -28,7 +28,7 @@ Around = Callable[[], contextlib.AbstractContextManager[Any]]
 @pytest.mark.parametrize(
     ("given", "dtype"),
     [
-        *((torch.float32, out) for out in (torch.int32, torch.float64, torch.float16)),
+        *((torch.float32, out) for out in (torch.int32, torch.uint8, torch.float64, torch.float16)),
         *((given, out) for given in COMPLEX for out in (*COMPLEX, torch.float32, torch.int64)),
         *((given, torch.complex64) for given in (torch.float32, torch.int8, torch.bool)),
     ],
@@ -39,6 +39,15 @@ def test_dtype_converts_before_it_scans(given: torch.dtype, dtype: torch.dtype, 
     x = values("sum", (3, 70), torch.float32 if given == torch.bool else given).to(given)
     x = (x / 2 if given == torch.float32 else x).to(device)
     assert torch.equal(scanops.cumsum(x, 1, dtype=dtype), torch.cumsum(x, 1, dtype=dtype))
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int64], ids=str)
+def test_gates_are_converted_before_they_are_multiplied(given: torch.dtype, dtype: torch.dtype, device: str) -> None:
+    """Negative ones too, which a GPU converts to 0 in an unsigned type, as the emulator reports."""
+    x, gate = (values("sum", (3, 70), torch.float32, seed=seed).to(given) * 1.5 for seed in (1, 2))
+    assert (gate < -1).any()
+    hold(x, "linear", 1, device, gate=gate, dtype=dtype)
 
 
 # ---- halves
