@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 cea528de4e302b36 of everything below this banner
+// content  sha256 b2fff917f1eac1c1 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -29,7 +29,7 @@ constexpr bool kReverse = true;  // scan from a column's end to its start
 constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
 constexpr int kThreads = 512;  // of a block
 constexpr int kBlocks = 1;  // of a multiprocessor, at least
-constexpr int kItems = 16;  // rows of a thread in a tile
+constexpr int kRun = 16;  // rows of a thread in a tile
 constexpr int kVector = 1;  // columns of a thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
@@ -72,7 +72,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g) {
-    return lift(bfloat_to_float(x), (float)g);
+    return lift(bfloat_to_float(x), g);
 }
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
@@ -113,14 +113,13 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
-constexpr int kSlots = kThreads / kLanes;  // threads along a column
-constexpr int kTile = kSlots * kItems;
-constexpr int kWarpRows = 32 / kLanes * kItems;           // of a warp's part of a tile
+constexpr int kTile = kThreads / kLanes * kRun;
+constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
+static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = true;  // results follow from each other, row by row
@@ -129,13 +128,13 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item>
-struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
-    Item column[kVector];
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[count];
 };
 template <typename Item>
 struct Rows {
-    Access<Item> row[kItems];
+    Access<Item> row[kRun];
 };
 struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
@@ -146,7 +145,7 @@ struct Results {  // of a thread's columns in one row
 };
 typedef Access<State> States;  // one per column
 struct Items {
-    States row[kItems];
+    States item[kRun];
 };
 
 // Index in memory of the lowest of `count` positions of a line, from a scan position on.
@@ -167,8 +166,13 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+// The operator's functions, of the states of each column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States append(const States& older, const States& newer) {
+    return each_column([&](int c) { return append(older.column[c], newer.column[c]); });
 }
 
 // The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
@@ -177,35 +181,43 @@ __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long s
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
-constexpr int kOperands = 2;  // with an item per row
-
-// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
-// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = kGuarded && kOperands > 1 && !kApart && !kRealigns;
+constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
-    int there;         // columns of the thread that exist
+    int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
+    long long step;    // from the number of a line to that of the thread's next
     long long item;    // index of its first row in a dense operand
     Position first;    // scan position of the first row that it accesses
     Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
     Position live;     // rows from `first` to the end of its columns
 };
 
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+
+constexpr int kOperands = 2;  // with an item per row
+
+// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
+// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
+constexpr bool kStandsIn = kGuarded && kOperands > 1 && !kApart && !kRealigns;
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kItems;
+    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long line = outer * kInner + column;
     const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 template <typename Item>
@@ -219,7 +231,7 @@ struct Operands {
     Source<Input> x;
     Source<Gate> g;
 };
-struct Outputs {  // a thread's first row of the next tile to store
+struct Outputs {  // the first row of the next tile to store
     Output* y;
 };
 
@@ -233,15 +245,12 @@ __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
 
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
-
 template <typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, from += x.step) {
+    for (int k = 0; k < kRun; ++k, from += x.step) {
         if constexpr (kApart || kRealigns) {
 #pragma unroll
             for (int c = 0; c < kVector; ++c)
@@ -282,75 +291,74 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(rows.x.row[k].column[c], rows.g.row[k].column[c]);
+            s.item[k].column[c] = element(rows.x.row[k].column[c], rows.g.row[k].column[c]);
     return s;
 }
 
-// The total of the rows, per column.
-__device__ __forceinline__ States scan_items(Items& s) {
-    States total = identities();
+// The total of consecutive items.
+__device__ __forceinline__ States scan_items(const Items& s) {
+    States total = append(identities(), s.item[0]);
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            total.column[c] = append(total.column[c], s.row[k].column[c]);
-            if (!kSerial) s.row[k].column[c] = total.column[c];
-        }
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
 
-// Visit the columns of each row, in order, with the state before the row and the one that includes it.
-template <typename Next, typename Visit>
-__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             const State before = last.column[c];
-            last.column[c] = next(k, c, before);
-            visit(k, c, before, last.column[c]);
+            last.column[c] = append(before, s.item[k].column[c]);
+            use(k, c, kExclusive ? before : last.column[c]);
         }
 }
 
-template <typename Visit>
-__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
-    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
-        return append(before, s.row[k].column[c]);
-    };
-    walk_rows(prefix, next, visit);
+// The state after the first `count` items, of which there is one at least.
+__device__ __forceinline__ States state_after(int count, const States& prefix, const Items& s) {
+    States last = prefix, after = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            after.column[c] = append(after.column[c], s.item[k].column[c]);
+            if (count == k + 1) last.column[c] = after.column[c];
+        }
+    return last;
 }
 
-// Pass on the results of each row, given the states before the rows: use(k, results).
-template <typename Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+// Call use(k, results) for each row, given the states before the rows.
+template <class Use>
+__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
     Results results;
-    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
-        const State state = after;
+    each_result(prefix, s, [&](int k, int c, const State& state) {
         results.y.column[c] = output_of(state);
         if (c == kVector - 1) use(k, results);
-    };
-    walk_items(prefix, s, project);
+    });
 }
 
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
 // many lines exist; `step`: items from the carry-out of a line to that of the next.
 __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,
                                           const States& prefix, const Items& s) {
-    if (rest < 1 || rest > kItems) return;
-    States last = prefix;
-    walk_items(prefix, s, [&](int k, int c, const State&, const State& after) {
-        if (rest == k + 1) last.column[c] = after;
-    });
+    if (rest < 1 || rest > kRun) return;
+    const States last = state_after((int)rest, prefix, s);
 #pragma unroll
     for (int c = 0; c < kVector; ++c)
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
-// ---- operands
+// ---- lanes
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -376,15 +384,15 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
 
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
-    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     Operands from = {
         dense(input, at, lines * length),
         placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines),
     };
     Outputs to = {output + at.item};
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
-    States carry = begin_lines(carry_in + at.line * carry_in_step, kSpacing * carry_in_step, at.there);
+    States carry = begin_lines(carry_in + at.line * carry_in_step, at.step * carry_in_step, at.there);
     if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
@@ -410,20 +418,20 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
         } else {
 #pragma unroll
             for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+                if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
         if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const Results& results) {
+        each_row(prefix, s, [&](int k, const Results& results) {
             store_row(to, k, results, at.live - begin, at.there);
         });
-        end_items(carry_out + at.line, kSpacing, length - at.scanned - begin, at.there, prefix, s);
+        end_items(carry_out + at.line, at.step, length - at.scanned - begin, at.there, prefix, s);
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d6e7d9827922e29f of everything below this banner
+// content  sha256 ef1e98f1da68351c of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -146,6 +146,7 @@ struct Accesses {  // of a thread to a tile
 };
 struct Items {
     State item[kRun];
+    State sum[kRun];  // totals of the first items by extend: set by scan_items
 };
 struct Results {  // of Items
     Vector<Output, kOutItems> y[kRun / kOutItems];
@@ -248,15 +249,15 @@ __device__ __forceinline__ int access_place(int number) { return number ^ (numbe
 
 // ---- the items of a thread
 // The total of consecutive items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State sum = s.item[0];
-    bool right = holds(sum);
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.sum[0] = s.item[0];
+    bool right = holds(s.sum[0]);
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        sum = extend(sum, s.item[k]);
-        right = right && (k + 1 < kRun ? holds(sum) : is_right(sum));
+        s.sum[k] = extend(s.sum[k - 1], s.item[k]);
+        right = right && (k + 1 < kRun ? holds(s.sum[k]) : is_right(s.sum[k]));
     }
-    if (right) return settle(sum);
+    if (right) return settle(s.sum[kRun - 1]);
     State total = append(identity(), s.item[0]);
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
@@ -267,31 +268,33 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Put the results of a state in the place of item k.
-__device__ __forceinline__ void put(Results& r, int k, State state) {
-    const int at = place_of(k % kOutItems, kOutItems);
-    r.y[k / kOutItems].item[at] = output_of(state);
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    if (is_right(behind(prefix, s.sum[kRun - 1]))) {
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+            const State before = k > 0 ? behind(prefix, s.sum[k - 1]) : prefix;
+            use(k, kExclusive ? before : behind(prefix, s.sum[k]));
+        }
+        return;
+    }
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        const State before = last;
+        last = append(before, s.item[k]);
+        use(k, kExclusive ? before : last);
+    }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    State sum[kRun] = {s.item[0]};
-#pragma unroll
-    for (int k = 1; k < kRun; ++k) sum[k] = extend(sum[k - 1], s.item[k]);
-    if (is_right(behind(prefix, sum[kRun - 1]))) {
-#pragma unroll
-        for (int k = 0; k < kRun; ++k)
-            put(r, k, !kExclusive ? behind(prefix, sum[k]) : k > 0 ? behind(prefix, sum[k - 1]) : prefix);
-        return r;
-    }
-    State before = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if (kExclusive) put(r, k, before);
-        before = append(before, s.item[k]);
-        if (!kExclusive) put(r, k, before);
-    }
+    each_result(prefix, s, [&](int k, State state) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = output_of(state);
+    });
     return r;
 }
 

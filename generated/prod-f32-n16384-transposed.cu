@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 cfdca3f2c54faf3f of everything below this banner
+// content  sha256 0b9c3aad2e157d52 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,11 +25,15 @@ constexpr bool kToRows = true;  // results are contiguous along a line, else acr
 constexpr int kInner = 1;  // lines side by side in the output
 constexpr int kThreads = 256;  // of a block
 constexpr int kBlocks = 2;  // of a multiprocessor, at least
-constexpr int kItems = 32;  // positions of a thread in a tile
+constexpr int kRun = 32;  // positions of a thread in a tile
 constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
+constexpr bool kApart = false;  // a thread's lines are kLanes apart, and stored one by one
+constexpr bool kExchanged = true;  // lanes exchange items in shared memory
+constexpr bool kOverwrites = true;  // results replace their items there
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
+constexpr bool kStreams = true;  // 16-byte copies bypass L1
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -38,16 +42,17 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 8 bytes (cp.async).
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 4 bytes (cp.async).
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Fewer bytes pass through a register.
+template <bool streams = false, class Item>
+__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
+    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else if constexpr (streams && sizeof(Item) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -56,12 +61,6 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
-}
-
-// copy_async_16 with L1 bypass (cp.async.cg).
-__device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 #endif
 
@@ -125,12 +124,14 @@ struct Neighbours {  // the dimension along which lines are adjacent in some ope
     long long starts_stride;
 };
 
-// ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = kWarps * kItems;
-constexpr int kLines = 32 * kVector;
-constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one position to the next in the output
-static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a tile");
+constexpr int kColumns = kLanes * kVector;
+constexpr int kTile = kThreads / kLanes * kRun;
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
@@ -139,13 +140,13 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item>
-struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
-    Item column[kVector];
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[count];
 };
 template <typename Item>
 struct Rows {
-    Access<Item> row[kItems];
+    Access<Item> row[kRun];
 };
 struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
@@ -158,7 +159,7 @@ struct TileResults {  // of all its rows
 };
 typedef Access<State> States;  // one per column
 struct Items {
-    States row[kItems];
+    States item[kRun];
 };
 
 // Index in memory of the lowest of `count` positions of a line, from a scan position on.
@@ -179,9 +180,35 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+// The operator's functions, of the states of each column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
+
+__device__ __forceinline__ States regain(const States& older, const States& newer) {
+    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
+    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
+}
+
+struct Place {  // a thread's columns, and its rows of a tile
+    int lane, warp;
+    int in_panel;      // index of the thread's columns in the panel
+    int there;         // column c of the thread exists if it is less than this
+    long long line;    // number of the first one's line
+    long long step;    // from the number of a line to that of the thread's next
+    long long item;    // index of its first row in a dense operand
+    Position first;    // scan position of the first row that it accesses
+    Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
+    Position live;     // rows from `first` to the end of its columns
+};
+
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
+
+static_assert(kLanes == 32, "a warp for each part of a tile");
 
 // Items that are contiguous in memory, and in a slab.
 constexpr bool kAlong = true;    // those of a line
@@ -196,15 +223,40 @@ struct Source {         // an operand as a warp reads it
 struct Operands {
     Source<Input> x;
 };
-struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    alignas(16) Input x[kStages][kWarps][kLines * kItems];
+struct Outputs {  // the first row of the next tile to store
+    Output* y;
 };
+
+// Move on to the next tile.
+__device__ __forceinline__ void advance(Operands& from) {
+    from.x.first += kTile * from.x.step;
+}
+
+__device__ __forceinline__ void advance(Outputs& to) {
+    to.y += kTile * kStep;
+}
+
+struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
+    alignas(16) Input x[kStages][kWarps][kColumns * kRun];
+};
+
+// The place of a thread among the block's lines, the first of which is `line`.
+__device__ __forceinline__ Place place_of(long long line, int lines, long long step, Position length) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const Position first = warp * kRun;
+    // results along lines: the lowest in memory of the warp's; across lines: the thread's
+    const long long item = kToRows ? line * length + index_of(first, kRun, length)
+                                   : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner
+                                         + lane * kPitch;
+    return {lane, warp, lane, columns_of(lines - lane * kPitch), line + lane * kPitch * step, kSpacing * step, item,
+            first, first, length - first};
+}
 
 // `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
 template <bool order, typename Item>
 __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
                                                   [[maybe_unused]] long long step, Position first, Position length) {
-    if constexpr (order == kAlong) return {line + index_of(first, kItems, length), beside, kReverse ? -1 : 1};
+    if constexpr (order == kAlong) return {line + index_of(first, kRun, length), beside, kReverse ? -1 : 1};
     const long long forward = kReverse ? -step : step;
     return {line + index_of(first, 1, length) * step, forward, forward};
 }
@@ -216,17 +268,17 @@ struct alignas(count * sizeof(Item)) Run {  // contiguous items, as one access
 
 // Items of one line that a lane reads or writes at once in shared memory.
 template <typename Item>
-constexpr int kPiece = kItems * sizeof(Item) < 16 ? kItems : 16 / sizeof(Item);
+constexpr int kPiece = kRun * sizeof(Item) < 16 ? kRun : 16 / sizeof(Item);
 
 // Place of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
 template <bool order, typename Item>
 __device__ __forceinline__ int place_of(int run, int item) {
-    if (order == kAcross) return run * kLines + item;
-    constexpr int pieces = kItems / kPiece<Item>;  // of a line
-    constexpr int spread = kVector * pieces > 8 ? kVector * pieces : 8;  // pieces after which the swizzle repeats
-    static_assert(order == kAcross || (kItems % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
-    const int piece = run * pieces + item / kPiece<Item>;
-    return (piece ^ piece / spread % 8) * kPiece<Item> + item % kPiece<Item>;
+    if (order == kAcross) return run * kColumns + item;
+    constexpr int pieces = kRun / kPiece<Item>;  // of a line
+    constexpr int swizzled = kPitch * pieces > 8 ? kPitch : 8 / pieces;  // lines with the same swizzle
+    static_assert(order == kAcross || (kRun % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
+    const int piece = run * pieces + item / kPiece<Item> ^ run / swizzled % 8;
+    return piece * kPiece<Item> + item % kPiece<Item>;
 }
 
 // Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous
@@ -234,12 +286,12 @@ __device__ __forceinline__ int place_of(int run, int item) {
 template <bool order, int access, typename Item, typename Pointer, typename Move>
 __device__ __forceinline__ void each_access(Pointer first, long long pitch, int lines, Position live,
                                             const Move& move) {
-    constexpr int runs = order == kAlong ? kLines : kItems, items = order == kAlong ? kItems : kLines;
+    constexpr int runs = order == kAlong ? kColumns : kRun, items = order == kAlong ? kRun : kColumns;
     constexpr int lanes = items / access < 32 ? items / access : 32;  // of a group
     const int run = threadIdx.x % 32 / lanes, item = threadIdx.x % 32 % lanes * access;
     const auto run_exists = [&](int k) { return order == kAlong ? k < lines : !kUneven || k < live; };
     const auto item_exists = [&](int k) {
-        return order == kAcross ? k < lines : !kUneven || (kReverse ? k >= kItems - live : k < live);
+        return order == kAcross ? k < lines : !kUneven || (kReverse ? k >= kRun - live : k < live);
     };
     if (!item_exists(item)) return;
     first += run * pitch + item;
@@ -251,71 +303,75 @@ __device__ __forceinline__ void each_access(Pointer first, long long pitch, int 
                 move(place_of<order, Item>(run + k, item + part), first + part);
 }
 
-// Issue this lane's copies of a slab, and go on to the next tile.
+// Issue this lane's copies of a slab.
 template <bool order, int access, typename Item>
-__device__ __forceinline__ void copy(Item* slab, Source<Item>& x, int lines, Position live) {
+__device__ __forceinline__ void copy_slab(Item* slab, const Source<Item>& x, int lines, Position live) {
     each_access<order, access, Item>(x.first, x.pitch, lines, live, [&](int place, const Item* from) {
-        constexpr int bytes = access * sizeof(Item);
-        if constexpr (bytes == 16) copy_stream_16(slab + place, from);
-        if constexpr (bytes == 8) copy_async_8(slab + place, from);
-        if constexpr (bytes == 4) copy_async_4(slab + place, from);
-        if constexpr (bytes < 4) slab[place] = *from;  // too small for an asynchronous copy
+        copy_async<kStreams>(reinterpret_cast<Run<Item, access>*>(slab + place), from);
     });
-    x.first += kTile * x.step;
 }
 
-template <bool order, typename Item>
-__device__ __forceinline__ Rows<Item> load(const Item* slab) {
-    const int line = threadIdx.x % 32 * kVector;
-    Rows<Item> rows;
-    if constexpr (order == kAcross) {
+// Move a lane's lines from or to a slab in which they are contiguous.
+template <bool store, typename Item>
+__device__ __forceinline__ void move_lines(Item* slab, Rows<Item>& rows) {
 #pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab + k * kLines + line);
-    } else {
+    for (int c = 0; c < kVector; ++c)
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
+        for (int begin = 0; begin < kRun; begin += kPiece<Item>) {
+            const int place = place_of<kAlong, Item>(threadIdx.x % 32 * kPitch + c * kSpacing, begin);
+            auto& slot = *reinterpret_cast<Run<Item, kPiece<Item>>*>(slab + place);
+            Run<Item, kPiece<Item>> piece;
+            if (!store) piece = slot;
 #pragma unroll
-            for (int begin = 0; begin < kItems; begin += kPiece<Item>) {
-                const Item* const at = slab + place_of<kAlong, Item>(line + c, begin);
-                const Run<Item, kPiece<Item>> piece = *reinterpret_cast<const Run<Item, kPiece<Item>>*>(at);
-#pragma unroll
-                for (int k = 0; k < kPiece<Item>; ++k)
-                    rows.row[kReverse ? kItems - 1 - begin - k : begin + k].column[c] = piece.item[k];
+            for (int k = 0; k < kPiece<Item>; ++k) {
+                Item& item = rows.row[kReverse ? kRun - 1 - begin - k : begin + k].column[c];
+                if (store)
+                    piece.item[k] = item;
+                else
+                    item = piece.item[k];
             }
+            if (store) slot = piece;
+        }
+}
+
+// This lane's items of a tile that arrived.
+template <bool order, typename Item>
+__device__ __forceinline__ Rows<Item> load(Item* slab) {
+    Rows<Item> rows;
+    if constexpr (order == kAlong) {
+        move_lines<false>(slab, rows);
+        return rows;
+    }
+    slab += threadIdx.x % 32 * kPitch;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k, slab += kColumns) {
+        if constexpr (!kApart) rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab);
+#pragma unroll
+        for (int c = 0; c < kVector && kApart; ++c) rows.row[k].column[c] = slab[c * kSpacing];
     }
     return rows;
 }
 
 // Store results that are contiguous along a line through shared memory. `pitch`: items from a line to its neighbour.
 template <int access, typename Item>
-__device__ __forceinline__ void store_along(Item* first, const Rows<Item>& y, Item* slab, long long pitch, int lines,
+__device__ __forceinline__ void store_along(Item* first, Rows<Item>& y, Item* slab, long long pitch, int lines,
                                             Position live) {
-#pragma unroll
-    for (int c = 0; c < kVector; ++c)
-#pragma unroll
-        for (int begin = 0; begin < kItems; begin += kPiece<Item>) {
-            Run<Item, kPiece<Item>> piece;
-#pragma unroll
-            for (int k = 0; k < kPiece<Item>; ++k)
-                piece.item[k] = y.row[kReverse ? kItems - 1 - begin - k : begin + k].column[c];
-            Item* const at = slab + place_of<kAlong, Item>(threadIdx.x % 32 * kVector + c, begin);
-            *reinterpret_cast<Run<Item, kPiece<Item>>*>(at) = piece;
-        }
+    if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
+    move_lines<true>(slab, y);
     __syncwarp();
     each_access<kAlong, access, Item>(first, pitch, lines, live, [&](int place, Item* to) {
         *reinterpret_cast<Run<Item, access>*>(to) = *reinterpret_cast<Run<Item, access>*>(slab + place);
     });
 }
 
-// Issue this lane's copies of a tile of all operands, and advance to the next one.
-__device__ __forceinline__ void copy_tile(Ring& ring, int stage, Operands& from, int lines, Position live) {
+// Issue this lane's copies of a tile of all operands.
+__device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from, int lines, Position live) {
     const int warp = threadIdx.x / 32;
-    copy<kAcross, 4>(ring.x[stage][warp], from.x, lines, live);
+    copy_slab<kAcross, 4>(ring.x[stage][warp], from.x, lines, live);
 }
 
 // This thread's rows of a tile that arrived.
-__device__ __forceinline__ TileRows load_tile(const Ring& ring, int stage) {
+__device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Operands&) {
     const int warp = threadIdx.x / 32;
     return {load<kAcross>(ring.x[stage][warp])};
 }
@@ -325,67 +381,55 @@ __device__ __forceinline__ TileRows load_tile(const Ring& ring, int stage) {
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(rows.x.row[k].column[c]);
+            s.item[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// The total of the rows, per column; their inclusive scan replaces them, the compensation added to the last.
+// The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ States scan_items(Items& s) {
-    Value lost[kVector] = {};
-    States total = s.row[0];
+    States total = s.item[0];
+    States lost = {};
 #pragma unroll
-    for (int k = 1; k < kItems; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            lost[c] = lose(lost[c], total.column[c], s.row[k].column[c]);
-            total.column[c] = combine(total.column[c], s.row[k].column[c]);
-            if (!kSerial) s.row[k].column[c] = total.column[c];
-        }
-    s.row[kItems - 1] = total = each_column([&](int c) { return regain(total.column[c], lost[c]); });
-    return total;
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, total, s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(total, lost);
 }
 
-// Visit the columns of each row, in order, with the state before the row and the one that includes it.
-template <typename Next, typename Visit>
-__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             const State before = last.column[c];
-            last.column[c] = next(k, c, before);
-            visit(k, c, before, last.column[c]);
+            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
+            use(k, c, kExclusive ? before : last.column[c]);
         }
 }
 
-template <typename Visit>
-__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
-    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
-        return combine(prefix.column[c], s.row[k].column[c]);
-    };
-    walk_rows(prefix, next, visit);
-}
-
-// Pass on the results of each row, given the states before the rows: use(k, results).
-template <typename Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+// Call use(k, results) for each row, given the states before the rows.
+template <class Use>
+__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
     Results results;
-    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
-        const State state = after;
+    each_result(prefix, s, [&](int k, int c, const State& state) {
         results.y.column[c] = output_of(state);
         if (c == kVector - 1) use(k, results);
-    };
-    walk_items(prefix, s, project);
+    });
 }
 
 // The results of all rows at once.
 __device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
     TileResults rows;
-    each_result(prefix, s, [&](int k, const Results& results) {
+    each_row(prefix, s, [&](int k, const Results& results) {
         rows.y.row[k] = results.y;
     });
     return rows;
@@ -398,49 +442,42 @@ scan_kernel(const Input* input, Output* output,
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
-    // ---- a block scans kLines adjacent lines
-    const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;                                // of this thread's lines among the block's
-    const long long panels = (neighbours.size + kLines - 1) / kLines;  // the last one may be partial
-    const long long other = blockIdx.x / panels;                       // index of all other dimensions
-    const long long begin = blockIdx.x % panels * kLines;
-    const int lines = (int)(neighbours.size - begin < kLines ? neighbours.size - begin : kLines);
+    // ---- a block scans kColumns adjacent lines
+    const long long panels = (neighbours.size + kColumns - 1) / kColumns;  // the last one may be partial
+    const long long other = blockIdx.x / panels;                           // index of all other dimensions
+    const long long first_line = blockIdx.x % panels * kColumns;
+    const int lines = (int)min(neighbours.size - first_line, (long long)kColumns);
     const long long line_step = kToRows ? neighbours.lines : 1;  // from a line to its neighbour
-    const long long line = (other / line_step * neighbours.size + begin) * line_step + other % line_step;
-    const Position first = warp * kItems;  // scan position of this warp's first items
-    const Position live = length - first;  // positions from there to the end of the line
-    // of this thread's lines: the first one, and how many exist from there on
-    [[maybe_unused]] const long long own_line = line + place * kVector * line_step;
-    [[maybe_unused]] const int there = lines - place * kVector;
-
+    const long long line = (other / line_step * neighbours.size + first_line) * line_step + other % line_step;
+    const Place at = place_of(line, lines, line_step, length);
     Operands from = {
         source_of<kAcross>(
             input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride),
-            neighbours.input_stride, geometry.input_step, first, length)};
-    // items of an output before the next results of this warp
-    long long written = kToRows ? line * length + index_of(first, kItems, length)
-                                : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner;
+            neighbours.input_stride, geometry.input_step, at.first, length)};
+    Outputs to = {output + at.item};
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = identities();
-    if (kLoops && warp == 0) warp_totals[0][0][place] = carry;
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
-    const auto fetch = [&](int tile) {
-        if (tile < tiles_a_line)
-            copy_tile(ring, tile % kStages, from, lines, live - (Position)tile * kTile);
+    const auto copy_tile = [&](int tile) {
+        if (tile < tiles_a_line) {
+            copy(ring, tile % kStages, from, lines, at.live - (Position)tile * kTile);
+            advance(from);
+        }
         copy_async_commit();
     };
 #pragma unroll
-    for (int tile = 0; tile < kStages - 1; ++tile) fetch(tile);
+    for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
-        const Position begin = (Position)tile * kTile;  // scan position of the tile's first item
-        fetch(tile + kStages - 1);
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        copy_tile(tile + kStages - 1);
         copy_async_wait<kStages - 1>();
-        __syncwarp();
-        Items s = lift_items(load_tile(ring, tile % kStages));
-        __syncwarp();  // all lanes have read the items that results overwrite
+        if constexpr (kExchanged) __syncwarp();
+        Items s = lift_items(staged(ring, tile % kStages, from));
 
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
@@ -452,21 +489,21 @@ scan_kernel(const Input* input, Output* output,
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
         } else {
 #pragma unroll
             for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+                if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
         if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
 
         // ---- store
-        const TileResults results = results_of(prefix, s);
-        store_along<4>(output + written, results.y,
-            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, live - begin);
-        written += kTile * kStep;
-        __syncwarp();
+        TileResults results = results_of(prefix, s);
+        store_along<4>(to.y, results.y,
+            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, at.live - begin);
+        advance(to);
+        if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }
 }
 

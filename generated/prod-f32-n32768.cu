@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 e42fa980de999c41 of everything below this banner
+// content  sha256 673a824219bfc2e8 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -166,7 +166,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 // The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
     State total = s.item[0];
-    Value lost = 0;
+    State lost = {};
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
         lost = lose(lost, total, s.item[k]);
@@ -177,22 +177,25 @@ __device__ __forceinline__ State scan_items(Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Put the results of a state in the place of item k.
-__device__ __forceinline__ void put(Results& r, int k, State state) {
-    const int at = place_of(k % kOutItems, kOutItems);
-    r.y[k / kOutItems].item[at] = output_of(state);
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        const State before = last;
+        last = combine(prefix, s.item[k]);
+        use(k, kExclusive ? before : last);
+    }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    State before = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if (kExclusive) put(r, k, before);
-        before = combine(prefix, s.item[k]);
-        if (!kExclusive) put(r, k, before);
-    }
+    each_result(prefix, s, [&](int k, State state) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = output_of(state);
+    });
     return r;
 }
 

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 5148394ccc158a5b of everything below this banner
+// content  sha256 da60d2013f8d0c70 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -24,7 +24,7 @@ constexpr bool kReverse = false;  // scan from a column's end to its start
 constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
 constexpr int kThreads = 256;  // of a block
 constexpr int kBlocks = 2;  // of a multiprocessor, at least
-constexpr int kItems = 17;  // rows of a thread in a tile
+constexpr int kRun = 17;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
 constexpr int kLanes = 4;  // threads side by side across a panel
 constexpr int kPanels = 1;  // side by side across the columns
@@ -59,22 +59,17 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 16 bytes (cp.async).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 8 bytes (cp.async).
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 4 bytes (cp.async).
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Fewer bytes pass through a register.
+template <bool streams = false, class Item>
+__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
+    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else if constexpr (streams && sizeof(Item) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -116,29 +111,27 @@ __device__ __forceinline__ Output output_of(State state) { return state; }
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
-constexpr int kSlots = kThreads / kLanes;  // threads along a column
-constexpr int kTile = kSlots * kItems;
-constexpr int kWarpRows = 32 / kLanes * kItems;           // of a warp's part of a tile
+constexpr int kTile = kThreads / kLanes * kRun;
+constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
+static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
-constexpr bool kSerial = false;  // results follow from each other, row by row
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item>
-struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
-    Item column[kVector];
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[count];
 };
 template <typename Item>
 struct Rows {
-    Access<Item> row[kItems];
+    Access<Item> row[kRun];
 };
 struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
@@ -151,7 +144,7 @@ struct TileResults {  // of all its rows
 };
 typedef Access<State> States;  // one per column
 struct Items {
-    States row[kItems];
+    States item[kRun];
 };
 
 // Index in memory of the lowest of `count` positions of a line, from a scan position on.
@@ -172,35 +165,50 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+// The operator's functions, of the states of each column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
+__device__ __forceinline__ States regain(const States& older, const States& newer) {
+    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
+    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
+}
+
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
-    int there;         // columns of the thread that exist
+    int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
+    long long step;    // from the number of a line to that of the thread's next
     long long item;    // index of its first row in a dense operand
     Position first;    // scan position of the first row that it accesses
     Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
     Position live;     // rows from `first` to the end of its columns
 };
 
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kItems;
+    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long line = outer * kInner + column;
     const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 template <typename Item>
@@ -213,17 +221,14 @@ struct Source {  // an operand, as a thread reads it
 struct Operands {
     Source<Input> x;
 };
-struct Outputs {  // a thread's first row of the next tile to store
+struct Outputs {  // the first row of the next tile to store
     Output* y;
 };
 
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
-
 // ---- tiles in shared memory
-constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
-constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
-constexpr int kWarpAccesses = 32 / kLanes * kRun;
+constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
+constexpr int kSlotAccesses = kRun * kLanes + kGap;  // accesses from one slot's rows to the next slot's
+constexpr int kWarpAccesses = 32 / kLanes * kSlotAccesses;
 
 // Accesses of a warp's part of a stage, with slack for misaligned rows.
 template <typename Item>
@@ -237,14 +242,14 @@ constexpr int kStage = kWarps * kPart<Item>;
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
-    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kItems * kGap;
+    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRun * kGap;
 }
 
 // Index in a stage of the k-th row that a thread scans.
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    return warp * kPart<Item> + lane / kLanes * kRun + lane % kLanes + k * kLanes;
+    return warp * kPart<Item> + lane / kLanes * kSlotAccesses + lane % kLanes + k * kLanes;
 }
 
 struct Ring {  // multistage ring of tiles
@@ -257,14 +262,12 @@ template <typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
     const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+    for (int k = 0; k < kRun; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
         if (!is_live(live, k * kStride)) continue;
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
-        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+        copy_async<!kExchanged>(to, from);
     }
 }
 
@@ -272,7 +275,7 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>&) {
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
@@ -281,10 +284,10 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
     if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
+    for (int k = 0; k < kRun; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
+    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[copied_place<Item>(k)];
     return rows;
 }
 
@@ -319,67 +322,55 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(rows.x.row[k].column[c]);
+            s.item[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// The total of the rows, per column; their inclusive scan replaces them, the compensation added to the last.
+// The total of consecutive items, compensated; leaves their inclusive scan in place.
 __device__ __forceinline__ States scan_items(Items& s) {
-    Value lost[kVector] = {};
-    States total = s.row[0];
+    States total = s.item[0];
+    States lost = {};
 #pragma unroll
-    for (int k = 1; k < kItems; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            lost[c] = lose(lost[c], total.column[c], s.row[k].column[c]);
-            total.column[c] = combine(total.column[c], s.row[k].column[c]);
-            if (!kSerial) s.row[k].column[c] = total.column[c];
-        }
-    s.row[kItems - 1] = total = each_column([&](int c) { return regain(total.column[c], lost[c]); });
-    return total;
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, total, s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(total, lost);
 }
 
-// Visit the columns of each row, in order, with the state before the row and the one that includes it.
-template <typename Next, typename Visit>
-__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+constexpr bool kExclusive = true;  // a result is the prefix before its item
+
+// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             const State before = last.column[c];
-            last.column[c] = next(k, c, before);
-            visit(k, c, before, last.column[c]);
+            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
+            use(k, c, kExclusive ? before : last.column[c]);
         }
 }
 
-template <typename Visit>
-__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
-    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
-        return combine(prefix.column[c], s.row[k].column[c]);
-    };
-    walk_rows(prefix, next, visit);
-}
-
-// Pass on the results of each row, given the states before the rows: use(k, results).
-template <typename Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+// Call use(k, results) for each row, given the states before the rows.
+template <class Use>
+__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
     Results results;
-    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
-        const State state = before;
+    each_result(prefix, s, [&](int k, int c, const State& state) {
         results.y.column[c] = output_of(state);
         if (c == kVector - 1) use(k, results);
-    };
-    walk_items(prefix, s, project);
+    });
 }
 
 // The results of all rows at once.
 __device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
     TileResults rows;
-    each_result(prefix, s, [&](int k, const Results& results) {
+    each_row(prefix, s, [&](int k, const Results& results) {
         rows.y.row[k] = results.y;
     });
     return rows;
@@ -399,7 +390,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 #pragma unroll
     for (int distance = kLanes; distance < 32; distance *= 2) {
         const States older = shuffle_up_each(s, distance);
-        if (lane >= distance) s = combine_each(older, s);
+        if (lane >= distance) s = combine(older, s);
     }
     return s;
 }
@@ -470,7 +461,7 @@ constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warp
 constexpr int kFoldLanes = 32 / kFoldColumns;
 constexpr int kTileLooks = !kHasPeers ? 0 : kGroup > kFoldLanes ? kGroup / kFoldLanes : 1;  // tiles that a lane folds
 constexpr int kGroupLooks = !kHasGroups ? 0 : kStretch > kFoldLanes ? kStretch / kFoldLanes : 1;  // groups likewise
-constexpr int kLooks = kTileLooks + kGroupLooks + kHasCarry;
+constexpr int kLooks = kHasPeers || kHasGroups ? kTileLooks + kGroupLooks + kHasCarry : 1;
 static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
 
 // Number of groups of so many tiles, the last of which may be partial.
@@ -514,7 +505,6 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -641,14 +631,14 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
 
     // ---- store
     const Outputs to = {output + at.item};
-    States prefix = combine_each(ahead[place], warp_total[warp][place]);
-    prefix = combine_each(prefix, inside);
+    States prefix = combine(ahead[place], warp_total[warp][place]);
+    prefix = combine(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
     auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
     const Rows<Output> rows = exchange(results, results_of(prefix, s).y);
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
+    for (int k = 0; k < kRun; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 69632, "shared memory as planned");

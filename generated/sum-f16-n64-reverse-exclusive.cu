@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 05a2241bab0b20e2 of everything below this banner
+// content  sha256 594a849780a32a04 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -177,22 +177,25 @@ __device__ __forceinline__ State scan_items(Items& s) {
 
 constexpr bool kExclusive = true;  // a result is the prefix before its item
 
-// Put the results of a state in the place of item k.
-__device__ __forceinline__ void put(Results& r, int k, State state) {
-    const int at = place_of(k % kOutItems, kOutItems);
-    r.y[k / kOutItems].item[at] = output_of(state);
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        const State before = last;
+        last = combine(prefix, s.item[k]);
+        use(k, kExclusive ? before : last);
+    }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    State before = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if (kExclusive) put(r, k, before);
-        before = combine(prefix, s.item[k]);
-        if (!kExclusive) put(r, k, before);
-    }
+    each_result(prefix, s, [&](int k, State state) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = output_of(state);
+    });
     return r;
 }
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 c19eb7a2bd2f668a of everything below this banner
+// content  sha256 52cd0debc50d06d7 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,7 +24,7 @@ constexpr bool kReverse = false;  // scan from a column's end to its start
 constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
 constexpr int kThreads = 512;  // of a block
 constexpr int kBlocks = 1;  // of a multiprocessor, at least
-constexpr int kItems = 8;  // rows of a thread in a tile
+constexpr int kRun = 8;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
 constexpr int kLanes = 8;  // threads side by side across a panel
 constexpr int kPanels = 32;  // side by side across the columns
@@ -42,16 +42,17 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 8 bytes (cp.async).
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 4 bytes (cp.async).
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Fewer bytes pass through a register.
+template <bool streams = false, class Item>
+__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
+    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else if constexpr (streams && sizeof(Item) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -60,12 +61,6 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
-}
-
-// copy_async_16 with L1 bypass (cp.async.cg).
-__device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 #endif
 
@@ -89,14 +84,13 @@ __device__ __forceinline__ Output output_of(State state) { return state; }
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
-constexpr int kSlots = kThreads / kLanes;  // threads along a column
-constexpr int kTile = kSlots * kItems;
-constexpr int kWarpRows = 32 / kLanes * kItems;           // of a warp's part of a tile
+constexpr int kTile = kThreads / kLanes * kRun;
+constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
+static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
@@ -105,13 +99,13 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item>
-struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
-    Item column[kVector];
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[count];
 };
 template <typename Item>
 struct Rows {
-    Access<Item> row[kItems];
+    Access<Item> row[kRun];
 };
 struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
     Rows<Input> x;
@@ -121,7 +115,7 @@ struct Results {  // of a thread's columns in one row
 };
 typedef Access<State> States;  // one per column
 struct Items {
-    States row[kItems];
+    States item[kRun];
 };
 
 // Index in memory of the lowest of `count` positions of a line, from a scan position on.
@@ -142,35 +136,42 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+// The operator's functions, of the states of each column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
-    int there;         // columns of the thread that exist
+    int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
+    long long step;    // from the number of a line to that of the thread's next
     long long item;    // index of its first row in a dense operand
     Position first;    // scan position of the first row that it accesses
     Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
     Position live;     // rows from `first` to the end of its columns
 };
 
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kItems;
+    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long line = outer * kInner + column;
     const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 template <typename Item>
@@ -183,7 +184,7 @@ struct Source {  // an operand, as a thread reads it
 struct Operands {
     Source<Input> x;
 };
-struct Outputs {  // a thread's first row of the next tile to store
+struct Outputs {  // the first row of the next tile to store
     Output* y;
 };
 
@@ -196,13 +197,10 @@ __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
 
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
-
 // ---- tiles in shared memory
 // Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
 template <typename Item>
-constexpr int kStage = kItems * kThreads;
+constexpr int kStage = kRun * kThreads;
 
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
@@ -224,14 +222,12 @@ template <typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
     const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+    for (int k = 0; k < kRun; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
         if (!is_live(live, k * kStride)) continue;
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        if constexpr (sizeof(*to) == 16) copy_stream_16(to, from);
-        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+        copy_async<!kExchanged>(to, from);
     }
 }
 
@@ -239,7 +235,7 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>&) {
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
@@ -274,58 +270,47 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(rows.x.row[k].column[c]);
+            s.item[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// The total of the rows, per column; their inclusive scan replaces them.
+// The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ States scan_items(Items& s) {
-    States total = s.row[0];
+    States total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kItems; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            total.column[c] = combine(total.column[c], s.row[k].column[c]);
-            if (!kSerial) s.row[k].column[c] = total.column[c];
-        }
+    for (int k = 1; k < kRun; ++k) {
+        total = s.item[k] = combine(total, s.item[k]);
+    }
     return total;
 }
 
-// Visit the columns of each row, in order, with the state before the row and the one that includes it.
-template <typename Next, typename Visit>
-__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
+    for (int k = 0; k < kRun; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             const State before = last.column[c];
-            last.column[c] = next(k, c, before);
-            visit(k, c, before, last.column[c]);
+            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
+            use(k, c, kExclusive ? before : last.column[c]);
         }
 }
 
-template <typename Visit>
-__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
-    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
-        return combine(prefix.column[c], s.row[k].column[c]);
-    };
-    walk_rows(prefix, next, visit);
-}
-
-// Pass on the results of each row, given the states before the rows: use(k, results).
-template <typename Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+// Call use(k, results) for each row, given the states before the rows.
+template <class Use>
+__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
     Results results;
-    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
-        const State state = after;
+    each_result(prefix, s, [&](int k, int c, const State& state) {
         results.y.column[c] = output_of(state);
         if (c == kVector - 1) use(k, results);
-    };
-    walk_items(prefix, s, project);
+    });
 }
 
 // ---- lanes
@@ -342,7 +327,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 #pragma unroll
     for (int distance = kLanes; distance < 32; distance *= 2) {
         const States older = shuffle_up_each(s, distance);
-        if (lane >= distance) s = combine_each(older, s);
+        if (lane >= distance) s = combine(older, s);
     }
     return s;
 }
@@ -353,7 +338,6 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
     return lane >= kLanes ? older : identities();
 }
 
-// ---- operands
 // A dense operand of so many items.
 template <typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
@@ -368,11 +352,11 @@ scan_kernel(const Input* input, Output* output, long long lines) {
 
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
-    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     Operands from = {
         dense(input, at, lines * length),
     };
     Outputs to = {output + at.item};
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = identities();
@@ -407,18 +391,18 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
         } else {
 #pragma unroll
             for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+                if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
         if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
-        prefix = combine_each(prefix, inside);
+            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        prefix = combine(prefix, inside);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const Results& results) {
+        each_row(prefix, s, [&](int k, const Results& results) {
             store_row(to, k, results, at.live - begin, at.there);
         });
         advance(to);

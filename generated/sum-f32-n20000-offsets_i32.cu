@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8a9c646427affdcb of everything below this banner
+// content  sha256 508afd4dc893ea72 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -71,22 +71,17 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 16 bytes (cp.async).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 8 bytes (cp.async).
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
-}
-
-// Asynchronous global-to-shared copy of 4 bytes (cp.async).
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Fewer bytes pass through a register.
+template <bool streams = false, class Item>
+__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
+    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else if constexpr (streams && sizeof(Item) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -254,19 +249,6 @@ struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };
 
-// Copy an item or an access to the ring, asynchronously if it has as many bytes as cp.async can copy.
-template <class T>
-__device__ __forceinline__ void copy(T* to, const void* from) {
-    if constexpr (sizeof(T) == 16)
-        copy_async_16(to, from);
-    else if constexpr (sizeof(T) == 8)
-        copy_async_8(to, from);
-    else if constexpr (sizeof(T) == 4)
-        copy_async_4(to, from);
-    else
-        *to = *static_cast<const T*>(from);
-}
-
 // Copy accesses that lie as those of the output, by rising address.
 template <class Item>
 __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part, const Item* from) {
@@ -274,7 +256,8 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step);
-        if (part.reaches(j)) copy(slots + j * kThreads, access);
+        Vector<Item>* const to = slots + j * kThreads;
+        if (part.reaches(j)) copy_async(to, access);
     }
 }
 
@@ -284,17 +267,13 @@ __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
     copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
 }
 
-// Take accesses from the ring: a thread's own, or those of its consecutive items.
-template <class Item>
-__device__ __forceinline__ void take(Vector<Item> (&a)[kVectors], const Vector<Item>* slots, int lane) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a[j] = slots[j * kThreads];
-}
-
-// The accesses of a tile, from a stage of the ring.
+// The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
 __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
     Accesses a;
-    take(a.x, ring.x[stage] + threadIdx.x, lane);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
+    }
     return a;
 }
 
@@ -311,22 +290,25 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Put the results of a state in the place of item k.
-__device__ __forceinline__ void put(Results& r, int k, State state) {
-    const int at = place_of(k % kOutItems, kOutItems);
-    r.y[k / kOutItems].item[at] = output_of(state);
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        const State before = last;
+        last = append(before, s.item[k]);
+        use(k, kExclusive ? before : last);
+    }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    State before = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if (kExclusive) put(r, k, before);
-        before = append(before, s.item[k]);
-        if (!kExclusive) put(r, k, before);
-    }
+    each_result(prefix, s, [&](int k, State state) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = output_of(state);
+    });
     return r;
 }
 

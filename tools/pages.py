@@ -187,17 +187,22 @@ def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     for place, item in enumerate(items):
         h = row.step(h, item, *((place,) if row.places_items else (GATE,) if row.gated else ()))
         states.append(h)
-    values = [state[0] if row.indices else row.output(state) if row.output else state for state in states]
-    shown = [_number(value, out.kind) for value in values]
+    found = [state[0] if row.indices else row.output(state) if row.output else state for state in states]
+    shown = [_number(value, out.kind) for value in found]
     listed = ", ".join(_number(item, "float" if dtype == "float32" else "int") for item in items)
     call = f'scanops.scan(x, "{row.name}", 0)'
     if row.indices or row.gated:
         call = f"scanops.{row.function}({f'torch.tensor({GATE}), ' if row.gated else ''}x, 0)"
     ends = f"{call[:-1]}, exclusive=True)"
     lines = [f"x = torch.tensor([{listed}]{f', dtype=torch.{dtype}' if dtype != 'float32' else ''})"]
-    lines += [f"{call}{'.values' if row.indices else ''}  # {', '.join(shown[1:])}"]
-    lines += [f"{call}.indices  # {', '.join(str(state[1]) for state in states[1:])}"] if row.indices else []
-    return [*lines, f"{ends}{'.values' if row.indices else ''}  # {', '.join(shown[:-1])}"]
+    values = ".values" if row.indices else ""
+    lines += [_printed(f"{call}{values}", shown[1:])]
+    lines += [_printed(f"{call}.indices", [str(state[1]) for state in states[1:]])] if row.indices else []
+    return [*lines, _printed(f"{ends}{values}", shown[:-1])]
+
+
+def _printed(call: str, shown: Sequence[str]) -> str:
+    return f"print({call}.tolist())  # [{', '.join(shown)}]"
 
 
 def _number(value: Any, kind: str) -> str:

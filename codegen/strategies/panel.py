@@ -56,7 +56,7 @@ class PanelPlan(Plan):
             Constant("kInner", self.spec.inner, "columns side by side: the stride of the scanned dimension"),
             Constant("kThreads", self.threads, "of a block"),
             Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
-            Constant("kItems", self.items, "rows of a thread in a tile"),
+            Constant("kRun", self.items, "rows of a thread in a tile"),
             Constant("kVector", self.vector, "columns of a thread"),
             Constant("kLanes", self.lanes, "threads side by side across a panel"),
             Constant("kPanels", self._panels, "side by side across the columns"),

@@ -39,6 +39,7 @@ class TransposedPlan(Plan):
 
     strategy: ClassVar[str] = "transposed"
     template: ClassVar[str] = "transposed.cu.j2"
+    lanes: ClassVar[int] = WARP  # threads side by side across the lines
 
     vector: int  # adjacent lines per lane
     stages: int  # stages of the ring in shared memory, most of them in flight
@@ -59,19 +60,23 @@ class TransposedPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
-        whole = self.vector == 1 or (self.spec.aligned and self.spec.inner % self.vector == 0)
+        whole = self.vector == 1 or self.to_rows or (self.spec.aligned and self.spec.inner % self.vector == 0)
         return (
             Constant("kReverse", self.spec.reverse, "scan from a line's end to its start"),
             Constant("kToRows", self.to_rows, "results are contiguous along a line, else across lines"),
             Constant("kInner", self.spec.inner, "lines side by side in the output"),
             Constant("kThreads", self.threads, "of a block"),
             Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
-            Constant("kItems", self.items, "positions of a thread in a tile"),
+            Constant("kRun", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
-            Constant("kLanes", WARP, "threads side by side across the lines"),
-            Constant("kWhole", whole, "a lane stores its adjacent lines by one access"),
+            Constant("kLanes", self.lanes, "threads side by side across the lines"),
+            Constant("kApart", not whole, "a thread's lines are kLanes apart, and stored one by one"),
+            Constant("kRealigns", False, "lines start off the boundary of an access"),
+            Constant("kExchanged", True, "lanes exchange items in shared memory"),
+            Constant("kOverwrites", self.to_rows and _overwrites(self.spec), "results replace their items there"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
+            Constant("kStreams", self.streams, "16-byte copies bypass L1"),
         )
 
     @property

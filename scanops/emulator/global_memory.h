@@ -78,22 +78,12 @@ template <class Word>
     asm volatile("" ::: "memory");
 }
 
-[[maybe_unused]] static inline void copy_async_16(void* shared, const void* global, int line = __builtin_LINE()) {
-    scanops_emulator::copy_async(shared, global, 16, line);
-    asm volatile("" ::: "memory");
-}
-
-[[maybe_unused]] static inline void copy_stream_16(void* shared, const void* global, int line = __builtin_LINE()) {
-    copy_async_16(shared, global, line);
-}
-
-[[maybe_unused]] static inline void copy_async_8(void* shared, const void* global, int line = __builtin_LINE()) {
-    scanops_emulator::copy_async(shared, global, 8, line);
-    asm volatile("" ::: "memory");
-}
-
-[[maybe_unused]] static inline void copy_async_4(void* shared, const void* global, int line = __builtin_LINE()) {
-    scanops_emulator::copy_async(shared, global, 4, line);
+template <bool streams = false, class Item>
+[[maybe_unused]] static inline void copy_async(Item* shared, const void* global, int line = __builtin_LINE()) {
+    if constexpr (sizeof(Item) < 4)
+        *shared = *static_cast<const Item*>(global);
+    else
+        scanops_emulator::copy_async(shared, global, sizeof(Item), line);
     asm volatile("" ::: "memory");
 }
 

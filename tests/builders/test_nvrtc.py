@@ -129,38 +129,3 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             build.build(request, tmp_path)
         assert isinstance(caught.value, MissingCompiler) is (outcome == "absent")
     assert asked == order
-
-
-FORKS = """
-import os, resource, signal, threading
-from pathlib import Path
-from scanops.builders import nvrtc
-from tests.store.sources import CUDA
-found, limit = nvrtc.require("sm_90"), resource.getrlimit(resource.RLIMIT_STACK)
-def compiled():
-    cubin = nvrtc.compiled(found, CUDA.source, Path("kernel.cu"), nvrtc.options(found, CUDA))[2]
-    assert resource.getrlimit(resource.RLIMIT_STACK) == limit
-    return cubin
-expected, ending, statuses = compiled(), threading.Event(), []
-def busy():
-    while not ending.is_set():
-        assert compiled() == expected
-threads = [threading.Thread(target=busy) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for _ in range(15):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # a child that waits for a lock of the compiler dies of it
-        os._exit(0 if compiled() == expected else 1)
-    statuses.append(os.waitpid(child, 0)[1])
-ending.set()
-for thread in threads:
-    thread.join()
-assert statuses == [0] * 15, statuses
-"""
-
-
-@needs_nvrtc
-def test_forks_during_compiles() -> None:
-    ran(sys.executable, "-c", FORKS, folder=Path(__file__).parents[2])

@@ -97,11 +97,12 @@ __global__ void count(const void*, void* out, int) {
     atomicAdd((unsigned*)out + 1, 2u);
     atomicAdd((unsigned long long*)out + 1, 0x100000000ull);
 }
+struct alignas(16) Access { float item[4]; };
 __global__ void staged(const void* x, void* out, int n) {
     __shared__ __align__(16) float stage[2][128];
-    copy_async_16(&stage[0][threadIdx.x * 4], (const float*)x + threadIdx.x * 4);
+    copy_async((Access*)&stage[0][threadIdx.x * 4], (const float*)x + threadIdx.x * 4);
     copy_async_commit();
-    copy_async_16(&stage[1][threadIdx.x * 4], (const float*)x + 128 + threadIdx.x * 4);
+    copy_async((Access*)&stage[1][threadIdx.x * 4], (const float*)x + 128 + threadIdx.x * 4);
     copy_async_commit();
     if (n == 1) copy_async_wait<1>();
     if (n == 2) copy_async_wait<0>();

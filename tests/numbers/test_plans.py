@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.numbers.oracle import gates, hold, selection, sequential, values, weights
-from tests.numbers.test_shapes import lying
+from tests.numbers.test_shapes import lying, marked, placed
 
 SM_90 = target_named("sm_90")
 # (input, mask, output, operator): accesses of 16, 8, 4 and 2 bytes, of items of 8 to 1
@@ -55,15 +54,6 @@ def drawn(element: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
     mask = None if kind is None else selection(shape) if kind == torch.bool else weights(op, shape, kind)
     fields = {"op": op, "dtype": str(source), "out_dtype": str(result), "mask": None if kind is None else str(kind)}
     return values(op, shape, torch.int64).to(source), mask, {**fields, "length": shape[1]}
-
-
-def placed(x: torch.Tensor, pitch: int, offset: int) -> torch.Tensor:
-    """Copy ``x`` to ``offset`` items into its storage, its rows ``pitch`` items apart."""
-    *outer, width = x.shape
-    rows = torch.full((offset + pitch * math.prod(outer),), 99).to(x.dtype)
-    view = rows[offset:].view(*outer, pitch)[..., :width]
-    view.copy_(x)
-    return view
 
 
 # ---- rows that begin off the boundaries of the output's accesses
@@ -113,8 +103,8 @@ def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layo
     )  # fmt: skip
     plan = ROWS[strategy][0](spec, SM_90)
     for offset in (1, 3, 5):
-        mask = None if m is None else placed(m, pitch_of(length, layout), offset + 1)
-        found = scanned(plan, placed(x, pitch_of(length, layout), offset), mask)
+        mask = None if m is None else placed(m, offset + 1, pitch_of(length, layout))
+        found = scanned(plan, placed(x, offset, pitch_of(length, layout)), mask)
         assert torch.equal(found, expected(x, spec, m)), offset
 
 
@@ -124,9 +114,9 @@ def test_in_place(strategy: str) -> None:
     length = ROWS[strategy][1][1]
     x = values("affine", (3, length), torch.float32)
     spec = ScanSpec(op="affine", dtype="float32", length=length, aligned=False)
-    y = placed(x, length, 1)
+    y = placed(x, 1)
     scanned(ROWS[strategy][0](spec, SM_90), y, out=y)
-    assert torch.equal(y, expected(x, spec))
+    assert torch.equal(y, expected(x, spec)) and marked(y)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -137,7 +127,7 @@ def test_without_asynchronous_copies(strategy: str, reverse: bool) -> None:
     x = values("affine", (3, length), torch.float32)
     spec = ScanSpec(op="affine", dtype="float32", length=length, input_layout="rows", reverse=reverse)
     plan = ROWS[strategy][0](spec, target_named("sm_75"))
-    assert torch.equal(scanned(plan, placed(x, pitch_of(length, "rows"), 2)), expected(x, spec))
+    assert torch.equal(scanned(plan, placed(x, 2, pitch_of(length, "rows"))), expected(x, spec))
 
 
 # ---- columns
@@ -229,8 +219,8 @@ def test_columns_that_begin_anywhere(
         numbers = {**numbers, "stages": 0}
     plan = shaped(COLUMNS[strategy](spec, SM_90), lanes, blocks=1, vector=vector, apart=False, **numbers)
     for offset in (1, 5):
-        mask = None if m is None else placed(m, pitch, offset + 1)
-        assert torch.equal(scanned(plan, placed(x, pitch, offset), mask), expected(x, spec, m)), offset
+        mask = None if m is None else placed(m, offset + 1, pitch)
+        assert torch.equal(scanned(plan, placed(x, offset, pitch), mask), expected(x, spec, m)), offset
 
 
 @pytest.mark.parametrize("tail", ["", "-inner36"])

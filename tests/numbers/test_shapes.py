@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 import scanops
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.staged import StagedPlan
 from scanops.requests.request import make_request
 from tests.numbers.matrix import MULTIPROCESSORS
 from tests.numbers.oracle import hold, selection, sequential, values
@@ -92,85 +93,65 @@ def test_few_lines_and_short_runs_are_gathered(
     hold(x, "affine", dim, device)
 
 
-@pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7)])
-def test_in_place(shape: tuple[int, ...], device: str) -> None:
-    x = values("sum", shape, torch.float32)
+@pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7), (2, 1100, 32), (2, 1100, 4)])
+def test_outputs_in_place_and_off_the_boundary(shape: tuple[int, ...], device: str) -> None:
+    x = values("affine", shape, torch.float32)
     y = x.clone().to(device)
-    scanops.cumsum(y, 1, out=y)
-    assert torch.equal(y.cpu(), torch.cumsum(x, 1))
-
-
-def test_an_output_off_the_boundary(device: str) -> None:
-    for shape in ((2, 1100, 32), (2, 1100, 4)):
-        x = values("affine", shape, torch.float32)
-        out = torch.empty(x.numel() + 1, device=device)[1:].view(shape)
-        scanops.scan(x.to(device), "affine", 1, out=out)
+    for out in (torch.empty(x.numel() + 1, device=device)[1:].view(shape), y):
+        scanops.scan(y, "affine", 1, out=out)
         assert torch.equal(out.cpu(), sequential(x, "affine", 1, dtype=torch.float32))
 
 
 # ---- rows staged in shared memory: every way a row is shared out, and nothing written outside the output
 
-GUARD = 64  # items around an operand
-MARK = 77
-
-# (operator, input, output, length, bool mask): lanes take whole rows, pieces kept in registers, pieces read twice.
-KINDS = [
-    ("affine", "float32", "float32", 1, False),
-    ("affine", "float32", "float32", 6, True),
-    ("affine", "float32", "float32", 100, False),
-    ("affine", "float32", "float32", 255, False),
-    ("affine", "float32", "float32", 599, True),
-    ("affine", "float16", "float16", 511, False),
-    ("affine", "bfloat16", "float32", 20, True),
-    ("affine", "float64", "float64", 65, True),
-    ("sum", "int8", "int8", 31, False),
-    ("sum", "bool", "int64", 9, False),
-    ("affine", "int32", "int64", 129, True),
-]
+GUARD, MARK = 64, 77  # items around an operand
 
 
-def placed(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A copy that begins so many items past a 16-byte boundary, with marks around it."""
-    room = torch.full((tensor.numel() + 2 * GUARD,), MARK, dtype=torch.int64).to(tensor.dtype).to(tensor.device)
+def placed(x: torch.Tensor, offset: int, pitch: int = 0) -> torch.Tensor:
+    """Copy ``x`` to so many items past a 16-byte boundary, its rows ``pitch`` items apart, with marks around them."""
+    *outer, width = x.shape
+    rows = math.prod(outer)
+    room = torch.full((rows * (pitch or width) + 2 * GUARD,), MARK, dtype=torch.int64).to(x.dtype).to(x.device)
+    assert room.data_ptr() % 16 == 0 and offset < GUARD
     begin = GUARD // 2 + offset
-    assert (room.data_ptr() + GUARD // 2 * room.element_size()) % 16 == 0
-    view = room[begin : begin + tensor.numel()].view(tensor.shape)
-    view.copy_(tensor)
-    return view
+    view = room[begin : begin + rows * (pitch or width)].view(*outer, pitch or width)[..., :width]
+    return view.copy_(x)
 
 
-def outside(view: torch.Tensor) -> torch.Tensor:
-    """The items around what ``placed`` made."""
-    room = torch.as_strided(view, (view.numel() + 2 * GUARD,), (1,), 0)
-    begin = view.storage_offset()
-    return torch.cat([room[:begin], room[begin + view.numel() :]])
+def marked(view: torch.Tensor) -> bool:
+    """Whether nothing was written around what ``placed`` made, which is overwritten."""
+    view.fill_(MARK)
+    return bool((view._base == MARK).all())
 
 
-def plan_of(op: str, source: str, out: str, length: int, masked: bool) -> StagedPlan:
-    plan = make_plan(ScanSpec(op=op, dtype=source, length=length, out_dtype=out, mask="bool" if masked else None))
-    assert isinstance(plan, StagedPlan)
-    return plan
+# Lanes take whole rows, pieces kept in registers, pieces read twice.
+RAGGED = (
+    "affine-f32-n1", "affine-f32-n6-mask_b8", "affine-f32-n100", "affine-f32-n255", "affine-f32-n599-mask_b8",
+    "affine-f16-n511", "affine-bf16-n20-out_f32-mask_b8", "affine-f64-n65-mask_b8", "sum-i8-n31-out_i8", "sum-b8-n9",
+    "affine-i32-n129-out_i64-mask_b8",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize(("op", "source", "out", "length", "masked"), KINDS)
-def test_ragged_rows(op: str, source: str, out: str, length: int, masked: bool, aligned: bool, device: str) -> None:
+@pytest.mark.parametrize("slug", RAGGED)
+def test_ragged_rows(slug: str, aligned: bool, device: str) -> None:
     """One row, and one more than a block has; directions alternate."""
-    reverse = aligned == (length % 2 > 0)
+    spec = ScanSpec.parse(slug)
+    plan, reverse = make_plan(spec), aligned == (spec.capacity % 2 > 0)
     offsets = (0, 0, 0) if aligned else (1, 2, 3)
-    plan = plan_of(op, source, out, length, masked)
     for rows in (1, plan.warps * plan.rows + 1):
-        x = values(op, (rows, length), torch.int64).to(getattr(torch, source))
-        mask = selection((rows, length)) if masked else None
-        expected = sequential(x, op, 1, mask=mask, reverse=reverse, dtype=getattr(torch, out))
+        shape, dtype = (rows, spec.capacity), getattr(torch, spec.out_dtype)
+        x = values(spec.op, shape, torch.int64).to(getattr(torch, spec.dtype))
+        mask = selection(shape) if spec.mask else None
         there = None if mask is None else placed(mask.to(device), offsets[1])
-        y = placed(torch.zeros_like(expected).to(device), offsets[2])
-        scanops.scan(placed(x.to(device), offsets[0]), op, 1, mask=there, reverse=reverse, dtype=y.dtype, out=y)
-        assert torch.equal(y.cpu(), expected)
-        assert (outside(y) == MARK).all()
+        y = placed(torch.zeros(shape, dtype=dtype, device=device), offsets[2])
+        scanops.scan(placed(x.to(device), offsets[0]), spec.op, 1, mask=there, reverse=reverse, dtype=dtype, out=y)
+        assert torch.equal(y.cpu(), sequential(x, spec.op, 1, mask=mask, reverse=reverse, dtype=dtype))
+        assert marked(y)
 
 
-def test_kinds_reach_every_way_to_scan_a_row() -> None:
-    plans = [plan_of(*kind) for kind in KINDS]
+def test_ragged_rows_are_scanned_in_every_way() -> None:
+    plans = [make_plan(ScanSpec.parse(slug)) for slug in RAGGED]
+    assert {plan.strategy for plan in plans} == {"staged"}
     assert {(plan.lanes > 1, plan.kept) for plan in plans} == {(False, False), (True, True), (True, False)}
     assert {plan.on_boundary for plan in plans} == {plan.in_place for plan in plans} == {True, False}

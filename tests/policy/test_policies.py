@@ -7,17 +7,14 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
 import scanops
 from scanops import environment
-from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import calls, kernels, launcher
-from scanops.store.store import Store
 from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
 
@@ -40,15 +37,6 @@ def test_what_a_miss_builds(name: str | None, store: Path, monkeypatch: pytest.M
         with scanops.policy(name or "build"):
             assert torch.equal(scanned(), Y)
     assert kept(store) == STORED[name]
-
-
-def test_a_miss_plans_and_renders_once_and_looks_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ((plan, "make_plan"), (source, "render"), (Store, "find"))
-    counted = [mock.create_autospec(getattr(owner, name), side_effect=getattr(owner, name)) for owner, name in parts]
-    for (owner, name), each in zip(parts, counted, strict=True):
-        monkeypatch.setattr(owner, name, each)
-    assert torch.equal(scanned(), Y)
-    assert [each.call_count for each in counted] == [1, 1, 2]
 
 
 def test_never_names_the_spec_and_the_command() -> None:

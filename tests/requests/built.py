@@ -194,6 +194,3 @@ class Built:
             return self.x if self.x.ndim == 0 or 0 not in self.x.stride() else None
         view = "stepped" if kind == "stepped" else "dense"
         return laid(view, shape, lambda inner: torch.zeros(inner, dtype=dtype, device=self.device))
-
-    def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)

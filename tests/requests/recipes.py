@@ -1,4 +1,4 @@
-"""Whole requests, drawn: what a kernel is specialised for, the layout of data, and what is wrong with a call."""
+"""Whole requests, drawn: what a kernel is specialised for, and the layout of data."""
 
 from __future__ import annotations
 
@@ -87,13 +87,12 @@ def recipe(pick: Callable[[Sequence[Any]], Any]) -> Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A recipe with its data and what is wrong with it."""
+    """A recipe with its data."""
 
     recipe: Recipe
     seed: int = 0
     special: bool = False  # NaN and infinities among the items
     out: str = "none"
-    wrong: str | None = None  # a key of built.CHANGES
 
 
 def laid(view: str, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 
@@ -13,18 +14,28 @@ from scanops.errors import UnsupportedRequest
 from tests.requests.checks import refused
 
 
-def test_changed_offsets_are_checked_again(device: str) -> None:
-    x, given = torch.ones(4, device=device), torch.tensor([0, 2, 4], device=device)
-    for _ in range(3):
-        assert scanops.cumsum(x, 0, offsets=given).tolist() == [1, 2, 1, 2]
-    assert scanops.cumsum(x, 0, offsets=torch.tensor([0, 0, 4], device=device)).tolist() == [1, 2, 3, 4]
-    given[1] = 3
-    assert scanops.cumsum(x, 0, offsets=given).tolist() == [1, 2, 3, 1]
-    given[1] = 5
-    refused(UnsupportedRequest, lambda: scanops.cumsum(x, 0, offsets=given), "falling at index 2")
-    given[1] = 1
-    assert scanops.cumsum(x, 0, offsets=given).tolist() == [1, 1, 2, 3]
-    refused(UnsupportedRequest, lambda: scanops.cumsum(x[:3], 0, offsets=given), "to 4")
+@pytest.mark.parametrize("way", ["eager", "strided", "functionalized", "inference"])
+def test_changed_offsets_are_checked_again(way: str, device: str) -> None:
+    """Those of inference mode have no version counter, and those of a functionalized call come from outside."""
+    with torch.inference_mode(way == "inference"):
+        x, given = torch.ones(4, device=device), torch.tensor([0, 2, 4], device=device)
+        if way == "strided":
+            given = given.int().repeat_interleave(2)[::2]
+
+        def scan(x: torch.Tensor, offsets: torch.Tensor = given) -> list[float]:
+            call = functools.partial(scanops.cumsum, dim=0, offsets=offsets)
+            return (torch.func.functionalize(call) if way == "functionalized" else call)(x).tolist()
+
+        for _ in range(3):
+            assert scan(x) == [1, 2, 1, 2]
+        assert scan(x, torch.tensor([0, 0, 4], device=device)) == [1, 2, 3, 4]
+        given[1] = 3
+        assert scan(x) == [1, 2, 3, 1]
+        given[1] = 5
+        refused(UnsupportedRequest, lambda: scan(x), "falling at index 2")
+        given[1] = 1
+        assert scan(x) == [1, 1, 2, 3]
+        refused(UnsupportedRequest, lambda: scan(x[:3]), "to 4")
 
 
 def test_offsets_that_a_scan_has_written_are_checked_again(device: str) -> None:
@@ -60,27 +71,3 @@ def test_offsets_under_capture() -> None:
         refused(UnsupportedRequest, lambda: scanops.cumsum(x, 0, offsets=given), "offsets of shape (3,)")
     graph.replay()
     assert y.tolist() == [1, 1, 2, 3]
-
-
-def test_offsets_of_a_functionalized_call(device: str) -> None:
-    """They come from outside, and have values; results within have none."""
-    x, offsets = torch.ones(4, device=device), torch.tensor([0, 1, 4], device=device)
-    scan = torch.func.functionalize(lambda x: scanops.cumsum(x, 0, offsets=offsets))
-    assert scan(x).tolist() == [1, 1, 2, 3]
-    offsets[1] = 5
-    refused(UnsupportedRequest, lambda: scan(x), "falling at index 2")
-
-
-def test_offsets_of_inference_mode(device: str) -> None:
-    """They have no version counter, so they are checked at every call."""
-    with torch.inference_mode():
-        x, offsets = torch.ones(4, device=device), torch.tensor([0, 2, 4], device=device)
-        assert scanops.cumsum(x, 0, offsets=offsets).tolist() == [1, 2, 1, 2]
-        offsets[2] = 5
-        refused(UnsupportedRequest, lambda: scanops.cumsum(x, 0, offsets=offsets), "to 5")
-
-
-def test_offsets_that_are_not_contiguous(device: str) -> None:
-    offsets = torch.tensor([0, 9, 1, 9, 1, 9, 4, 9], dtype=torch.int32, device=device)[::2]
-    for _ in range(2):
-        assert scanops.cumsum(torch.ones(4, device=device), 0, offsets=offsets).tolist() == [1, 1, 2, 3]

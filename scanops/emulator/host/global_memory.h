@@ -9,12 +9,12 @@ namespace {
 
 void check_copy(const void* target, const void* source, unsigned bytes, int line) {
     if (reinterpret_cast<size_t>(target) % bytes != 0 || reinterpret_cast<size_t>(source) % bytes != 0)
-        SCANOPS_FAIL(line, "copy_async_%u: misaligned address: target %p or source %p is not a multiple of %u", bytes,
-                     target, source, bytes);
+        SCANOPS_FAIL(line, "copy_async of %u bytes: misaligned address: target %p or source %p is not a multiple of %u",
+                     bytes, target, source, bytes);
     const size_t offset = reinterpret_cast<size_t>(target) - reinterpret_cast<size_t>(shared_begin());
     if (offset > shared_bytes() || shared_bytes() - offset < bytes)
-        SCANOPS_FAIL(line, "copy_async_%u: the target is not in shared memory (offset %lld, shared bytes %zu)", bytes,
-                     static_cast<long long>(offset), shared_bytes());
+        SCANOPS_FAIL(line, "copy_async of %u bytes: the target is not in shared memory (offset %lld, shared bytes %zu)",
+                     bytes, static_cast<long long>(offset), shared_bytes());
 }
 
 void enqueue(CopyQueue& queue, const Copy& copy) {

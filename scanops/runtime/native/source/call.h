@@ -98,7 +98,7 @@ inline void append_operand(Key& key, const at::Tensor& tensor) {
         return;
     }
     key.push_back(static_cast<int64_t>(tensor.key_set().raw_repr()));
-    if (!tensor.has_storage()) {  // sparse, batched: not one of them was learnt, or has an address to ask for
+    if (!tensor.has_storage() || tensor.is_nested()) {  // sparse, batched, nested: never learnt, no address or sizes
         key.push_back(-1);
         return;
     }
