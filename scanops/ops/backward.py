@@ -159,9 +159,8 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     elif gradient.saved == "y":
         saved = kept.y
     inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
-    tiled = None
+    tiled = _tiled(kept, row, inputs, tape) if row.saved and saved is None else None
     if row.saved and saved is None:
-        tiled = _tiled(kept, row, inputs, tape)
         inputs = tiled or inputs._replace(saved=_before(kept, tape))
         if inputs.saved is None and tiled is None:
             return None
@@ -181,9 +180,8 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         carry=request.carry_dtype,
     )
     saved_results = tiled is not None and tiled.saved is not None
-    results = _run(
-        Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results), tape
-    )
+    asked = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
+    results = _run(asked, tape)
     if results is None:
         return None
     of_term = results[0]
