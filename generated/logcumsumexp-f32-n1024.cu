@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 00af6e667d4e9b70 of everything below this banner
+// content  sha256 516ef5642d4bab51 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -375,7 +375,7 @@ scan_kernel(const Input* input, Output* output) {
     if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
-    const State prefix = warps_before(totals, warp);
+    State prefix = warps_before(totals, warp);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
