@@ -68,7 +68,8 @@ class DType:
 _ROWS = (
     DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool",
           read="({x} != 0)", write="({x} != 0)", rounded="({x} != 0)"),
-    DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char"),
+    DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char",
+          rounded="(unsigned char)(long long)({x})"),  # a negative float wraps around, as in torch
     DType(name="int8", tag="i8", kind="int", bytes=1, storage="signed char"),
     DType(name="int16", tag="i16", kind="int", bytes=2, storage="short"),
     DType(name="int32", tag="i32", kind="int", bytes=4, storage="int"),

@@ -126,14 +126,12 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
 
 
 def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
-    """An operand converted to the accumulator. Half types are computed in float, so no rounding is needed."""
+    """An operand converted to the dtype that is scanned in, then to the accumulator."""
     if dtype is None:
         return ""
-    row = dtype_named(dtype)
-    text = row.read.format(x=item)
-    if "complex" in (row.kind, spec.accumulator.kind):
-        return _convert(text, row, spec.accumulator)
-    return _plain(f"({value})({text})")
+    row, to = dtype_named(dtype), spec.accumulator
+    text = _convert(row.read.format(x=item), row, to)
+    return text if value == to.value else _plain(f"({value})({text})")
 
 
 def _element(spec: ScanSpec, value: str) -> str:

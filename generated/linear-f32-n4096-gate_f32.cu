@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c4e6032ce022536c of everything below this banner
+// content  sha256 2dab332d66bbc44c of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -63,7 +63,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g) {
-    return lift(x, (float)g);
+    return lift(x, g);
 }
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
@@ -264,12 +264,13 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
-    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
     __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
+
+    // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};

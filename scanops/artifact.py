@@ -67,7 +67,7 @@ _CPU_FLAGS = (
     "-fwrapv",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
-    "-fsanitize=bounds-strict,alignment",
+    "-fsanitize=bounds-strict,alignment,float-cast-overflow",
     "-fno-gnu-unique",
 )
 _CUDA_FLAGS = ("-std=c++17", "-O3")

@@ -62,12 +62,9 @@ class PanelsPlan(PanelPlan):
 
     @property
     def looks(self) -> tuple[bool, bool, bool]:
-        """Whether a tile looks back at tiles of its group, at groups in its group of groups, at a chained prefix.
-
-        It does one of these, if only in the text: a panel of one tile has nothing to look back at.
-        """
+        """Whether a tile looks back at tiles of its group, at groups in its group of groups, at a chained prefix."""
         peers, groups = self.group > 1 and self.tiles > 1, self.stretch > 1 and self.tiles > self.group
-        return peers, groups, self.tiles > self.group * self.stretch or not (peers or groups)
+        return peers, groups, self.tiles > self.group * self.stretch
 
 
 # H200, fp32 sum, fraction of a copy.

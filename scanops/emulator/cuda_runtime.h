@@ -16,11 +16,12 @@
 //   host/report.h         the one report that stops a launch
 //   host/fibers.h         stacks and switches between them
 //   host/schedule.h       who runs next; shared memory of the resident blocks
-//   host/sanitizers.h     handlers that g++'s -fsanitize=bounds-strict,alignment calls
+//   host/sanitizers.h     handlers that g++'s -fsanitize calls
 //   host/launch.h         the grid loop
 //   host/barriers.h, host/collectives.h, host/global_memory.h: the rest of their namesakes
 //
-// Compile with: -std=c++20 -Og -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off -fsanitize=bounds-strict,alignment
+// Compile with: -std=c++20 -Og -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off
+//               -fsanitize=bounds-strict,alignment,float-cast-overflow
 // Link with host.cpp and without -fsanitize: the handlers are there and libubsan is not wanted.
 #pragma once
 #pragma GCC system_header  // generated text is compiled with -Wall -Wextra -Wconversion -Werror; this is not

@@ -41,6 +41,7 @@ BODIES = {
     "__syncthreads();  // <behind>",
     "spin_by_warp": "while (__all_sync(0xffffffffu, load_relaxed((unsigned*)out) == 0)) {}  // <warp spin>",
     "misaligned": "((float*)out)[0] = reinterpret_cast<const Vector*>(x)[threadIdx.x].item[0];  // <vector>",
+    "converted": "((unsigned*)out)[0] = (unsigned)(n * 1.5f);  // <cast>",
     "misaligned_copy": "__shared__ __align__(16) float values[8]; copy_async((Vector*)(values + n), x);  // <copy>",
 }
 CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
@@ -69,10 +70,17 @@ CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
       "63 threads, first (1,0,0), in __syncthreads at line {behind}"]),
     ("spin_by_warp", {"out": 4}, "warp spin", ["waits for a flag nobody sets (last value 0)"]),
     ("misaligned", {"x": bytes(600), "shift": 4, "out": 4}, "vector", ["misaligned", "Vector", "multiple of 16"]),
+    ("converted", {"n": -2, "out": 4}, "cast", ["-3 is converted to 'unsigned int', where a GPU gives 0"]),
     ("misaligned_copy", {"x": bytes(64), "n": 1}, "copy", ["misaligned"]),
     ("misaligned_copy", {"x": bytes(64), "n": 4096}, "copy", ["not in shared memory"]),
 ]  # fmt: skip
-IN_ORDER = {"shared_bounds", "register_bounds", "misaligned_copy", "spin_by_warp"}  # the same whatever the schedule
+IN_ORDER = {
+    "shared_bounds",
+    "register_bounds",
+    "converted",
+    "misaligned_copy",
+    "spin_by_warp",
+}  # the same whatever the schedule
 
 
 @pytest.fixture(scope="module")

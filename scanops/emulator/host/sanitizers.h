@@ -1,5 +1,5 @@
-// The handlers that code compiled with -fsanitize=bounds-strict,alignment calls. Hidden, so that each library has its
-// own and a libubsan in the process stays out of it. The records are g++'s, as libubsan reads them.
+// The handlers that code compiled with -fsanitize=bounds-strict,alignment,float-cast-overflow calls. Hidden, so that
+// each library has its own and a libubsan in the process stays out of it. The records are g++'s, as libubsan reads them.
 #pragma once
 
 #include "report.h"
@@ -29,6 +29,12 @@ struct TypeMismatch {
     const TypeDescriptor* type;
     unsigned char log2_alignment;
     unsigned char access;
+};
+
+struct FloatCastOverflow {
+    SourceLocation place;
+    const TypeDescriptor* from;
+    const TypeDescriptor* to;
 };
 
 constexpr const char* access_name[] = {"load of", "store to", "reference to", "member access in", "member call on",
@@ -78,6 +84,25 @@ void begin_sanitizer_report(const SourceLocation& place) {
     end_sanitizer_report();
 }
 
+// Numbers of up to 64 bits travel in the handle itself.
+double number_value(const TypeDescriptor& type, const void* handle) {
+    float single;
+    double number;
+    memcpy(&single, &handle, sizeof single);
+    memcpy(&number, &handle, sizeof number);
+    return type.info == 32 ? single : number;
+}
+
+// A negative number in an unsigned type is 0 on a GPU and wraps around on most CPUs. What else is out of bounds (NaN,
+// infinities, great numbers) differs as well, but torch's own conversions give it no meaning either.
+[[gnu::cold, gnu::noinline]] void report_float_cast_overflow(const FloatCastOverflow& data, const void* handle) {
+    const double number = number_value(*data.from, handle);
+    if (data.to->info & 1 || data.to->kind != 0 || !(number < 0 && number > -__builtin_inf())) return;
+    begin_sanitizer_report(data.place);
+    append("%g is converted to %s, where a GPU gives 0 and a CPU another number", number, data.to->name);
+    end_sanitizer_report();
+}
+
 }  // namespace
 }  // namespace scanops_emulator
 
@@ -87,4 +112,5 @@ void begin_sanitizer_report(const SourceLocation& place) {
     }
 SCANOPS_HANDLER(__ubsan_handle_out_of_bounds, OutOfBounds, report_out_of_bounds)
 SCANOPS_HANDLER(__ubsan_handle_type_mismatch_v1, TypeMismatch, report_type_mismatch)
+SCANOPS_HANDLER(__ubsan_handle_float_cast_overflow, FloatCastOverflow, report_float_cast_overflow)
 #undef SCANOPS_HANDLER
