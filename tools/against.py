@@ -31,8 +31,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
 PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- table: written by python -m tools.against -->\n", "<!-- table end -->\n"
 # What depends most on torch and Python; the numbers of kernels follow from their text, which is the same everywhere.
-TESTS = ("tests/torch_integration", "tests/native", "tests/requests/test_gradients.py")
-TESTS += ("tests/requests/test_torch_semantics.py",)
+TESTS = (
+    "tests/torch_integration",
+    "tests/native",
+    "tests/requests/test_gradients.py",
+    "tests/requests/test_torch_semantics.py",
+)
 EMULATED = "emulated"
 BUILDERS = (EMULATED, "load_inline", "nvrtc", "nvcc")
 KERNEL = ("sum-f32-n32768", "--target", "sm_90")
