@@ -36,6 +36,7 @@ class Machine:
         checks = {check["name"]: check for check in answer["checks"]}
         assert result.exit_code == (0 if answer["ok"] else 1)
         assert all(check["next"] for check in checks.values() if check["status"] != "ok")
+        assert not any("\n" in check["summary"] for check in checks.values())
         return answer, checks
 
     def gpu(self, *capability: int) -> None:
