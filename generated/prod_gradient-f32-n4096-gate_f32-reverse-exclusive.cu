@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 55484a268cafd1b8 of everything below this banner
+// content  sha256 ffbce6b93f82a94a of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -221,9 +221,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
-        last = append(before, s.item[k]);
-        use(k, kExclusive ? within(before, s.item[k]) : last);
+        if constexpr (kExclusive) use(k, within(last, s.item[k]));
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 

@@ -168,6 +168,9 @@ def test_a_length_that_is_an_argument() -> None:
 @pytest.mark.parametrize("other", ["sum-float32-n5-exclusive-reverse", "sum-f32-n5-inner1-reverse-exclusive"])
 def test_another_spelling_gets_the_same_slug(other: str) -> None:
     """Slugs are read in any order, with defaults spelled out, and with the names of dtypes."""
+    for dtype, default in (("float16", "float32"), ("float32", "torch.float32"), ("complex64", "c64")):
+        plain = ScanSpec(op="sum", dtype=dtype, length=9)
+        assert ScanSpec(op="sum", dtype=dtype, length=9, accumulate=default) == plain
     assert ScanSpec.parse(other).slug == "sum-f32-n5-reverse-exclusive"
     assert ScanSpec(op="sum", dtype="torch.float32", length=1, mask="float32").slug == "sum-f32-n1-mask_f32"
 
