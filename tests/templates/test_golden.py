@@ -19,10 +19,8 @@ from scanops.codegen.plan import STRATEGIES
 from scanops.codegen.source import environment, render
 from scanops.codegen.targets import TARGETS
 from tests.codegen.strategies import specs
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tools.golden import GOLDEN, Golden, golden_files, main
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_generated_is_current(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +66,7 @@ def test_the_command_writes_checks_and_removes(tmp_path: Path, capsys: pytest.Ca
 RENDER = """
 import hashlib, sys
 from scanops import ScanSpec, generate
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tools.golden import golden_files
 for name, text in golden_files().items():
     print(name, hashlib.sha256(text.encode()).hexdigest())
