@@ -7,6 +7,7 @@ import hashlib
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jinja2
@@ -143,7 +144,8 @@ def provided() -> set[str]:
 def faults(source: str) -> set[str]:
     """What is wrong with the text of a kernel, in words."""
     declared = {name for pattern in (FUNCTION, CONSTANT, TYPE) for name in re.findall(r"\w+", listed(pattern, source))}
-    found = {f"{name} is not used" for name in declared if len(re.findall(rf"\b{name}\b", source)) == 1}
+    counts = Counter(re.findall(r"\w+", source))
+    found = {f"{name} is not used" for name in declared if counts[name] == 1}
     found |= {f"{name} is not declared" for name in undeclared(source) - provided()}
     body = source.split("\n\n", 1)[1]
     found |= {f"{word} is of Python" for word in ("None", "True", "False") if re.search(rf"\b{word}\b", body)}
