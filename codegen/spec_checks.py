@@ -22,7 +22,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
     "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
-    **dict.fromkeys(("reverse", "exclusive", "initial", "final", "aligned", "again"), (True, False)),
+    **dict.fromkeys(("reverse", "exclusive", "complete", "initial", "final", "aligned", "again"), (True, False)),
 }
 WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
     "length": "split the tensor along the scanned dimension",
@@ -92,6 +92,19 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
+    if spec.complete:
+        others = ("segments", "saved", "final")
+        if not spec.exclusive or any(getattr(spec, name) for name in others):
+            hint = "pass exclusive=True as well, and no segments; the carry-out is the last output"
+            allowed = "complete for exclusive scans without segments, carry-out and saved tensor"
+            yield "complete=True does not fit the other fields", allowed, told("exclusive", *others), hint
+        near = [f"{name}_layout" for name, given in present.items() if given]
+        if any(getattr(spec, name) in ("dense", "transposed") for name in near):
+            allowed, hint = (
+                "rows, columns, strided, or line",
+                "pass the layout of operands with one item less in a line",
+            )
+            yield "operands of a complete scan do not lie as the output does", allowed, told(*near), hint
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

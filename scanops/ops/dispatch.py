@@ -36,18 +36,20 @@ Given = tuple[
 ]
 
 
-def called(tensors: Given, outs: Tensors, *options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def called(
+    tensors: Given, outs: Tensors, *options: Any, complete: bool = False
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
     Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out
     are a tuple of three.
     """
     found = None
-    if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
+    if outs[0] is None and not complete and not is_compiling() and native.served is not None:  # no compiler sees C++
         found = native.served(tensors, *options)
     if found is None:
         op, dim, *others = options
-        call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
+        call, given = Call(op, dim if type(dim) is int else _whole(dim), *others, complete=complete), Inputs(*tensors)  # type: ignore[arg-type]
         eager = runs_kernels(given)
         plain = all([out is None for out in outs])
         if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
@@ -226,7 +228,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own:
+    if not known.launcher.own or call.complete:  # which C++ does not know
         return
     if native.served is None:
         native.repeated(known.launcher.kernel.target)

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from scanops import environment
 from scanops.ops import schema
-from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
+from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call, is_transformed
@@ -89,7 +89,7 @@ class ScanFunction(torch.autograd.Function):
         x, mask, gate, starts, offsets, initial = tensors
         ctx.kind = kind = work.kind
         indices = output[1] if kind.indexed else None
-        keep = keeps(kind, needs_of(ctx))
+        keep = keeps(kind.inclusive or kind, needs_of(ctx))
         read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
         # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
         kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
@@ -121,7 +121,11 @@ class ScanFunction(torch.autograd.Function):
             from scanops.ops.linearised import pushed_forward
         request = schema.request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
-        found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated_on)
+        given = (x, mask, gate, initial)
+        if request.call.complete:
+            (found,) = pushed_forward(request.inclusive, (request.within(y), None), given, operated_on)
+            return (request.extended(found, found.new_zeros(()) if initial is None else initial),)
+        found = pushed_forward(request, (y, indices), given, operated_on)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
@@ -182,6 +186,8 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
     ``given``: the gradients of result and carry-out, x, mask, gate, initial, result, indices, starts and offsets, each
     None where it is absent or not saved. ``policy`` is that of the block of the forward call.
     """
+    if kind.inclusive is not None:
+        return _of_complete(kind, kind.inclusive, needs, given, policy), None
     gy, gfinal, *saved = given
     if gy is None:  # only carry-outs were used
         assert gfinal is not None and kind.shapes[0] is not None
@@ -204,6 +210,21 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
         if (start := kind.request.call.start) is not None:
             kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
         return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
+
+
+def _of_complete(kind: Kind, inclusive: Kind, needs: Needs, given: Tensors, policy: str | None) -> Tensors:
+    """The gradients of a call with complete results: of the inclusive scan, and of the carry-in before it."""
+    gy, _, *saved = given
+    request, inclusive.lasts = kind.request, kind.lasts
+    assert gy is not None
+    if saved[4] is not None:  # the result, which kernels read as a contiguous tensor
+        saved[4] = request.within(saved[4]).contiguous()
+    *others, of_initial = backward_pass(inclusive, needs, (request.within(gy), None, *saved), policy)[0]
+    if needs[3] and kind.shapes[3] is not None:
+        shape, dtype = kind.shapes[3]
+        of_start = summed_to(request.start_in(gy), shape=shape, dtype=dtype)
+        of_initial = of_start if of_initial is None else of_initial + of_start
+    return (*others, of_initial)
 
 
 def gradients_of(

@@ -30,6 +30,7 @@ SCHEMA = {
     "accumulate": "str? accumulate=None",
     "start": "Scalar? start=None",
     "any_length": "bool any_length=False",
+    "complete": "bool complete=False",
 }
 
 
@@ -51,6 +52,7 @@ class Call:
     accumulate: torch.dtype | str | None = None
     start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
+    complete: bool = False  # whether the results are those of an inclusive scan behind what it starts from
 
     @property
     def name(self) -> str:
@@ -61,7 +63,7 @@ class Call:
     @property
     def hashable(self) -> bool:
         """Whether equal calls mean the same: ``True == 1``, so each field has to be exactly of its type."""
-        flags = type(self.reverse) is type(self.exclusive) is type(self.final) is bool
+        flags = type(self.reverse) is type(self.exclusive) is type(self.final) is type(self.complete) is bool
         return flags and type(self.dim) is int and type(self.op) is str and type(self.accumulate) in _ACCUMULATE
 
     @property
@@ -88,6 +90,7 @@ class Call:
             ("reverse", self.reverse, flag),
             ("exclusive", self.exclusive, flag),
             ("return_final", self.final, flag),
+            ("complete", self.complete, flag),
             ("dtype", self.dtype, (*dtype, "pass dtype=torch.float32, for example")),
             ("accumulate", self.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
         ):
@@ -125,7 +128,8 @@ class Call:
             "out_dtype": "" if self.dtype is None else str(self.dtype),
             "accumulate": None if self.accumulate is None else str(self.accumulate),
             "reverse": self.reverse,
-            "exclusive": self.exclusive,
+            "exclusive": self.exclusive or self.complete,
+            "complete": self.complete,
             "final": self.final,
         }
 
@@ -133,7 +137,8 @@ class Call:
     def of_spec(spec: ScanSpec, dim: int) -> Call:
         """Return the call along ``dim`` that a kernel of ``spec`` serves."""
         dtype = getattr(torch, spec.out_dtype)
-        return Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+        call = Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+        return replace(call, exclusive=False, complete=True) if spec.complete else call
 
     def checked(self, spec: ScanSpec, dim: int) -> Call:
         """Return this call as a ``Request`` has it, with what ``spec`` has settled."""

@@ -73,7 +73,7 @@ class Launcher:
     __slots__ = ("_arguments", "_bound", "_spare", "asked", "few", "kernel", "own", "places")
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool) -> None:
-        outer, length, inner = split_shape(request.x.shape, request.call.dim)
+        outer, length, inner = split_shape(request.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
             fill_geometry(arguments, request.inputs.operands(), request.call.dim)
