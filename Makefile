@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.10 to 3.13 with venv, and g++. No GPU, no CUDA toolkit.
+# `make demo` and `make test` need Python 3.10 or later with venv, and g++. No GPU, no CUDA toolkit.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -12,8 +12,9 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
 TYPED := build/typed
+PREBUILT := $(CURDIR)/build/native
 
-.PHONY: help demo test test-fast tests lint format types wheel figures golden docs pytorch-page gpu-test clean
+.PHONY: help demo test test-fast tests lint format types wheel figures golden docs pytorch-page gpu-test test-against clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,7 +47,7 @@ types: $(STAMPS)/tools  ## strict mypy on the packages of the wheel, the benchma
 	ln -s $(CURDIR)/benchmarks $(CURDIR)/tools $(TYPED)/
 	cd $(TYPED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops -p benchmarks -p tools
 
-wheel: build/wheel/stamp  ## sdist and wheel, under dist/
+wheel: build/wheel/stamp  ## sdist and wheel, under dist/, with the C++ call path for this torch and Python
 	mkdir -p dist && cp build/wheel/scanops-* dist/
 
 figures: $(STAMPS)/package  ## the figures of structure and runtime that the project holds itself to
@@ -63,6 +64,9 @@ pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU, in some minutes on 16 cores
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --maxschedchunk 1 $(PYTEST_ARGS)
+
+test-against:  ## the tests with another torch, TORCH=2.15.0, and Python, AGAINST=python3.14: a row of docs/versions.md
+	$(PYTHON) -m tools.against $(TORCH) --python $(or $(AGAINST),$(PYTHON)) --workers $(WORKERS)
 
 clean:  ## everything that make built
 	rm -rf $(VENV) build dist scanops.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -86,7 +90,13 @@ $(STAMPS)/tools: $(STAMPS)/package
 	touch $@
 
 # The wheel is made from the unpacked sdist, so what the sdist lacks, the wheel lacks too.
-build/wheel/stamp: $(SOURCES) | $(STAMPS)/tools
+build/wheel/stamp: $(SOURCES) $(PREBUILT)/stamp | $(STAMPS)/tools
 	rm -rf build/wheel && mkdir -p build
-	$(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	SCANOPS_PREBUILT=$(PREBUILT) $(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	touch $@
+
+# The C++ call path of this torch and Python; `python -m tools.prebuilt` adds others. What was built of other text goes.
+$(PREBUILT)/stamp: $(wildcard scanops/runtime/native/source/*) scanops/artifact.py | $(STAMPS)/package
+	rm -rf $(PREBUILT) && mkdir -p build && mkdir -m 700 $(PREBUILT)
+	SCANOPS_STORE=$(PREBUILT) $(BIN)/python -m scanops.runtime.native
 	touch $@

@@ -7,19 +7,19 @@ code, which accumulates float32 in double; only figures of a GPU are comparable.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 import scanops
-from benchmarks.common import ROOT, require_gpu, surroundings
+from benchmarks.common import RESULTS, ROOT, Row, markdown, require_gpu, write
 
-JSON, PAGE = ROOT / "benchmarks" / "results" / "accuracy.json", ROOT / "docs" / "accuracy.md"
+JSON, PAGE = RESULTS / "accuracy.json", ROOT / "docs" / "accuracy.md"
 LINES = {"cuda": 32, "cpu": 2}  # several draws, of which the worst counts
 TIE = 1.001  # rounding to half precision depends on the last bit of a float
 Draw = Callable[[int, int], torch.Tensor]  # lines, length
@@ -35,46 +35,36 @@ def _near_one(spread: float) -> Draw:
     return lambda lines, length: 1 + spread * torch.randn(lines, length)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+def _far_apart(lines: int, length: int) -> torch.Tensor:
+    return 1e3 * torch.randn(lines, length)
+
+
+class Data(NamedTuple):
     """One operator, dtype and distribution of the data to scan."""
 
-    name: str
     op: str
+    name: str
     dtype: torch.dtype
     length: int
     draw: Draw
 
 
 DATA = (
-    Data(name="randn", op="sum", dtype=torch.float32, length=1_000_000, draw=torch.randn),
-    Data(name="randn", op="sum", dtype=torch.float16, length=500_000, draw=torch.randn),
-    Data(name="randn", op="sum", dtype=torch.bfloat16, length=500_000, draw=torch.randn),
-    Data(name="ones, beyond 256", op="sum", dtype=torch.bfloat16, length=4096, draw=torch.ones),
-    Data(name="1e8, then rand", op="sum", dtype=torch.float32, length=100_000, draw=_great_then_small),
-    Data(name="1 + 1e-3 randn", op="prod", dtype=torch.float32, length=100_000, draw=_near_one(1e-3)),
-    Data(name="1 + 1e-2 randn", op="prod", dtype=torch.float16, length=5000, draw=_near_one(1e-2)),
-    Data(
-        name="1000 randn",
-        op="logcumsumexp",
-        dtype=torch.float32,
-        length=40_000,
-        draw=lambda lines, length: 1e3 * torch.randn(lines, length),
-    ),
-    Data(
-        name="1000 randn",
-        op="logcumsumexp",
-        dtype=torch.bfloat16,
-        length=40_000,
-        draw=lambda lines, length: 1e3 * torch.randn(lines, length),
-    ),
-    Data(name="randn", op="logcumsumexp", dtype=torch.float32, length=40_000, draw=torch.randn),
+    Data("sum", "randn", torch.float32, 1_000_000, torch.randn),
+    Data("sum", "randn", torch.float16, 500_000, torch.randn),
+    Data("sum", "randn", torch.bfloat16, 500_000, torch.randn),
+    Data("sum", "ones, beyond 256", torch.bfloat16, 4096, torch.ones),
+    Data("sum", "1e8, then rand", torch.float32, 100_000, _great_then_small),
+    Data("prod", "1 + 1e-3 randn", torch.float32, 100_000, _near_one(1e-3)),
+    Data("prod", "1 + 1e-2 randn", torch.float16, 5000, _near_one(1e-2)),
+    Data("logcumsumexp", "1000 randn", torch.float32, 40_000, _far_apart),
+    Data("logcumsumexp", "1000 randn", torch.bfloat16, 40_000, _far_apart),
+    Data("logcumsumexp", "randn", torch.float32, 40_000, torch.randn),
 )
 TORCHS = {"sum": torch.cumsum, "prod": torch.cumprod, "logcumsumexp": torch.logcumsumexp}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Error:
+class Error(NamedTuple):
     """Errors of a result relative to the scan in float64."""
 
     max: float
@@ -83,24 +73,9 @@ class Error:
     mean_ulp: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the table: errors of scanops and of torch."""
-
-    op: str
-    data: str
-    dtype: str
-    along: str  # rows or columns
-    length: int
-    lines: int
-    ours: Error
-    torchs: Error
-
-    @property
-    def above(self) -> list[str]:
-        """The measures in which scanops is above torch; ulps are left out, since cancelling sums dominate them."""
-        ours, theirs = asdict(self.ours), asdict(self.torchs)
-        return [name for name in ("max", "mean") if ours[name] > TIE * theirs[name]]
+def above(row: Row) -> list[str]:
+    """Return the errors in which scanops is above torch; ulps are left out, since cancelling sums dominate them."""
+    return [name for name in ("max", "mean") if row["ours"][name] > TIE * row["torchs"][name]]
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
@@ -111,7 +86,7 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
     off = (wide - exact).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     place = torch.ldexp(torch.ones_like(exact), torch.frexp(exact.abs().clamp(min=finfo.tiny)).exponent - 1) * finfo.eps
     ulps = off / place
-    return Error(max=float(off.max()), mean=float(off.mean()), max_ulp=float(ulps.max()), mean_ulp=float(ulps.mean()))
+    return Error(*(float(each) for each in (off.max(), off.mean(), ulps.max(), ulps.mean())))
 
 
 def measure(data: Data, along: str, device: str) -> Row:
@@ -125,42 +100,33 @@ def measure(data: Data, along: str, device: str) -> Row:
     exact = function(x.double(), dim)
     with scanops.emulate() if device == "cpu" else nullcontext():
         ours = error(scanops.scan(x, data.op, dim), exact)
-    theirs = error(function(x, dim), exact)
-    return Row(
-        op=data.op,
-        data=data.name,
-        dtype=str(data.dtype).removeprefix("torch."),
-        along=along,
-        length=data.length,
-        lines=lines,
-        ours=ours,
-        torchs=theirs,
-    )
+    row: Row = {
+        **{"op": data.op, "data": data.name, "dtype": str(data.dtype).removeprefix("torch."), "along": along},
+        **{"length": data.length, "lines": lines},
+        **{"ours": ours._asdict(), "torchs": error(function(x, dim), exact)._asdict()},
+    }
+    return {**row, "above": above(row)}
 
 
-def page(document: dict[str, Any]) -> str:
+def page(document: Row) -> str:
     """Return the page docs/accuracy.md for the document in the JSON file."""
-    rows = [
-        Row(**{**row, "ours": Error(**row["ours"]), "torchs": Error(**row["torchs"])})
-        for row in ({name: value for name, value in row.items() if name != "above"} for row in document["rows"])
-    ]
     where = f"{document['device']}, torch {document['versions']['torch']}, {document['date']}"
-    head = "| scan | data | dtype | along | length | ours: max | torch: max | ours: mean | torch: mean |"
-    ulps = "ours: ulp max, mean | torch: ulp max, mean |"
-    above = [f"{row.op} of {row.data} in {row.dtype}, {row.along}: {', '.join(row.above)}" for row in rows if row.above]
+    kinds = ("ours: max", "torch: max", "ours: mean", "torch: mean", "ours: ulp max, mean", "torch: ulp max, mean")
+    rows, found = [], []
+    for row in document["rows"]:
+        ours, theirs = Error(**row["ours"]), Error(**row["torchs"])
+        errors = [f"{each:.3g}" for each in (ours.max, theirs.max, ours.mean, theirs.mean)]
+        ulps = [f"{each.max_ulp:.3g}, {each.mean_ulp:.3g}" for each in (ours, theirs)]
+        rows.append([*(row[name] for name in ("op", "data", "dtype", "along", "length")), *errors, *ulps])
+        if names := above(row):
+            found.append(f"* {row['op']} of {row['data']} in {row['dtype']}, {row['along']}: {', '.join(names)}")
     warning = (
         "\n**Emulated.** The kernels ran on a CPU, and torch's numbers are those of its CPU code, which accumulates "
         "float32\nin double. They say nothing about torch on a GPU.\n"
         if document["emulated"]
         else ""
     )
-    table = "\n".join(
-        f"| {row.op} | {row.data} | {row.dtype} | {row.along} | {row.length} "
-        f"| {row.ours.max:.3g} | {row.torchs.max:.3g} | {row.ours.mean:.3g} | {row.torchs.mean:.3g} "
-        f"| {row.ours.max_ulp:.3g}, {row.ours.mean_ulp:.3g} | {row.torchs.max_ulp:.3g}, {row.torchs.mean_ulp:.3g} |"
-        for row in rows
-    )
-    found = "\n".join(f"* {line}" for line in above) if above else "Ours is nowhere above torch's."
+    table = "\n".join(markdown(("scan", "data", "dtype", "along", "length", *kinds), rows, texts=4))
     return f"""<!-- written by python -m benchmarks accuracy -->
 # Accuracy
 
@@ -169,13 +135,11 @@ place of the exact result, which are many where sums happen to cancel.
 
 {where[0].upper() + where[1:]}.
 {warning}
-{head} {ulps}
-|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|
 {table}
 
 ## Where ours is above torch's
 
-{found}
+{chr(10).join(found) or "Ours is nowhere above torch's."}
 """
 
 
@@ -191,27 +155,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not emulated:
         require_gpu()
     device = "emulated on a CPU" if emulated else torch.cuda.get_device_name()
+    chosen = [data for data in DATA if any(given.filter in word for word in (data.op, data.name, str(data.dtype)))]
     rows = []
-    for data in DATA:
-        if not any(given.filter in word for word in (data.op, data.name, str(data.dtype))):
-            continue
-        for along in ("rows", "columns"):
-            row = measure(data, along, given.device)
-            rows.append(row)
-            print(
-                f"{row.op:13} {row.data:17} {row.dtype:9} {row.along:8} max {row.ours.max:.3g} of {row.torchs.max:.3g}"
-                f", mean {row.ours.mean:.3g} of {row.torchs.mean:.3g}, ulp {row.ours.max_ulp:.3g} of "
-                f"{row.torchs.max_ulp:.3g}{'  ABOVE: ' + ', '.join(row.above) if row.above else ''}",
-                flush=True,
-            )
-    above = sum(bool(row.above) for row in rows)
-    print(f"{len(rows)} lines, {above} with an error above torch's ({device})")
-    document: dict[str, Any] = {
-        **surroundings(),
-        "device": device,
-        "emulated": emulated,
-        "rows": [{**asdict(row), "above": row.above} for row in rows],
-    }
-    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    given.page.write_text(page(document), encoding="utf-8")
-    return 1 if above and not emulated else 0
+    for data, along in itertools.product(chosen, ("rows", "columns")):
+        rows.append(row := measure(data, along, given.device))
+        said = {name: f"{row['ours'][name]:.3g} of {row['torchs'][name]:.3g}" for name in row["ours"]}
+        print(*(row[name] for name in ("op", "data", "dtype", "along")), said, *row["above"], flush=True)
+    worse = sum(bool(row["above"]) for row in rows)
+    print(f"{len(rows)} lines, {worse} with an error above torch's ({device})")
+    write(given.json, {"device": device, "emulated": emulated, "rows": rows})
+    given.page.write_text(page(json.loads(given.json.read_text(encoding="utf-8"))), encoding="utf-8")
+    return 1 if worse and not emulated else 0

@@ -11,14 +11,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import parser, require_gpu, write
-from benchmarks.variants import SHAPES, built, cell_name, scans
+from benchmarks.common import RESULTS, child, parser, require_gpu, write
+from benchmarks.variants import SHAPES, built
 
 METRICS = {
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -34,26 +31,22 @@ BUSY = 50.0  # percent
 SLOW = 0.9  # of a copy: faster scans are not looked at
 
 
-def wanted(path: Path, text: str) -> list[str]:
-    """Return the scans in a file of ``variants`` that are slow, by name."""
-    fractions = json.loads(path.read_text(encoding="utf-8"))["of_a_copy"]
-    return [name for name, fraction in fractions.items() if fraction < SLOW and text in name]
-
-
-def run(names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Run each of these scans once and yield its name and its items."""
+def run(names: Sequence[str]) -> dict[str, int]:
+    """Run each of these scans once and return their items by name."""
+    items = {}
     for shape, dim in SHAPES:
-        for scan in built([scan for scan in scans(shape, dim) if cell_name(shape, dim, scan) in names], dim):
-            scan.run(dim)
-            yield cell_name(shape, dim, scan), math.prod(shape)
+        for scan in built(shape, dim, names):
+            scan.run()
+            items[scan.name] = scan.inputs.x.numel()
+    return items
 
 
 def profiled(names: Sequence[str]) -> list[dict[str, float]]:
     """Return the metrics of each scan, in order, from a profile of this module in a process of its own."""
     command = ["ncu", "--clock-control", "none", "--kernel-name", "regex:scan_kernel", "--csv", "--metrics"]
-    command += [",".join(METRICS.values()), sys.executable, "-m", "benchmarks", "bounds", "--run", *names]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
+    command.append(",".join(METRICS.values()))
+    said = child("-m", "benchmarks", "bounds", "--run", *names, folder=".", before=command)
+    lines = said.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith('"ID"'))
     found: dict[str, dict[str, float]] = {}
     words = {metric: name for name, metric in METRICS.items()}
@@ -66,17 +59,17 @@ def profiled(names: Sequence[str]) -> list[dict[str, float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each slow scan, and write the figures."""
     options = parser(__doc__, filtered="scans")
-    options.add_argument("--of", type=Path, default=Path("benchmarks/results/variants_h200.json"))
+    options.add_argument("--of", type=Path, default=RESULTS / "variants_h200.json")
     options.add_argument("--run", nargs="*", help=argparse.SUPPRESS)
     given = options.parse_args(arguments)
     require_gpu()
     if given.run is not None:
-        list(run(given.run))
+        run(given.run)
         return 0
-    names = wanted(given.of, given.filter)
-    items = dict(run(names))  # builds the kernels, too
+    fractions = json.loads(given.of.read_text(encoding="utf-8"))["of_a_copy"]
+    items = run([name for name, part in fractions.items() if part < SLOW and given.filter in name])  # builds them, too
     found = {}
-    for name, figures in zip(items, profiled(names), strict=True):
+    for name, figures in zip(items, profiled(list(items)), strict=True):
         figures["instructions"] /= items[name]
         busiest = max(RESOURCES, key=figures.__getitem__)
         bound = busiest if figures[busiest] >= BUSY else "latency"

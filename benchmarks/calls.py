@@ -13,23 +13,23 @@ import platform
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import scanops
-from benchmarks.common import build_kernels_of, parser, write
+from benchmarks.common import aligned, build_kernels_of, parser, write
+from benchmarks.timing import host_microseconds, milliseconds
 from scanops.codegen.exports.formats import export
 from scanops.runtime import launcher, native
 from scanops.runtime.kernels import default_target
 
-BATCH = 200  # calls; a GPU's queue holds about a thousand launches
+BATCH = 200  # calls
 SHAPE = (8, 1024)
 NOTHING = """
 int scanops_launch(const void* arguments, void* stream) { return 0; }
@@ -39,8 +39,7 @@ WAYS = ("torch", "native", "python")
 Call = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(NamedTuple):
     """The tensors that a case computes with."""
 
     x: Tensor
@@ -49,50 +48,29 @@ class Given:
     state: Tensor  # the carry-in of each row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(NamedTuple):
     """One row of the table: the same computation by scanops and by torch."""
 
     ours: Callable[[Given], Tensor]
-    torchs: Callable[[Given], Tensor] | None  # None where torch has no such operation
+    torchs: Callable[[Given], Tensor] | None = None  # None where torch has no such operation
 
 
 CASES = {
-    "sum": Case(ours=lambda g: scanops.cumsum(g.x, 1), torchs=lambda g: torch.cumsum(g.x, 1)),
-    "sum, masked": Case(
-        ours=lambda g: scanops.cumsum(g.x, 1, mask=g.mask), torchs=lambda g: torch.cumsum(g.x.where(g.mask, 0), 1)
-    ),
-    "sum, reverse": Case(
-        ours=lambda g: scanops.cumsum(g.x, 1, reverse=True), torchs=lambda g: g.x.flip(1).cumsum(1).flip(1)
-    ),
-    "prod": Case(ours=lambda g: scanops.cumprod(g.x, 1), torchs=lambda g: torch.cumprod(g.x, 1)),
+    "sum": Case(lambda g: scanops.cumsum(g.x, 1), lambda g: torch.cumsum(g.x, 1)),
+    "sum, masked": Case(lambda g: scanops.cumsum(g.x, 1, mask=g.mask), lambda g: torch.cumsum(g.x.where(g.mask, 0), 1)),
+    "sum, reverse": Case(lambda g: scanops.cumsum(g.x, 1, reverse=True), lambda g: g.x.flip(1).cumsum(1).flip(1)),
+    "prod": Case(lambda g: scanops.cumprod(g.x, 1), lambda g: torch.cumprod(g.x, 1)),
     "prod, masked": Case(
-        ours=lambda g: scanops.cumprod(g.x, 1, mask=g.mask), torchs=lambda g: torch.cumprod(g.x.where(g.mask, 1), 1)
+        lambda g: scanops.cumprod(g.x, 1, mask=g.mask), lambda g: torch.cumprod(g.x.where(g.mask, 1), 1)
     ),
-    "cummax": Case(ours=lambda g: scanops.cummax(g.x, 1)[0], torchs=lambda g: torch.cummax(g.x, 1)[0]),
-    "cummin": Case(ours=lambda g: scanops.cummin(g.x, 1)[0], torchs=lambda g: torch.cummin(g.x, 1)[0]),
-    "max": Case(ours=lambda g: scanops.scan(g.x, "max", 1), torchs=lambda g: torch.cummax(g.x, 1)[0]),
-    "min": Case(ours=lambda g: scanops.scan(g.x, "min", 1), torchs=lambda g: torch.cummin(g.x, 1)[0]),
-    "logcumsumexp": Case(ours=lambda g: scanops.logcumsumexp(g.x, 1), torchs=lambda g: torch.logcumsumexp(g.x, 1)),
-    "linear": Case(ours=lambda g: scanops.linear_scan(g.gate, g.x, 1), torchs=None),
-    "linear, a chunk": Case(
-        ours=lambda g: scanops.linear_scan(g.gate, g.x, 1, initial=g.state, return_final=True)[0], torchs=None
-    ),
+    "cummax": Case(lambda g: scanops.cummax(g.x, 1)[0], lambda g: torch.cummax(g.x, 1)[0]),
+    "cummin": Case(lambda g: scanops.cummin(g.x, 1)[0], lambda g: torch.cummin(g.x, 1)[0]),
+    "max": Case(lambda g: scanops.scan(g.x, "max", 1), lambda g: torch.cummax(g.x, 1)[0]),
+    "min": Case(lambda g: scanops.scan(g.x, "min", 1), lambda g: torch.cummin(g.x, 1)[0]),
+    "logcumsumexp": Case(lambda g: scanops.logcumsumexp(g.x, 1), lambda g: torch.logcumsumexp(g.x, 1)),
+    "linear": Case(lambda g: scanops.linear_scan(g.gate, g.x, 1)),
+    "linear, a chunk": Case(lambda g: scanops.linear_scan(g.gate, g.x, 1, initial=g.state, return_final=True)[0]),
 }
-
-
-def microseconds(call: Call, batches: int) -> list[float]:
-    """Return microseconds per call of each batch, backward passes on autograd's thread included."""
-    found = []
-    for number in range(batches + 2):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(BATCH):
-            call()
-        if number >= 2:  # the first two warm up
-            found.append((time.perf_counter() - began) / BATCH * 1e6)
-    return found
 
 
 @contextmanager
@@ -132,21 +110,17 @@ def kernels(device: str) -> Iterator[None]:
             launcher.Launcher.__init__ = made  # type: ignore[method-assign]
 
 
-def given(shape: tuple[int, ...], device: str) -> Given:
-    x, gate = torch.rand(2, *shape, device=device).unbind()
-    mask, state = torch.rand(shape, device=device) < 0.9, torch.zeros(shape[:1], device=device)
-    return Given(x=x, gate=gate, mask=mask, state=state)
-
-
 def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: str) -> dict[str, Call]:
     """Return a forward call and a forward-and-backward call."""
-    plain = given(shape, device)
+    x, gate = torch.rand(2, *shape, device=device).unbind()
+    mask, state = torch.rand(shape, device=device) < 0.9, torch.zeros(shape[:1], device=device)
+    plain = Given(x, gate, mask, state)
     # Views have a history: leaves must be tensors of their own
-    leaves = replace(plain, x=plain.x.clone().requires_grad_(), gate=plain.gate.clone().requires_grad_())
-    gradient, wanted = torch.ones(shape, device=device), [leaves.x, leaves.gate]
+    leaves = Given(x.clone().requires_grad_(), gate.clone().requires_grad_(), mask, state)
+    gradient = torch.ones(shape, device=device)
 
     def both() -> object:
-        return torch.autograd.grad(compute(leaves), wanted, gradient, allow_unused=True)
+        return torch.autograd.grad(compute(leaves), leaves[:2], gradient, allow_unused=True)
 
     return {"forward": lambda: compute(plain), "forward_backward": both}
 
@@ -169,7 +143,7 @@ def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, di
             for way, (calls, around) in ways.items():
                 if direction in calls:
                     with around():
-                        times[way] += microseconds(calls[direction], batches)
+                        times[way] += host_microseconds(calls[direction], BATCH, batches)
         found[direction] = {way: statistics.median(each) for way, each in times.items() if each}
     return found
 
@@ -181,27 +155,18 @@ def exported(batches: int) -> float:
     exec(export(spec, target=default_target(), lines=SHAPE[0]), module.__dict__)
     model, x = module.ModelNew(1), torch.rand(SHAPE, device="cuda")
     assert torch.allclose(model(x), torch.cumsum(x, 1))
-    return statistics.median(microseconds(lambda: model(x), batches))
+    return statistics.median(host_microseconds(lambda: model(x), BATCH, batches))
 
 
-def heading() -> str:
-    """Return the two lines above the rows."""
-    directions = " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
-    return f"{'microseconds':16} {directions}\n{'':16} " + " ".join(f"{way:>14}" for way in WAYS * 2)
-
-
-def line(name: str, directions: dict[str, dict[str, float]]) -> str:
+def line(name: str, directions: dict[str, dict[str, float]]) -> list[str]:
     """Return a row: microseconds, and in brackets the ratio to torch's."""
-    cells = []
+    cells = [name]
     for each in directions.values():
+        theirs = each.get("torch")
         for way in WAYS:
-            if way not in each:
-                cells.append("-")
-            elif way == "torch" or "torch" not in each:
-                cells.append(f"{each[way]:.2f}")
-            else:
-                cells.append(f"{each[way]:.2f} ({each[way] / each['torch']:.2f})")
-    return f"{name:16} " + " ".join(f"{cell:>14}" for cell in cells)
+            ratio = f" ({each[way] / theirs:.2f})" if theirs and way != "torch" else ""
+            cells.append(f"{each[way]:.2f}{ratio}" if way in each else "-")
+    return cells
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -212,11 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--case", action="append", choices=CASES, help="one of the rows; all by default")
     chosen = options.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    began = time.perf_counter()
-    native.get(build=True)
-    seconds = time.perf_counter() - began
+    ready_ms = milliseconds(lambda: native.get(build=True))
     cases = {name: CASES[name] for name in chosen.case or CASES}
-    print(heading(), flush=True)
     found = {}
     with kernels(device):
         build_kernels_of(
@@ -224,12 +186,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for name, case in cases.items():
             found[name] = compared(case, device, chosen.batches, chosen.rounds)
-            print(line(name, found[name]), flush=True)
+    heading = ["microseconds", *(f"{way}, {what}" for what in ("forward", "and backward") for way in WAYS)]
+    print(aligned([heading, *(line(name, each) for name, each in found.items())]))
     figures: dict[str, object] = {
         "processor": platform.processor() or platform.machine(),
         "shape": SHAPE,
         "batch": BATCH,
-        "native_ready_s": seconds,  # found or built
+        "native_ready_s": ready_ms / 1e3,  # found or built
         "microseconds": found,
     }
     if device == "cuda" and not chosen.case:

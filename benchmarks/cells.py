@@ -7,29 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.scans import Scan
 from scanops.codegen.dtypes import DType, default_result, dtype_named
-from scanops.codegen.lines import are_few
-from scanops.codegen.spec import ScanSpec
-from scanops.requests.request import make_request
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs
 
-__all__ = [
-    "ITEMS",
-    "POISONS",
-    "VARIANTS",
-    "Case",
-    "Cell",
-    "Shape",
-    "Variant",
-    "allocate",
-    "poison",
-    "rows_of",
-    "spec_of",
-]
+__all__ = ["ITEMS", "VARIANTS", "Case", "Cell", "Shape", "Variant", "allocate", "rows_of"]
 
 ITEMS = 2**28  # of a large tensor: 1 GiB of float32, some twenty times an L2 cache
 KEPT = 0.7  # of the items a mask keeps
 LONG_PRODUCT = 2**16  # factors; longer products are of signs only, which neither overflow nor vanish
-POISONS = ((float("nan"), -12345), (6e4, 54321))  # (for floats, for integers)
 Shape = tuple[int, ...]
 
 
@@ -138,11 +125,6 @@ class Cell:
         """The product of the sizes after ``dim``."""
         return math.prod(self.shape[self.dim + 1 :])
 
-    @property
-    def dense(self) -> bool:
-        """Whether the input is contiguous."""
-        return self.strides is None
-
     def bars(self, copy_ms: float) -> tuple[float, float | None]:
         """Return (floor, goal) as fractions of the speed of a copy that took ``copy_ms``."""
         floor = self.floor if self.floor is not None else copy_ms / (self.floor_ms or math.inf)
@@ -159,7 +141,7 @@ def rows_of(length: int, items: int = ITEMS) -> Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Scan):
     """A cell with its input, mask and output on a device."""
 
     cell: Cell
@@ -178,18 +160,13 @@ def allocate(cell: Cell, device: str = "cuda", *, filled: bool = True) -> Case:
     strides = cell.strides or torch.empty(cell.shape, device="meta").stride()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(cell.shape, strides, strict=True))
     random = torch.Generator(device).manual_seed(2026) if filled else None
-    storage = _values(cell, cell.offset + extent, dtype, device, random)
-    mask = None
-    if what.masked:
-        mask = torch.empty(cell.shape, dtype=torch.bool, device=device)
-        if filled:
-            mask.bernoulli_(KEPT, generator=random)
-    return Case(
-        cell=cell,
-        x=storage.as_strided(cell.shape, strides, cell.offset),
-        mask=mask,
-        y=torch.empty(cell.shape, dtype=out_dtype, device=device),
-    )
+    x = _values(cell, cell.offset + extent, dtype, device, random).as_strided(cell.shape, strides, cell.offset)
+    mask = torch.empty(cell.shape, dtype=torch.bool, device=device) if what.masked else None
+    if mask is not None and filled:
+        mask.bernoulli_(KEPT, generator=random)
+    y = torch.empty(cell.shape, dtype=out_dtype, device=device)
+    call = Call(what.op, cell.dim, reverse=what.reverse, exclusive=what.exclusive)
+    return Case(name=cell.name, cell=cell, call=call, inputs=Inputs(x, mask), out=y, x=x, mask=mask, y=y)
 
 
 def _values(cell: Cell, count: int, dtype: torch.dtype, device: str, random: torch.Generator | None) -> torch.Tensor:
@@ -203,25 +180,3 @@ def _values(cell: Cell, count: int, dtype: torch.dtype, device: str, random: tor
     if cell.what.op == "prod":
         x = x.sign_() if cell.length > LONG_PRODUCT else x.mul_(1e-3).add_(1)
     return x
-
-
-def poison(y: torch.Tensor, which: int = 0) -> torch.Tensor:
-    """Fill ``y`` with values that no scan of these inputs gives; two poisons tell unwritten items from results."""
-    return y.fill_(POISONS[which][0 if y.is_floating_point() else 1])
-
-
-def spec_of(case: Case, multiprocessors: int) -> tuple[ScanSpec, bool]:
-    """Return the spec of the kernel that serves a call on these tensors, and whether their lines are few."""
-    what = case.cell.what
-    request = make_request(
-        case.x,
-        what.op,
-        case.cell.dim,
-        mask=case.mask,
-        reverse=what.reverse,
-        exclusive=what.exclusive,
-        dtype=None,
-        out=case.y,
-    )
-    spec = request.spec(case.y, multiprocessors)
-    return spec, are_few(spec, request.line_shape.numel(), multiprocessors)

@@ -1,4 +1,4 @@
-"""What every measurement shares: its command line, its JSON document, and kernels built before anything is timed."""
+"""What measurements share: a command line, a JSON document, tables, and kernels built before anything is timed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import importlib.metadata
 import itertools
 import json
+import os
 import subprocess
+import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -26,11 +30,16 @@ from scanops.runtime.kernels import Kernel, obtain
 from scanops.runtime.policies import STRICT, policy
 
 __all__ = [
+    "RESULTS",
     "ROOT",
+    "Row",
     "Wanted",
+    "aligned",
     "build_kernels",
     "build_kernels_of",
+    "child",
     "kernel_of",
+    "markdown",
     "parser",
     "require_gpu",
     "surroundings",
@@ -38,34 +47,47 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+Row = dict[str, Any]  # a part of a JSON document
 
 
 def parser(document: str | None, *, filtered: str = "") -> argparse.ArgumentParser:
     """Return a command line with ``-o`` and, where ``filtered`` names what is measured, ``--filter``."""
     made = argparse.ArgumentParser(description=(document or "").splitlines()[0])
-    made.add_argument("-o", "--output", type=Path, help="write the figures to this file as JSON")
+    made.add_argument("-o", "--output", type=result_file, help="write the figures to this file as JSON")
     if filtered:
         made.add_argument("--filter", default="", help=f"measure only {filtered} whose name contains this text")
     return made
 
 
+def result_file(word: str) -> Path:
+    """Return the path of a file to write, refused before an hour of measurements if its folder does not exist."""
+    path = Path(word)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no folder {path.absolute().parent}")
+    return path
+
+
 def write(path: Path | None, figures: Mapping[str, object]) -> None:
     """Write the figures, headed by GPU, versions and date, as JSON to ``path``; do nothing without a path."""
     if path is not None:
-        path.write_text(json.dumps({**surroundings(), **figures}, indent=1) + "\n", encoding="utf-8")
+        document = {**surroundings(), **figures}
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def surroundings() -> dict[str, Any]:
+def surroundings() -> Row:
     """Return GPU, versions and date, on which figures depend."""
-    versions = {
-        "scanops": scanops.__version__,
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "driver": _driver(),
-        "triton": _version("triton"),
-        "nvcc": _compiler(find_nvcc),
-        "cxx": _compiler(find_cxx),
-    }
+    versions = {"scanops": scanops.__version__, "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    versions |= {"driver": "unknown", "triton": "none", "nvcc": "none", "cxx": "none"}
+    with suppress(OSError):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+        versions["driver"] = subprocess.run(query, check=False, capture_output=True, text=True).stdout.strip()
+    with suppress(importlib.metadata.PackageNotFoundError):
+        versions["triton"] = importlib.metadata.version("triton")
+    with suppress(BuildFailure):
+        versions["nvcc"] = str(find_nvcc().version)
+    with suppress(BuildFailure):
+        versions["cxx"] = str(find_cxx().version)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return {"device": device, "versions": versions, "date": date.today().isoformat()}
 
@@ -79,6 +101,51 @@ def require_gpu() -> None:
             value=f"torch {torch.__version__}, no GPU",
             hint="run it on a machine with a GPU; `scanops doctor` says what is missing here",
         )
+
+
+def child(*words: object, folder: str | Path | None = None, before: Sequence[str] = (), **variables: object) -> str:
+    """Run Python with these words in a new process and return what it prints; end this one if that fails.
+
+    ``folder`` is where it runs: not the root of a checkout by default, from which ``codegen`` would be importable.
+    ``before`` is a command that runs Python in turn, and ``variables`` are added to the environment.
+    """
+    done = subprocess.run(
+        [*before, sys.executable, *map(str, words)],
+        cwd=folder or tempfile.gettempdir(),
+        env={**os.environ, "SCANOPS_TUNING": os.devnull, **{name: str(value) for name, value in variables.items()}},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, words))[:200]} failed: {done.returncode}\n{done.stderr}{done.stdout}")
+    return done.stdout
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int | None = None) -> list[str]:
+    """Return the lines of a Markdown table; columns behind the first ``texts`` are aligned to the right."""
+    rules = ["---:" if texts is not None and at >= texts else "---" for at in range(len(headings))]
+    body = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    head = "|".join(f" {each} " if each else " " for each in headings)
+    return [f"|{head}|", f"|{'|'.join(rules)}|", *body]
+
+
+def aligned(rows: Sequence[Sequence[object]]) -> str:
+    """Return a table as text: columns as wide as their widest cell, the first to the left and the others to the right.
+
+    Rows may have fewer cells than others; a cell behind the last column of the first row is a note.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    columns = range(max(map(len, cells), default=0))
+    widths = [max((len(row[at]) for row in cells if at < len(row) > 1), default=0) for at in columns]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=False))
+        )
+        for row in cells
+    ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 Wanted = tuple[ScanSpec, bool]  # a spec, and whether lines are few
@@ -118,25 +185,3 @@ def _build(wanted: Wanted, target: str) -> str:
     except Exception as problem:  # one failed kernel is a result, not the end of the run
         return f"{type(problem).__name__}: {problem}"
     return ""
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(query, check=False, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return "unknown"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
-def _compiler(find: Callable[[], Any]) -> str:
-    try:
-        return str(find().version)
-    except BuildFailure:
-        return "none"

@@ -14,7 +14,6 @@ import os
 import random
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,29 +23,15 @@ import torch
 import scanops
 from benchmarks import variants
 from benchmarks.calls import CASES, compared
-from benchmarks.common import kernel_of, parser, require_gpu, write
-from benchmarks.store import SPECS, look_ups, milliseconds
-from benchmarks.timing import Timer
-from scanops import artifact
-from scanops.codegen.lines import are_few
-from scanops.requests.request import make_request
+from benchmarks.common import Row, aligned, kernel_of, parser, require_gpu, write
+from benchmarks.scans import Outputs, Scan, same_bits
+from benchmarks.store import FIRST_CALL, SPECS, look_ups, times
+from benchmarks.timing import Timer, milliseconds
 from scanops.runtime import calls, kernels, native
-from scanops.runtime.kernels import default_target
 from scanops.runtime.launcher import Launcher, device_of, places_for
 
 BUILDERS = {"library": "load_inline", "cubin": "nvrtc"}
 KINDS: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "most": max}
-COLD_CALL = """
-import sys, time
-import torch
-x = torch.randn(64, int(sys.argv[1]), device="cuda")
-torch.cuda.synchronize()
-began = time.perf_counter()
-import scanops
-scanops.cumsum(x, 1)
-torch.cuda.synchronize()
-print(time.perf_counter() - began)
-"""
 
 
 @contextmanager
@@ -68,36 +53,32 @@ def forms(form: str, store: str | None = None) -> Iterator[dict[str, str]]:
         switch(before)
 
 
-def launch_of(scan: variants.Scan, dim: int) -> tuple[Callable[[], object], tuple[torch.Tensor, ...]]:
+def launch_of(scan: Scan) -> tuple[Callable[[], object], Outputs]:
     """Return a launch of a scan's kernel, without the checks of a call, and the results that it writes."""
-    request, device = make_request(scan.x, scan.op, dim, **scan.options), device_of(scan.x)
-    outs = places_for(request)
-    spec = request.spec(outs[0], device.multiprocessors)
-    few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
-    launcher = Launcher(kernel_of((spec, few), device.target), request, device, spec, few)
+    request, device = scan.request, device_of(scan.inputs.x)
+    outs, wanted = places_for(request), scan.wanted(device.multiprocessors)
+    launcher = Launcher(kernel_of(wanted, device.target), request, device, *wanted)
     return functools.partial(launcher, request.inputs, outs), outs
 
 
-def speeds(text: str) -> dict[str, dict[str, Any]]:
+def speeds(text: str) -> dict[str, Row]:
     """Return, for each variant whose name contains ``text``, the times of both forms and whether their bits agree."""
-    found, stopwatch = {}, Timer(variants.BUDGET)
+    found, timer = {}, Timer(variants.BUDGET)
     for shape, dim in variants.SHAPES:
-        scans = [scan for scan in variants.scans(shape, dim) if text in scan.name]
         for form in BUILDERS:
             with forms(form):
-                variants.built(scans, dim)
+                scans = variants.built(shape, dim, text=text)
         for scan in scans:
             runs, results = {}, []
             for form in BUILDERS:
                 with forms(form):
-                    runs[form], outs = launch_of(scan, dim)
+                    runs[form], outs = launch_of(scan)
                 runs[form]()
                 results.append([out.clone() for out in outs])
-            times = {form: each.ms for form, each in stopwatch.samples(runs, scan.moved).items()}
-            same = all(a.view(torch.uint8).equal(b.view(torch.uint8)) for a, b in zip(*results, strict=True))
-            row = {**times, "ratio": times["library"] / times["cubin"], "same_bits": same}
-            found[variants.cell_name(shape, dim, scan)] = row
-            print(f"{row['ratio']:6.3f}  {'' if same else 'OTHER BITS  '}{list(found)[-1]}", flush=True)
+            taken = {form: each.ms for form, each in timer.samples(runs, scan.moved).items()}
+            same = all(map(same_bits, *results))
+            found[scan.name] = {**taken, "ratio": taken["library"] / taken["cubin"], "same_bits": same}
+            print(f"{found[scan.name]['ratio']:6.3f}  {'' if same else 'OTHER BITS  '}{scan.name}", flush=True)
     return found
 
 
@@ -106,16 +87,10 @@ def first_calls(form: str, count: int) -> dict[str, list[float]]:
     lengths = random.Random(form).sample(range(200, 60000), 2 * count)
     found: dict[str, list[float]] = {"running_s": [], "cold_s": []}
     with tempfile.TemporaryDirectory() as store, forms(form, store) as variables:
-        for number, length in enumerate(lengths):
-            if number % 2:
-                found["cold_s"].append(milliseconds(COLD_CALL, variables, str(length))[0] / 1e3)
-                continue
-            x = torch.randn(64, length, device="cuda")
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            scanops.cumsum(x, 1)
-            torch.cuda.synchronize()
-            found["running_s"].append(time.perf_counter() - began)
+        for running, cold in zip(lengths[::2], lengths[1::2], strict=True):
+            x = torch.randn(64, running, device="cuda")
+            found["running_s"].append(milliseconds(functools.partial(scanops.cumsum, x, 1)) / 1e3)
+            found["cold_s"].append(times(FIRST_CALL, variables, cold, "import")[0] / 1e3)
     return found
 
 
@@ -123,8 +98,9 @@ def loads(form: str, processes: int) -> dict[str, float]:
     """Return medians over new processes: milliseconds of a look-up, and of a load until a first launch may follow."""
     with tempfile.TemporaryDirectory() as store, forms(form, store) as variables:
         for slug in SPECS:
-            kernel_of((scanops.ScanSpec.parse(slug), False), default_target())
-        return look_ups(processes, variables, "wheel" if artifact.DIGESTS else "checkout")
+            kernel_of((scanops.ScanSpec.parse(slug), False), kernels.default_target())
+        found = look_ups(processes, variables)
+    return {name: found[name] for name in ("find_ms", "load_ms", "total_ms")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,20 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     geometric = math.exp(statistics.fmean(map(math.log, ratios)))
     same = sum(row["same_bits"] for row in cells.values())
     print(f"speed of cubins / libraries: geometric mean {geometric:.3f}, least {min(ratios):.3f}; ", end="")
-    print(f"same bits in {same} of {len(cells)}\n\n{'':28}" + "".join(f"{form:>10}" for form in BUILDERS))
+    print(f"same bits in {same} of {len(cells)}\n")
     rows: dict[str, dict[str, float]] = {}
     for form in BUILDERS:
         with forms(form):
             host = {name: compared(CASES[name], "cuda", 10, 3)["forward"] for name in ("sum", "sum, masked", "linear")}
         firsts = first_calls(form, given.count if form == "cubin" else max(2, given.count // 5))
         rows[form] = {
-            **{f"{what}, {kind}": of(times) for what, times in firsts.items() for kind, of in KINDS.items()},
-            **{name: ms for name, ms in loads(form, given.count).items() if name in ("find_ms", "load_ms")},
+            **{f"{what}, {kind}": of(taken) for what, taken in firsts.items() for kind, of in KINDS.items()},
+            **loads(form, given.count),
             **{f"{name}, {way}, us": us for name, ways in host.items() for way, us in ways.items()},
         }
-    print(
-        "\n".join(f"{what:<28}" + "".join(f"{rows[form][what]:10.3f}" for form in BUILDERS) for what in rows["cubin"])
-    )
+    print(aligned([["", *rows], *([what, *(f"{rows[form][what]:.3f}" for form in rows)] for what in rows["cubin"])]))
     figures = {"geometric_mean": geometric, "least": min(ratios), "same_bits": same, **rows, "cells": cells}
     write(given.output, figures)
     return int(same < len(cells))

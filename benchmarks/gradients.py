@@ -13,13 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 import scanops
-from benchmarks.common import ROOT, build_kernels_of, parser, require_gpu, write
+from benchmarks.common import ROOT, Row, build_kernels_of, parser, require_gpu, write
 from benchmarks.timing import Timer
 from scanops.runtime.kernels import default_target
 
@@ -29,12 +29,12 @@ BUDGET = 0.3  # seconds of runs for each figure
 COPY_BYTES = 8  # of an item, read and written
 PROBE_SECONDS = 60
 PROBE_SHAPE = (64, SHAPE[1])
+AGAIN = ", again"  # ends the name of a pass that differentiates the gradient as well
 Tensors = tuple[torch.Tensor, ...]
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., torch.Tensor]  # of tensors and a dimension
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Pass(NamedTuple):
     """One differentiable function of some tensors by scanops, and the same function by torch."""
 
     name: str
@@ -42,63 +42,39 @@ class Pass:
     leaves: Tensors
     ours: Function
     theirs: Function | None  # None where torch has no such operation
-    again: bool = False  # differentiate the gradient as well
 
     def run(self, function: Function, given: torch.Tensor) -> Tensors:
         """Run forward, then backward from ``given``, the gradient of the result."""
-        found = torch.autograd.grad(function(*self.leaves), self.leaves, given, create_graph=self.again)
-        return torch.autograd.grad(found, self.leaves, [given] * len(found)) if self.again else found
+        again = self.name.endswith(AGAIN)
+        found = torch.autograd.grad(function(*self.leaves, 1), self.leaves, given, create_graph=again)
+        return torch.autograd.grad(found, self.leaves, [given] * len(found)) if again else found
 
 
-def passes(lines: int, length: int) -> Iterator[Pass]:
-    """Yield everything that is timed, on tensors of this shape."""
+def passes(lines: int, length: int, text: str = "") -> Iterator[Pass]:
+    """Yield everything that is timed and has this text in its name, on tensors of this shape."""
     x = torch.randn(lines, length, device="cuda")
     near_one = 1 + x / 1000  # products neither underflow nor overflow
     zeros = near_one.masked_fill(torch.rand_like(x) < 0.001, 0)  # four in a row of 4096, on average
     mask, gate = x > -1, torch.rand_like(x)
-
-    def one(name: str, least: float, leaf: torch.Tensor, ours: Function, theirs: Function) -> Pass:
-        return Pass(name=name, least=least, leaves=(leaf.requires_grad_(),), ours=ours, theirs=theirs)
-
-    yield one("sum", 2, x.clone(), lambda x: scanops.cumsum(x, 1), lambda x: torch.cumsum(x, 1))
-    yield one(
-        "masked sum",
-        2.25,
-        x.clone(),
-        lambda x: scanops.cumsum(x, 1, mask=mask),
-        lambda x: torch.cumsum(x.masked_fill(~mask, 0), 1),
+    masked = lambda x, dim: scanops.cumsum(x, dim, mask=mask), lambda x, dim: x.masked_fill(~mask, 0).cumsum(dim)
+    highest = lambda x, dim: scanops.cummax(x, dim).values, lambda x, dim: torch.cummax(x, dim).values
+    product, logarithm = (scanops.cumprod, torch.cumprod), (scanops.logcumsumexp, torch.logcumsumexp)
+    linear = scanops.linear_scan, None
+    functions: tuple[tuple[str, float | None, Tensors, Function, Function | None], ...] = (
+        ("sum", 2, (x,), scanops.cumsum, torch.cumsum),
+        ("masked sum", 2.25, (x,), *masked),
+        ("product", 2.5, (near_one,), *product),
+        ("product with zeros", 2.5, (zeros,), *product),
+        ("cummax", 4, (x,), *highest),
+        ("logcumsumexp", 3, (x,), *logarithm),
+        ("linear", 4, (gate, x), *linear),
+        (f"product{AGAIN}", None, (near_one,), *product),
+        (f"logcumsumexp{AGAIN}", None, (x,), *logarithm),
+        (f"linear{AGAIN}", None, (gate, x), *linear),
     )
-    for name, leaf in (("product", near_one), ("product with zeros", zeros)):
-        yield one(name, 2.5, leaf.clone(), lambda x: scanops.cumprod(x, 1), lambda x: torch.cumprod(x, 1))
-    yield one("cummax", 4, x.clone(), lambda x: scanops.cummax(x, 1).values, lambda x: torch.cummax(x, 1).values)
-    yield one("logcumsumexp", 3, x.clone(), lambda x: scanops.logcumsumexp(x, 1), lambda x: torch.logcumsumexp(x, 1))
-    yield Pass(
-        name="linear",
-        least=4,
-        leaves=(gate.requires_grad_(), x.clone().requires_grad_()),
-        ours=lambda a, b: scanops.linear_scan(a, b, 1),
-        theirs=None,
-    )
-    for name, leaf, ours, theirs in (
-        ("product", near_one, scanops.cumprod, torch.cumprod),
-        ("logcumsumexp", x, scanops.logcumsumexp, torch.logcumsumexp),
-    ):
-        yield Pass(
-            name=f"{name}, again",
-            least=None,
-            leaves=(leaf.clone().requires_grad_(),),
-            ours=lambda x, scan=ours: scan(x, 1),
-            theirs=lambda x, scan=theirs: scan(x, 1),
-            again=True,
-        )
-    yield Pass(
-        name="linear, again",
-        least=None,
-        leaves=(gate.detach().clone().requires_grad_(), x.clone().requires_grad_()),
-        ours=lambda a, b: scanops.linear_scan(a, b, 1),
-        theirs=None,
-        again=True,
-    )
+    for name, least, leaves, ours, theirs in functions:
+        if text in name:
+            yield Pass(name, least, tuple(leaf.clone().requires_grad_() for leaf in leaves), ours, theirs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,70 +82,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(__doc__, filtered="passes")
     options.add_argument("--probe", help=argparse.SUPPRESS)  # the pass to compile, and nothing else
     given = options.parse_args(arguments)
-    if given.probe:
-        _probe(given.probe)
-        return 0
     require_gpu()
-    compiles = _compiles(given.filter)
-    wanted = (each for each in passes(FEW_LINES, SHAPE[1]) if given.filter in each.name)
+    if given.probe:
+        each = next(each for each in passes(*PROBE_SHAPE) if each.name == given.probe)
+        assert each.theirs is not None
+        each.run(torch.compile(each.theirs), torch.ones_like(each.leaves[0]))
+        torch.cuda.synchronize()
+        return 0
+    probes = [each for each in passes(*PROBE_SHAPE, given.filter) if each.theirs and not each.name.endswith(AGAIN)]
+    with ThreadPoolExecutor(max(len(probes), 1)) as pool:
+        compiles = dict(zip([each.name for each in probes], pool.map(_compiles, probes), strict=True))
+    wanted = passes(FEW_LINES, SHAPE[1], given.filter)
     build_kernels_of(
         (partial(each.run, each.ours, torch.ones_like(each.leaves[0])) for each in wanted), default_target()
     )
-    stopwatch, found = Timer(BUDGET), {}
-    for each in passes(*SHAPE):
-        if given.filter in each.name:
-            figures = _measured(stopwatch, each, each.name in compiles)
-            found[each.name] = {"least": each.least, **figures}
-            print(_line(each, figures), flush=True)
+    timer, found = Timer(BUDGET), {}
+    for each in passes(*SHAPE, given.filter):
+        figures = _measured(timer, each, compiles.get(each.name, False))
+        found[each.name] = {"least": each.least, **figures}
+        least = "" if each.least is None else f"[{each.least:4.2f}]"
+        parts = [f"{way} {row['copies']:6.2f} ({row['peak_bytes_an_item']:5.1f} B)" for way, row in figures.items()]
+        print(f"{each.name:20} {least:6}  " + "  ".join(parts), flush=True)
     write(given.output, {"shape": SHAPE, "passes": found})
     return 0
 
 
-def _measured(stopwatch: Timer, each: Pass, compiles: bool) -> dict[str, dict[str, float]]:
+def _measured(timer: Timer, each: Pass, compiles: bool) -> dict[str, Row]:
     functions = {"scanops": each.ours}
     if each.theirs is not None:
-        functions["torch"] = each.theirs
-        if compiles:
-            functions["compile"] = torch.compile(each.theirs)
-    given = torch.randn_like(each.leaves[0])
-    source = each.leaves[0].detach()
-    target = torch.empty_like(source)
-    runs: dict[str, Callable[[], object]] = {"copy": lambda: target.copy_(source)}
-    for name, function in functions.items():
-        runs[name] = lambda function=function: each.run(function, given)  # type: ignore[misc]
-        runs[name]()  # the first call looks up or compiles
-    memory = {name: _peak(runs[name]) / source.numel() for name in functions}
-    times = stopwatch.samples(runs, COPY_BYTES * source.numel())
-    return {
-        name: {"copies": times[name].ms / times["copy"].ms, "peak_bytes_an_item": memory[name]} for name in functions
+        functions |= {"torch": each.theirs, **({"compile": torch.compile(each.theirs)} if compiles else {})}
+    given, items = torch.randn_like(each.leaves[0]), each.leaves[0].numel()
+    runs: dict[str, Callable[[], object]] = {
+        name: partial(each.run, function, given) for name, function in functions.items()
     }
+    for run in runs.values():
+        run()  # the first call looks up or compiles
+    memory = {name: _peak(run) / items for name, run in runs.items()}
+    times = timer.samples({"copy": timer.copy(COPY_BYTES * items), **runs}, COPY_BYTES * items)
+    return {name: {"copies": times[name].ms / times["copy"].ms, "peak_bytes_an_item": memory[name]} for name in runs}
 
 
-def _probe(name: str) -> None:
-    each = next(each for each in passes(*PROBE_SHAPE) if each.name == name)
-    assert each.theirs is not None
-    each.run(torch.compile(each.theirs), torch.ones_like(each.leaves[0]))
-    torch.cuda.synchronize()
-
-
-def _compiles(word: str) -> set[str]:
-    """Return the names of the passes that torch.compile compiles within PROBE_SECONDS."""
-    names = [
-        each.name for each in passes(*PROBE_SHAPE) if word in each.name and each.theirs is not None and not each.again
-    ]
-    with ThreadPoolExecutor(max(len(names), 1)) as pool:
-        return {name for name, done in zip(names, pool.map(_probed, names), strict=True) if done}
-
-
-def _probed(name: str) -> bool:
-    command = [sys.executable, "-m", "benchmarks", "gradients", "--probe", name]
+def _compiles(each: Pass) -> bool:
+    """Whether torch.compile compiles a pass within PROBE_SECONDS, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks", "gradients", "--probe", each.name]
     try:
         done = subprocess.run(command, cwd=ROOT, timeout=PROBE_SECONDS, capture_output=True, text=True, check=False)
     except subprocess.TimeoutExpired:
-        print(f"{name}: torch.compile did not end within {PROBE_SECONDS} s", flush=True)
+        print(f"{each.name}: torch.compile did not end within {PROBE_SECONDS} s", flush=True)
         return False
     if done.returncode:
-        print(f"{name}: torch.compile failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        print(f"{each.name}: torch.compile failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
     return done.returncode == 0
 
 
@@ -180,13 +142,3 @@ def _peak(run: Callable[[], object]) -> int:
     run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-def _line(each: Pass, figures: dict[str, dict[str, float]]) -> str:
-    parts = [
-        f"{name} {figures[name]['copies']:6.2f} ({figures[name]['peak_bytes_an_item']:5.1f} B)"
-        for name in ("scanops", "torch", "compile")
-        if name in figures
-    ]
-    least = "" if each.least is None else f"[{each.least:4.2f}]"
-    return f"{each.name:20} {least:6}  " + "  ".join(parts)

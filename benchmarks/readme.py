@@ -11,15 +11,12 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from benchmarks.common import ROOT
+from benchmarks.common import RESULTS, ROOT, Row, markdown
 from benchmarks.picture import draw, is_picture_of
 from benchmarks.report import best_peer, summary_lines
 
-RESULTS = ROOT / "benchmarks" / "results" / "bench_h200.json"
-PICTURE = RESULTS.with_suffix(".svg")
+PICTURE = RESULTS / "bench_h200.svg"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- {0}: written by python -m benchmarks readme -->\n", "<!-- {0} end -->\n"
@@ -42,31 +39,23 @@ WORDS = {
     "masked": "masked cumulative sum (bool)",
 }
 
-Row = dict[str, Any]
 
-
-def results() -> Row:
-    """Return the committed results of the grid."""
-    document: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
+def results(name: str = "bench_h200") -> Row:
+    """Return the committed document of this name, by default that of the grid."""
+    document: Row = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return document
 
 
-def excerpt(document: Row) -> str:
+def excerpt(document: Row) -> list[str]:
     """Return the lines of the README between the markers: five cells with their peers."""
-    cells = {row["cell"]: row for row in document["cells"]}
-    lines = [
-        f"{document['device']}, torch {document['versions']['torch']}, {document['date']}, float32: fraction of the "
-        "bandwidth of a device-to-device copy of the same bytes.",
-        "",
-        "| | scanops | " + " | ".join(PEERS) + " |",
-        "|---|---|" + "---|" * len(PEERS),
-    ]
+    cells, rows = {row["cell"]: row for row in document["cells"]}, []
     for cell, words in EXCERPT.items():
         row = cells[cell]
         peers = [row["peers"].get(name) for name in PEERS.values()]
         theirs = [_range([peer["fraction"]]) if peer else "not measured" for peer in peers]
-        lines.append(f"| {words} | **{_range([row['fraction']])}** | {' | '.join(theirs)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([words, f"**{_range([row['fraction']])}**", *theirs])
+    said = "fraction of the bandwidth of a device-to-device copy of the same bytes."
+    return [f"{_source(document)}, float32: {said}", "", *markdown(["", "scanops", *PEERS], rows)]
 
 
 def row_sums(document: Row) -> tuple[float, float, float]:
@@ -80,39 +69,39 @@ def row_sums(document: Row) -> tuple[float, float, float]:
     return min(ours), max(ours), max(row["peers"]["torch eager"]["fraction"] for row in rows)
 
 
-def table(document: Row) -> str:
-    """Return the lines of docs/benchmarks.md between the markers."""
-    versions = document["versions"]
+def table(document: Row) -> list[str]:
+    """Return the lines of docs/benchmarks.md about the cells of the grid."""
     rows = [row for row in document["cells"] if "error" not in row]
     families = list(dict.fromkeys(row["family"] for row in rows if row["group"] != "random"))
     families.sort(key=lambda family: family not in SINGLE)  # stable: only these come first
-    lines = [
-        f"{document['device']}, torch {versions['torch']}, driver {versions['driver']}, {document['date']}. "
+    figures: list[list[object]] = []
+    for family in families:
+        members = [row for row in rows if row["family"] == family]
+        if family in SINGLE:
+            figures += [
+                _line(f"{WORDS[row['variant']]}, {' x '.join(map(str, row['shape']))}", [row]) for row in members
+            ]
+        else:
+            figures.append(_line(family, members))
+    grid, picture = (path.relative_to(ROOT) for path in (RESULTS / "bench_h200.json", PICTURE))
+    return [
+        f"{_source(document, driver=True)}. "
         "Float32 unless stated otherwise. *Of a copy*: the time of a device-to-device copy of the same number of bytes "
         "divided by the time of the scan; a line of several cells shows the lowest and the highest. *Best peer*: the "
         "fastest of torch, torch.compile, a tuned Triton kernel and CUB, as far as each was measured on the cell.",
         "",
-        f"![Fraction of a copy by row length and by kind of scan](../{PICTURE.relative_to(ROOT)})",
+        f"![Fraction of a copy by row length and by kind of scan](../{picture})",
         "",
-        f"All {len(document['cells'])} cells: [{RESULTS.relative_to(ROOT)}](../{RESULTS.relative_to(ROOT)}), from "
-        "`python -m benchmarks grid`. " + " ".join(summary_lines(document["summary"])),
+        f"All {len(document['cells'])} cells: [{grid}](../{grid}), from `python -m benchmarks grid`. "
+        + " ".join(summary_lines(document["summary"])),
         "",
-        "| scan | cells | of a copy | best peer, of a copy | |",
-        "|---|---|---|---|---|",
+        *markdown(["scan", "cells", "of a copy", "best peer, of a copy", ""], figures),
     ]
-    for family in families:
-        members = [row for row in rows if row["family"] == family]
-        if family in SINGLE:
-            lines += [_line(f"{WORDS[row['variant']]}, {' x '.join(map(str, row['shape']))}", [row]) for row in members]
-        else:
-            lines.append(_line(family, members))
-    return "\n".join(lines) + "\n"
 
 
-def variants_table() -> str:
-    """Return the table of the scans that the grid leaves out, and what bounds the slow ones if that was measured."""
-    document = _named("variants")
-    counters = _named("bounds")["counters"] if _path("bounds").exists() else {}
+def variants_table() -> list[str]:
+    """Return the table of the scans that the grid leaves out, and what bounds the slow ones."""
+    document, counters = results("variants_h200"), results("bounds_h200")["counters"]
     found: dict[str, dict[bool, list[float]]] = {}
     bounds: dict[str, Counter[str]] = defaultdict(Counter)
     for cell, fraction in document["of_a_copy"].items():
@@ -121,53 +110,41 @@ def variants_table() -> str:
         found.setdefault(name, {True: [], False: []})[by_rows].append(fraction)
         if cell in counters:
             bounds[name][counters[cell]["bound"]] += 1
-    columns = ["rows of 127 to 524288", "columns of 4096 to 65536", *(["cells below 0.9 bound by"] if counters else [])]
-    lines = [_source(document), "", f"| scan, float32 unless said otherwise | {' | '.join(columns)} |"]
-    lines.append("|---" * (1 + len(columns)) + "|")
-    for name, parts in found.items():
-        why = [", ".join(word for word, _ in bounds[name].most_common())] if counters else []
-        lines.append(f"| {' | '.join([name, _range(parts[True]), _range(parts[False]), *why])} |")
-    return "\n".join(lines) + "\n"
-
-
-def workloads_table() -> str:
-    """Return the table of real programs."""
-    document = _named("workloads")
-    lines = [
-        _source(document) + " Microseconds on the GPU; *copy*: of a device-to-device copy of the bytes that must move.",
-        "",
-        "| workload | scanops | today's code | under torch.compile | copy |",
-        "|---|---|---|---|---|",
+    headings = ["scan, float32 unless said otherwise", "rows of 127 to 524288", "columns of 4096 to 65536"]
+    rows = [
+        [name, _range(parts[True]), _range(parts[False]), ", ".join(word for word, _ in bounds[name].most_common())]
+        for name, parts in found.items()
     ]
+    return [f"{_source(document)}.", "", *markdown([*headings, "cells below 0.9 bound by"], rows)]
+
+
+def workloads_table() -> list[str]:
+    """Return the table of real programs."""
+    document, rows = results("workloads_h200"), []
     for name, row in document["microseconds"].items():
         times = [
             f"{row[key]:,.{1 if row[key] < 100 else 0}f}" if key in row else ""
             for key in ("scanops", "today", "compiled", "copy")
         ]
-        lines.append(f"| {name} | **{times[0]}** | {' | '.join(times[1:])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"**{times[0]}**", *times[1:]])
+    said = "Microseconds on the GPU; *copy*: of a device-to-device copy of the bytes that must move."
+    headings = ["workload", "scanops", "today's code", "under torch.compile", "copy"]
+    return [f"{_source(document)}. {said}", "", *markdown(headings, rows)]
 
 
-def _path(name: str) -> Path:
-    return RESULTS.with_name(f"{name}_h200.json")
+def _source(document: Row, driver: bool = False) -> str:
+    versions = document["versions"]
+    drivers = f", driver {versions['driver']}" if driver else ""
+    return f"{document['device']}, torch {versions['torch']}{drivers}, {document['date']}"
 
 
-def _named(name: str) -> Row:
-    document: Row = json.loads(_path(name).read_text(encoding="utf-8"))
-    return document
-
-
-def _source(document: Row) -> str:
-    return f"{document['device']}, torch {document['versions']['torch']}, {document['date']}."
-
-
-def _line(words: str, members: list[Row]) -> str:
+def _line(words: str, members: list[Row]) -> list[object]:
     ours = _range([row["fraction"] for row in members])
     bests = [best for row in members if (best := best_peer(row))]
     names = ", ".join(sorted({name for name, _ in bests}))
     theirs = _range([peer["fraction"] for _, peer in bests]) if bests else ""
     time = f" ({members[0]['ms']:.3f} ms)" if len(members) == 1 else ""
-    return f"| {words} | {len(members)} | {ours}{time} | {theirs} | {names} |"
+    return [words, len(members), f"{ours}{time}", theirs, names]
 
 
 def _range(values: list[float]) -> str:
@@ -190,15 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")
         return 0
-    stale = [str(path.relative_to(ROOT)) for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
-    stale += [] if is_picture_of(PICTURE, document) else [str(PICTURE.relative_to(ROOT))]
+    stale = [path for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
+    stale += [] if is_picture_of(PICTURE, document) else [PICTURE]
     if stale:
-        print(f"stale: {', '.join(stale)}; run python -m benchmarks readme", file=sys.stderr)
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"stale: {names}; run python -m benchmarks readme", file=sys.stderr)
     return int(bool(stale))
 
 
-def _filled(text: str, name: str, lines: str) -> str:
+def _filled(text: str, name: str, lines: list[str]) -> str:
     """Return the text of a page with new lines between the markers of this name."""
     begin, end = BEGIN.format(name), END.format(name)
     head, rest = text.split(begin)
-    return head + begin + lines + end + rest.split(end)[1]
+    return "".join([head, begin, *(f"{line}\n" for line in lines), end, rest.split(end)[1]])

@@ -1,20 +1,15 @@
-"""Results of a grid run, as pure functions of its rows: JSON document, summary, table on the terminal."""
+"""Results of a grid run, as pure functions of its rows: summary, merged documents, table on the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
+from benchmarks.common import Row, aligned
 from benchmarks.timing import percentile
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["TIE", "best_peer", "document", "merged", "notes", "summary", "summary_lines", "table"]
+__all__ = ["TIE", "best_peer", "merged", "notes", "summary", "summary_lines", "table"]
 
-Row = dict[str, Any]
 TIE = 0.005  # medians of one kernel differ by as much within a run; a peer must be ahead by more
 GENERIC = 0.93  # the least speed of a kernel with the length as an argument, relative to the specialised one
 
@@ -71,31 +66,6 @@ def summary(rows: Sequence[Row], seed: int) -> Row:
     }
 
 
-def document(
-    rows: Sequence[Row],
-    *,
-    device: str,
-    versions: dict[str, str],
-    date: str,
-    seed: int,
-    options: Row,
-    seconds: float,
-    call_us: dict[str, float] | None,
-) -> Row:
-    """Return the whole JSON document of a run."""
-    return {
-        "device": device,
-        "versions": versions,
-        "date": date,
-        "seed": seed,
-        "options": options,
-        "wall_seconds": round(seconds, 1),
-        "call_us": call_us,
-        "summary": summary(rows, seed),
-        "cells": list(rows),
-    }
-
-
 def merged(earlier: Row, later: Row) -> Row:
     """Return an earlier document with the cells of a later run in place of those of the same names.
 
@@ -141,51 +111,31 @@ def summary_lines(verdict: Row) -> list[str]:
     return lines
 
 
-_COLUMNS = (
-    ("cell", "left"),
-    ("ms", "right"),
-    ("10 to 90 %", "right"),
-    ("of a copy", "right"),
-    ("floor", "right"),
-    ("goal", "right"),
-    ("any length", "right"),
-    ("best peer", "left"),
-    ("of a copy", "right"),
-    ("", "left"),
-)
-
-
-def table(rows: Iterable[Row]) -> Table:
+def table(rows: Iterable[Row]) -> str:
     """Return a table of all rows but the random lengths with nothing wrong, which the summary covers."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in _COLUMNS:
-        shown.add_column(heading, justify="right" if justify == "right" else "left", no_wrap=True)
+    lines = [["cell", "ms", "10 to 90 %", "of a copy", "floor", "goal", "any length", "best peer", "of a copy", ""]]
     family = None
     for row in rows:
         if row["group"] == "random" and not notes(row):
             continue
         if row["family"] != family:
             family = row["family"]
-            shown.add_row(Text(family, style="bold"))
-        shown.add_row(*_line(row))
-    return shown
+            lines.append([f"-- {family}"])
+        lines.append(_line(row))
+    return aligned(lines)
 
 
-def _line(row: Row) -> list[str | Text]:
-    said = Text(", ".join(notes(row)), style="red")
+def _line(row: Row) -> list[str]:
+    said = ", ".join(notes(row))
     if "error" in row:
         return [row["cell"], *[""] * 8, said]
     best = best_peer(row)
-    goal, generic = row["goal"], row.get("generic_fraction")
+    fractions = [row["fraction"], row["floor"], row["goal"], row.get("generic_fraction")]
     return [
         row["cell"],
         f"{row['ms']:.4f}",
         f"{row['p10']:.4f} {row['p90']:.4f}",
-        Text(f"{row['fraction']:.3f}", style="green" if row["fraction"] >= row["floor"] else "red"),
-        f"{row['floor']:.3f}",
-        "" if goal is None else f"{goal:.3f}",
-        "" if generic is None else f"{generic:.3f}",
-        best[0] if best else "",
-        f"{best[1]['fraction']:.3f}" if best else "",
+        *("" if fraction is None else f"{fraction:.3f}" for fraction in fractions),
+        *((best[0], f"{best[1]['fraction']:.3f}") if best else ("", "")),
         said,
     ]

@@ -16,20 +16,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-import scanops
-from benchmarks.cells import Case, Cell, allocate, poison
-from benchmarks.common import kernel_of, parser, require_gpu, write
-from benchmarks.measure import is_right
-from scanops.codegen.lines import are_few
-from scanops.codegen.spec import ScanSpec
-from scanops.fallback import scans
-from scanops.requests.call import Call
-from scanops.requests.request import Inputs, make_request
-from scanops.runtime.kernels import default_target
+from benchmarks.cells import Case, Cell, allocate
+from benchmarks.common import Row, kernel_of, parser, write
+from benchmarks.scans import other_bits, poison
+from scanops.measure import require_gpu
 
 # (variant[+segments|+carry|+linear], shape, dim): few long rows, few and many columns, lengths that no tile divides;
 # each of a size that takes some 30 us
@@ -58,7 +52,6 @@ CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("exclusive+linear", (64, 9000, 7), 1),
 )
 BATCH = 100  # repeats between two synchronisations
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Busy:
@@ -86,88 +79,44 @@ class Busy:
                 self.launched += 1
 
 
-class Subject:
-    """A case with the operands that its name adds to the variant."""
-
-    def __init__(self, case: Case, extra: str) -> None:
-        self.case, self.extra = case, extra
-        what, x = case.cell.what, case.x
-        random = torch.Generator(x.device).manual_seed(7)
-        self.op = "linear" if extra == "linear" else what.op
-        starts = gate = initial = None
-        if extra == "segments":
-            starts = torch.rand(x.shape, device=x.device, generator=random) < 1e-3
-        if extra == "linear":
-            gate = 1 - 0.1 * torch.rand(x.shape, device=x.device, generator=random)
-        if extra == "carry":
-            lines = [size for d, size in enumerate(x.shape) if d != case.cell.dim]
-            initial = torch.randn(lines, device=x.device, generator=random)
-        self.inputs = Inputs(x=x, mask=case.mask, gate=gate, starts=starts, initial=initial)
-        self.flags: dict[str, Any] = {"reverse": what.reverse, "exclusive": what.exclusive}
-
-    @property
-    def final(self) -> bool:
-        """Whether the carry-out of each line is an output."""
-        return self.extra == "carry"
-
-    def run(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the scan and return its outputs, the first of them in ``y``."""
-        given = self.inputs
-        named = {"mask": given.mask, "segment_starts": given.starts, "initial": given.initial}
-        options: dict[str, Any] = {**named, "return_final": self.final, "out": y, **self.flags}
-        if given.gate is not None:
-            found: Any = scanops.linear_scan(given.gate, given.x, self.case.cell.dim, **options)
-        else:
-            found = scanops.scan(given.x, self.op, self.case.cell.dim, **options)
-        return found if self.final else (found,)
-
-    def is_right(self, results: tuple[torch.Tensor, ...]) -> bool:
-        """Whether the outputs equal the same scan in float64 to within rounding."""
-        if not self.extra:
-            return is_right(self.case, results[0])
-        doubled = [each.double() if each is not None and each.is_floating_point() else each for each in self.inputs]
-        call = Call(self.op, self.case.cell.dim, final=self.final, dtype=torch.float64, **self.flags)
-        wanted = scans.outputs(Inputs(*doubled), call)  # type: ignore[arg-type]
-        pairs = zip(results, wanted, strict=True)
-        return all(bool((y - exact).abs().max() <= 1e-5 * exact.abs().max()) for y, exact in pairs)
-
-    def spec(self, multiprocessors: int) -> tuple[ScanSpec, bool]:
-        """Return the spec of the kernel that serves the case, and whether its lines are few."""
-        given = self.inputs
-        request = make_request(
-            given.x, self.op, self.case.cell.dim, mask=given.mask, gate=given.gate, starts=given.starts,
-            initial=given.initial, final=self.final, out=self.case.y, **self.flags,
-        )  # fmt: skip
-        spec = request.spec(self.case.y, multiprocessors)
-        return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
+def case_of(named: str, shape: tuple[int, ...], dim: int, device: str = "cuda", *, filled: bool = True) -> Case:
+    """Return the case of a row of CASES: a cell of its variant, with the operands that its name adds."""
+    variant, _, extra = named.partition("+")
+    case = allocate(
+        Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim), device, filled=filled
+    )
+    added: dict[str, torch.Tensor] = {}
+    if extra == "segments":
+        added["starts"] = torch.rand_like(case.x) < 1e-3
+    if extra == "linear":
+        added["gate"] = 1 - 0.1 * torch.rand_like(case.x)
+    if extra == "carry":
+        added["initial"] = torch.randn_like(case.x.select(dim, 0))
+    op = "linear" if extra == "linear" else case.call.op
+    call = replace(case.call, op=op, final=extra == "carry")
+    return replace(case, name=f"{case.name} {extra}".strip(), call=call, inputs=case.inputs._replace(**added))
 
 
-def soak(subject: Subject, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:
+def soak(case: Case, repeats: int, busy: Busy, alive: Callable[[], None]) -> Row:
     """Repeat a case beside the busy stream and count the results whose bits differ from the first."""
-    y = subject.case.y
-    first = subject.run(poison(torch.empty_like(y)))
+    first = case.run(poison(torch.empty_like(case.y)))
     torch.cuda.synchronize()
-    right = subject.is_right(first)
+    right = case.is_right(first)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     launched, began = busy.launched, time.perf_counter()
     for done in range(repeats):
         if done % 10 == 0:
             busy.top_up()
-        poison(y, 1)
-        for result, wanted in zip(subject.run(y), first, strict=True):
-            bits = _BITS[result.element_size()]
-            differing += (result.view(bits) != wanted.view(bits)).any()
+        for result, wanted in zip(case.run(poison(case.y, 1)), first, strict=True):
+            differing += other_bits(result, wanted)
         if done % BATCH == BATCH - 1:
             torch.cuda.current_stream().synchronize()
             alive()
     mismatches = int(differing)
     alive()
     return {
-        "repeats": repeats,
-        "mismatches": mismatches,
-        "right": right,
-        "busy_kernels": busy.launched - launched,
-        "seconds": round(time.perf_counter() - began, 2),
+        **{"repeats": repeats, "mismatches": mismatches, "right": right},
+        **{"busy_kernels": busy.launched - launched, "seconds": round(time.perf_counter() - began, 2)},
     }
 
 
@@ -210,27 +159,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     if given.calls:
         return random_calls(given.calls, given.seed)
-    require_gpu()
-    target, multiprocessors = default_target(), torch.cuda.get_device_properties().multi_processor_count
-    rows: list[dict[str, object]] = []
+    target, _, multiprocessors = require_gpu()
+    rows: list[Row] = []
     busy, watch = Busy(given.busy_size), Watch(given.hang_seconds)
     for named, shape, dim in CASES:
-        variant, _, extra = named.partition("+")
-        cell = Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim)
-        name = f"{cell.name} {extra}".strip()
-        if given.filter not in name:
+        case = case_of(named, shape, dim)
+        if given.filter not in case.name:
             continue
-        watch.case = name
-        subject = Subject(allocate(cell), extra)
-        spec, few = subject.spec(multiprocessors)
-        plan = kernel_of((spec, few), target).plan
+        watch.case = case.name
+        wanted = case.wanted(multiprocessors)
+        strategy = kernel_of(wanted, target).plan.strategy
         watch.alive()
-        row: dict[str, object] = {"case": name, "spec": spec.slug, "strategy": plan.strategy}
-        row |= soak(subject, given.repeats, busy, watch.alive)
-        rows.append(row)
-        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        rows.append({"case": case.name, "spec": wanted[0].slug, "strategy": strategy})
+        rows[-1] |= soak(case, given.repeats, busy, watch.alive)
+        print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     bad = [row["case"] for row in rows if row["mismatches"] or not row["right"]]
-    repeats = sum(int(str(row["repeats"])) for row in rows)
+    repeats = sum(row["repeats"] for row in rows)
     print(f"{len(rows)} cases, {repeats} repeats, {len(bad)} with other bits or wrong {bad}, no hang")
     write(given.output, {"cases": rows})
     return 1 if bad else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch._higher_order_ops import associative_scan
 
 import scanops
-from benchmarks.common import build_kernels_of, parser, require_gpu, write
+from benchmarks.common import Row, build_kernels_of, parser, require_gpu, write
 from benchmarks.timing import Timer
 from scanops.runtime.kernels import default_target
 
@@ -71,157 +72,101 @@ def workloads(device: str, small: bool = False) -> Iterator[Workload]:
     def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.rand(size(*shape), device=device).to(dtype)
 
-    def row(name: str, inputs: Tensors, ours: Function, today: Function, *, out_bytes: int, **rest: Any) -> Workload:
+    def row(name: str, inputs: Tensors, ours: Function, today: Function, out_bytes: int = 4, **rest: Any) -> Workload:
         moved = sum(each.nbytes for each in inputs) + max(each.numel() for each in inputs) * out_bytes
         return Workload(name=name, inputs=inputs, ours=ours, today=today, moved=moved, **rest)
 
-    for batch in (1, 32, 256):
-        yield row(
-            f"top-p cut, {batch} x 128256",
-            (random(batch, 128256),),
-            lambda x: scanops.cumsum(x, -1),
-            lambda x: torch.cumsum(x, -1),
-            out_bytes=4,
+    def summed(
+        name: str, x: torch.Tensor, dim: int, today: Function | None = None, out_bytes: int = 4, **options: Any
+    ) -> Workload:
+        theirs = today or (lambda x: torch.cumsum(x, dim, dtype=options.get("dtype")))
+        return row(name, (x,), lambda x: scanops.cumsum(x, dim, **options), theirs, out_bytes)
+
+    def padded(
+        name: str, x: torch.Tensor, out_bytes: int, dtype: torch.dtype | None = None, trains: bool = False
+    ) -> Workload:
+        return row(
+            name,
+            (x,),
+            lambda x: scanops.cumsum(x, -1, dtype=dtype, complete=True),
+            lambda x: F.pad(torch.cumsum(x, -1, dtype=dtype), (1, 0)),
+            out_bytes,
+            trains=trains,
         )
-    yield row(
-        "positions in a mixture of experts, 65536 x 64 int64, dim 0",
-        ((random(65536, 64) < 0.03).long(),),
-        lambda x: scanops.cumsum(x, 0, initial=-1),
-        lambda x: torch.cumsum(x, 0) - 1,
-        out_bytes=8,
-    )
-    yield row(
-        "offsets of experts, 64 x 4096 int32, exclusive",
-        ((random(64, 4096) * 9).int(),),
-        lambda x: scanops.cumsum(x, -1, exclusive=True, dtype=torch.int32),
-        lambda x: torch.cumsum(x, -1, dtype=torch.int32) - x,
-        out_bytes=4,
-    )
-    yield row(
-        "cu_seqlens, 1024 int32",
-        ((random(1024) * 99).int(),),
-        lambda x: scanops.cumsum(x, 0, dtype=torch.int32, complete=True),
-        lambda x: F.pad(torch.cumsum(x, 0, dtype=torch.int32), (1, 0)),
-        out_bytes=4,
-    )
-    yield row(
-        "position ids, 32 x 32768 bool",
-        (random(32, 32768) < 0.9,),
-        lambda x: scanops.cumsum(x, -1, initial=-1),
-        lambda x: torch.cumsum(x, -1) - 1,
-        out_bytes=8,
-    )
-    yield row(
-        "stream compaction, 10862592 bool",
-        (random(10862592) < 0.3,),
-        lambda x: scanops.cumsum(x, 0),
-        lambda x: torch.cumsum(x, 0),
-        out_bytes=8,
-    )
-    yield row(
-        "jagged offsets, 1000000 int64",
-        ((random(1000000) * 30).long(),),
-        lambda x: scanops.cumsum(x, 0, complete=True),
-        lambda x: F.pad(torch.cumsum(x, 0), (1, 0)),
-        out_bytes=8,
-    )
-    yield row(
-        "tiles of splats, 4000000 int32 to int64",
-        ((random(4000000) * 9).int(),),
-        lambda x: scanops.cumsum(x, 0),
-        lambda x: torch.cumsum(x, 0),
-        out_bytes=8,
-    )
+
+    def gated(name: str, a: torch.Tensor, b: torch.Tensor, dim: int, reverse: bool = False) -> Workload:
+        def by(scan: Function) -> Function:
+            return (lambda a, b: scan(a.flip(dim), b.flip(dim), dim).flip(dim)) if reverse else partial(scan, dim=dim)
+
+        return row(
+            name,
+            (a, b),
+            lambda a, b: scanops.linear_scan(a, b, dim, reverse=reverse),
+            by(recurrence),
+            b.itemsize,
+            compiled=by(associative),
+            trains=not reverse,
+        )
+
+    def product(name: str, x: torch.Tensor) -> Workload:
+        return row(
+            f"{name}, exclusive product",
+            (x,),
+            lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
+            lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
+            trains=True,
+        )
+
+    int32, bf16 = torch.int32, torch.bfloat16
+    for batch in (1, 32, 256):
+        yield summed(f"top-p cut, {batch} x 128256", random(batch, 128256), -1)
+    name, chosen = "positions in a mixture of experts, 65536 x 64 int64, dim 0", (random(65536, 64) < 0.03).long()
+    yield summed(name, chosen, 0, lambda x: torch.cumsum(x, 0) - 1, 8, initial=-1)
+    name, counts = "offsets of experts, 64 x 4096 int32, exclusive", (random(64, 4096) * 9).int()
+    yield summed(name, counts, -1, lambda x: torch.cumsum(x, -1, dtype=int32) - x, exclusive=True, dtype=int32)
+    yield padded("cu_seqlens, 1024 int32", (random(1024) * 99).int(), 4, int32)
+    name, kept = "position ids, 32 x 32768 bool", random(32, 32768) < 0.9
+    yield summed(name, kept, -1, lambda x: torch.cumsum(x, -1) - 1, 8, initial=-1)
+    yield summed("stream compaction, 10862592 bool", random(10862592) < 0.3, 0, out_bytes=8)
+    yield padded("jagged offsets, 1000000 int64", (random(1000000) * 30).long(), 8)
+    yield summed("tiles of splats, 4000000 int32 to int64", (random(4000000) * 9).int(), 0, out_bytes=8)
     yield row(
         "decays of a state-space model, 8 x 2048 x 64, chunks of 256, bias and softplus",
         (random(8, 8, 256, 64), random(64)),
         lambda x, bias: scanops.cumsum(F.softplus(x + bias) * -0.5, 2),
         lambda x, bias: torch.cumsum(F.softplus(x + bias) * -0.5, 2),
-        out_bytes=4,
         trains=True,
     )
-    yield row(
-        "gates of linear attention, 2 x 16384 x 16 x 128 bf16 to f32, chunks of 64",
-        (random(2, 256, 64, 16, 128, dtype=torch.bfloat16),),
-        lambda x: scanops.cumsum(x, 2, dtype=torch.float32),
-        lambda x: torch.cumsum(x, 2, dtype=torch.float32),
-        out_bytes=4,
-    )
-    yield row(
-        "scalar gates, 4 x 8192 x 32, chunks of 64, reverse",
-        (random(4, 128, 64, 32),),
-        lambda x: scanops.cumsum(x, 2, reverse=True),
-        lambda x: flipped(torch.cumsum, x, 2),
-        out_bytes=4,
-    )
-    for dtype, shape in ((torch.bfloat16, (16, 4096, 2560)), (torch.float32, (16, 2048, 128))):
-        yield row(
-            f"gated recurrence, {' x '.join(map(str, shape))} {str(dtype).removeprefix('torch.')}, dim 1",
-            (random(*shape, dtype=dtype), random(*shape, dtype=dtype)),
-            lambda a, b: scanops.linear_scan(a, b, 1),
-            lambda a, b: recurrence(a, b, 1),
-            compiled=lambda a, b: associative(a, b, 1),
-            out_bytes=dtype.itemsize,
-            trains=True,
-        )
-    yield row(
-        "recurrence along rows, 8 x 1536 x 16384",
-        (random(8, 1536, 16384), random(8, 1536, 16384)),
-        lambda a, b: scanops.linear_scan(a, b, 2),
-        lambda a, b: recurrence(a, b, 2),
-        compiled=lambda a, b: associative(a, b, 2),
-        out_bytes=4,
-        trains=True,
-    )
+    name = "gates of linear attention, 2 x 16384 x 16 x 128 bf16 to f32, chunks of 64"
+    yield summed(name, random(2, 256, 64, 16, 128, dtype=bf16), 2, dtype=torch.float32)
+    name = "scalar gates, 4 x 8192 x 32, chunks of 64, reverse"
+    yield summed(name, random(4, 128, 64, 32), 2, lambda x: flipped(torch.cumsum, x, 2), reverse=True)
+    for dtype, shape in ((bf16, (16, 4096, 2560)), (torch.float32, (16, 2048, 128))):
+        name = f"gated recurrence, {' x '.join(map(str, shape))} {str(dtype).removeprefix('torch.')}, dim 1"
+        yield gated(name, random(*shape, dtype=dtype), random(*shape, dtype=dtype), 1)
+    shape = (8, 1536, 16384)
+    yield gated("recurrence along rows, 8 x 1536 x 16384", random(*shape), random(*shape), 2)
     yield row(
         "minimal GRU in log space, 64 x 1000 x 100, dim 1",
         (-random(64, 1000, 100), random(64, 1000, 100)),
         lambda c, v: (s := scanops.cumsum(c, 1)) + scanops.logcumsumexp(v - s, 1),
         lambda c, v: (s := torch.cumsum(c, 1)) + torch.logcumsumexp(v - s, 1),
-        out_bytes=4,
         trains=True,
     )
     for steps, lanes in ((4096, 32), (64, 4096)):
-        yield row(
-            f"advantages with resets, {steps} x {lanes}, dim 0, reverse",
-            (0.95 * (random(steps, lanes) < 0.99), random(steps, lanes)),
-            lambda a, b: scanops.linear_scan(a, b, 0, reverse=True),
-            lambda a, b: recurrence(a.flip(0), b.flip(0), 0).flip(0),
-            compiled=lambda a, b: associative(a.flip(0), b.flip(0), 0).flip(0),
-            out_bytes=4,
-        )
-    for what, sizes in {"transmittance of rays": (65536, 128), "monotonic attention": (256, 100, 600)}.items():
-        yield row(
-            f"{what}, {' x '.join(map(str, sizes))}, exclusive product",
-            (0.1 * random(*sizes),),
-            lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
-            lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
-            out_bytes=4,
-            trains=True,
-        )
-    yield row(
-        "knots of a spline flow, 1000000 x 8",
-        (random(1000000, 8),),
-        lambda x: scanops.cumsum(x, -1, complete=True),
-        lambda x: F.pad(torch.cumsum(x, -1), (1, 0)),
-        out_bytes=4,
-        trains=True,
-    )
+        gates, rewards = 0.95 * (random(steps, lanes) < 0.99), random(steps, lanes)
+        yield gated(f"advantages with resets, {steps} x {lanes}, dim 0, reverse", gates, rewards, 0, reverse=True)
+    yield product("transmittance of rays, 65536 x 128", 0.1 * random(65536, 128))
+    yield product("monotonic attention, 256 x 100 x 600", 0.1 * random(256, 100, 600))
+    yield padded("knots of a spline flow, 1000000 x 8", random(1000000, 8), 4, trains=True)
     yield row(
         "partial likelihood of Cox, 1000000, reverse logcumsumexp",
         (random(1000000),),
         lambda x: scanops.logcumsumexp(x, 0, reverse=True),
         lambda x: flipped(torch.logcumsumexp, x, 0),
-        out_bytes=4,
         trains=True,
     )
-    yield row(
-        "phase of an oscillator, 1 x 72192 x 9, dim 1",
-        (random(1, 72192, 9),),
-        lambda x: scanops.cumsum(x, 1),
-        lambda x: torch.cumsum(x, 1),
-        out_bytes=4,
-    )
+    yield summed("phase of an oscillator, 1 x 72192 x 9, dim 1", random(1, 72192, 9), 1)
 
 
 def check(each: Workload) -> None:
@@ -247,9 +192,9 @@ def runs_of(each: Workload, backward: bool) -> dict[str, Callable[[], object]]:
     return {name: run(function) for name, function in functions.items()}
 
 
-def measure(each: Workload, stopwatch: Timer, backward: bool) -> dict[str, Any]:
+def measure(each: Workload, timer: Timer, backward: bool) -> Row:
     """Return the figures of one workload; what cannot run is left out, with its reason."""
-    figures: dict[str, Any] = {"moved": each.moved}
+    figures: Row = {"moved": each.moved}
     runs: dict[str, Callable[[], object]] = {}
     for name, run in runs_of(each, backward).items():
         try:
@@ -258,10 +203,8 @@ def measure(each: Workload, stopwatch: Timer, backward: bool) -> dict[str, Any]:
         except Exception as problem:  # a peer that fails is a figure less, not the end of the run
             figures[f"{name}: not measured"] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"[:120]
     if not backward:
-        source = torch.empty(each.moved // 2, dtype=torch.uint8, device="cuda")
-        target = torch.empty_like(source)
-        runs["copy"] = lambda: target.copy_(source)
-    times = stopwatch.samples(runs, each.moved)
+        runs["copy"] = timer.copy(each.moved)
+    times = timer.samples(runs, each.moved)
     return {**{name: round(1e3 * sample.ms, 2) for name, sample in times.items()}, **figures}
 
 
@@ -271,20 +214,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--small", action="store_true", help="compare results on small tensors, and time nothing")
     options.add_argument("--forward", action="store_true", help="no backward passes")
     given = options.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() or not given.small else "cpu"
+    chosen = (each for each in workloads(device, given.small) if given.filter in each.name)
     if given.small:
-        for each in workloads("cuda" if torch.cuda.is_available() else "cpu", small=True):
+        for each in chosen:
             check(each)
         return 0
     require_gpu()
-    stopwatch, found = Timer(BUDGET), {}
-    for each in workloads("cuda"):
-        if given.filter not in each.name:
-            continue
-        build_kernels_of([lambda each=each: each.ours(*each.inputs)], default_target())  # type: ignore[misc]
+    timer, found = Timer(BUDGET), {}
+    for each in chosen:
+        build_kernels_of([partial(each.ours, *each.inputs)], default_target())
         check(each)
         for backward in (False, True)[: 1 + (each.trains and not given.forward)]:
             title = each.name + ", forward and backward" * backward
-            figures = found[title] = measure(each, stopwatch, backward)
+            figures = found[title] = measure(each, timer, backward)
             print("  ".join(f"{k} {v}" for k, v in figures.items()), title, sep="  ", flush=True)
         torch.cuda.empty_cache()
         write(given.output, {"microseconds": found})

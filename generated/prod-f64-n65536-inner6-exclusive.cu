@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 09ed018b80fcc2cb of everything below this banner
+// content  sha256 da60d2013f8d0c70 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -461,7 +461,7 @@ constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warp
 constexpr int kFoldLanes = 32 / kFoldColumns;
 constexpr int kTileLooks = !kHasPeers ? 0 : kGroup > kFoldLanes ? kGroup / kFoldLanes : 1;  // tiles that a lane folds
 constexpr int kGroupLooks = !kHasGroups ? 0 : kStretch > kFoldLanes ? kStretch / kFoldLanes : 1;  // groups likewise
-constexpr int kLooks = kTileLooks + kGroupLooks + kHasCarry;
+constexpr int kLooks = kHasPeers || kHasGroups ? kTileLooks + kGroupLooks + kHasCarry : 1;
 static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
 
 // Number of groups of so many tiles, the last of which may be partial.

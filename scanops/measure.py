@@ -30,6 +30,7 @@ from scanops.requests.geometry import ALIGNMENT
 from scanops.runtime.kernels import Kernel, default_target
 from scanops.store.entry import Entry
 from scanops.store.store import Store
+from scanops.torch_private import gpu_sleep
 from scanops.tuning import Entry as Measurement
 from scanops.tuning import Measured
 
@@ -305,7 +306,7 @@ class Stopwatch:
 
     def once(self, run: Run, moved: int) -> float:
         """Return the milliseconds of one run that moves ``moved`` bytes."""
-        torch.cuda._sleep(ROUND_CYCLES)  # type: ignore[no-untyped-call]
+        gpu_sleep(ROUND_CYCLES)
         return elapsed(self.queue(run, moved))
 
     def queue(self, run: Run, moved: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -313,7 +314,7 @@ class Stopwatch:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         if moved < COLD_BYTES:
             self._other.sum()  # a read: written data would be evicted from the L2 cache during the run
-        torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+        gpu_sleep(SLEEP_CYCLES)
         start.record()
         run()
         end.record()

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from scanops import api, emulator
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
-from scanops.requests.call import at_tracing
+from scanops.torch_private import at_tracing, saved_tensors_hooks
 
 __all__ = ["patch_torch"]
 
@@ -95,7 +95,7 @@ def _is_computed_again() -> bool:
     """Whether a checkpoint is recording saved tensors: it recomputes them outside the block, and expects the same."""
     if is_compiling():  # a checkpoint is a part of the graph then
         return False
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # also while tracing
+    hooks = saved_tensors_hooks(True)  # also while tracing
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.peers.base import Candidate, Peer
-from benchmarks.peers.compiled import Compiled
 from benchmarks.peers.cub import Cub
-from benchmarks.peers.eager import Eager
+from benchmarks.peers.pytorch import Compiled, Eager
 from benchmarks.peers.triton import Triton
 
 __all__ = ["Candidate", "Peer", "all_peers"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -13,15 +12,14 @@ from benchmarks.cells import Case, Cell
 __all__ = ["Candidate", "Peer"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One configuration of a peer that computes a case."""
 
     label: str  # what was chosen: tile, warps ...
     run: Callable[[], torch.Tensor]  # queues it and gives the result, which the next run may overwrite
 
 
-class Peer(Protocol):
+class Peer:
     """Another implementation of the same scans. The fastest of its candidates on a case counts."""
 
     name: str
@@ -31,6 +29,8 @@ class Peer(Protocol):
 
     def reason(self, cell: Cell) -> str:
         """Return why this peer is not measured on a cell; an empty string when it is."""
+        return "" if cell.group == "table" else "measured on the cells of the table"
 
     def candidates(self, case: Case) -> list[Candidate]:
         """Return configurations that compute a case into ``case.y`` or a new tensor. May raise; the message is kept."""
+        raise NotImplementedError

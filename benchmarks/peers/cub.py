@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cells import Case, Cell, Variant
-from benchmarks.peers.base import Candidate
+from benchmarks.peers.base import Candidate, Peer
 from scanops import environment
 from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.errors import ScanopsError
@@ -40,7 +40,7 @@ _TYPES = {
 }
 
 
-class Cub:
+class Cub(Peer):
     """CUB with every tile that fits a row; the fastest counts."""
 
     name = "CUB"
@@ -55,31 +55,24 @@ class Cub:
         self._built |= dict(zip(variants, built, strict=True))
 
     def reason(self, cell: Cell) -> str:
-        if cell.group != "table":
-            return "measured on the cells of the table"
         if cell.inner > 1:
             return "CUB scans contiguous rows; it has nothing for a strided dimension"
         built = self._built.get(cell.what, "")
-        return built if isinstance(built, str) else ""
+        return super().reason(cell) or (built if isinstance(built, str) else "")
 
     def candidates(self, case: Case) -> list[Candidate]:
         library = self._built[case.cell.what]
         assert not isinstance(library, str)
         return [
-            Candidate(label=label, run=_Launch(library, case, method, threads, items))
-            for label, method, threads, items in configurations(case.cell)
+            Candidate(label, _Launch(library, case, *configuration))
+            for label, *configuration in configurations(case.cell)
         ]
 
     def _build(self, what: Variant, target: str) -> ctypes.CDLL | str:
         path = Path(self._folder.name) / f"{len(self._built)}-{abs(hash(what)):x}.so"
         try:
-            done = subprocess.run(
-                build_command(what, target, path),
-                env=environment.child(LC_ALL="C"),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            command, variables = build_command(what, target, path), environment.child(LC_ALL="C")
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         except (ScanopsError, OSError) as problem:
             return f"not built: {str(problem).splitlines()[0]}"
         if done.returncode:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks.cells import Case, Cell
-from benchmarks.peers.base import Candidate
+from benchmarks.peers.base import Candidate, Peer
 
 __all__ = ["Call", "Triton", "configurations"]
 
 WIDEST_TILE = 65536  # items of a row that one program holds in registers
 LONGEST_PARTS = 1024  # parts of a line, whose totals each program adds up
 PROGRAMS = 1024  # enough to fill a GPU several times
+
+
+Constants = tuple[tuple[str, "int | str"], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,35 +29,27 @@ class Call:
     tensors: tuple[str, ...]  # names among x, mask, y and totals, in the order of its parameters
     grid: tuple[int, ...]
     numbers: tuple[int, ...]
-    constants: tuple[tuple[str, int | str], ...]  # SUM is the name of a dtype in triton.language
+    constants: Constants  # SUM is the name of a dtype in triton.language
     warps: int
 
 
 Way = tuple[str, tuple[Call, ...]]  # a label, the launches
 
 
-class Triton:
+class Triton(Peer):
     """Triton kernels as a user writes and tunes them for rows, columns and long lines."""
 
     name = "Triton"
 
-    def __init__(self) -> None:
-        self._missing = "" if importlib.util.find_spec("triton") else "no Triton here"
-
-    def prepare(self, cells: Sequence[Cell], target: str) -> None:
-        del cells, target  # a kernel compiles in a tenth of a second, when it is tried
-
     def reason(self, cell: Cell) -> str:
-        if self._missing:
-            return self._missing
-        if cell.group != "table":
-            return "measured on the cells of the table"
+        if not importlib.util.find_spec("triton"):
+            return "no Triton here"
         if cell.inner > 1 and not (cell.what.plain and cell.what.op == "sum"):
             return "its kernels for columns compute plain sums"
-        return ""
+        return super().reason(cell)
 
     def candidates(self, case: Case) -> list[Candidate]:
-        return [Candidate(label=label, run=_Chain(case, calls)) for label, calls in configurations(case.cell)]
+        return [Candidate(label, _Chain(case, calls)) for label, calls in configurations(case.cell)]
 
 
 class _Chain:
@@ -110,7 +104,7 @@ def configurations(cell: Cell) -> list[Way]:
     return found or _whole_rows(cell)
 
 
-def _flags(cell: Cell) -> tuple[tuple[str, int | str], ...]:
+def _flags(cell: Cell) -> Constants:
     what = cell.what
     return (
         ("SUM", _sum_type(cell)),
@@ -153,66 +147,50 @@ def _looped_rows(cell: Cell, parts: int) -> list[Way]:
     for block, warps in ((2048, 4), (4096, 8), (8192, 8), (8192, 16)):
         if block > _power(cell.length):
             continue
-        if parts == 1:
-            number, chunk = 1, cell.length
-        else:
-            number = max(1, min(LONGEST_PARTS, PROGRAMS // cell.outer, -(-cell.length // block)))
-            chunk = -(-cell.length // (number * block)) * block
-            number = -(-cell.length // chunk)
-        flags = _flags(cell)
-        scan = Call(
-            kernel="row_chunks",
-            tensors=("x", "mask", "y", "totals" if number > 1 else "x"),
-            grid=(cell.outer, number),  # the second and the third may be 65535 at most
-            numbers=(cell.length, chunk, number),
-            constants=(("BLOCK", block), ("CHUNKS", _power(number)), *flags),
-            warps=warps,
-        )
-        total = Call(
-            kernel="row_totals",
-            tensors=("x", "totals"),
-            grid=scan.grid,
-            numbers=scan.numbers,
-            constants=(("BLOCK", block), flags[0]),
-            warps=warps,
-        )
-        calls: tuple[Call, ...] = (total, scan) if number > 1 else (scan,)
+        number, chunk = 1, cell.length
+        if parts != 1:
+            number, chunk = _split(cell.length, block, min(LONGEST_PARTS, PROGRAMS // cell.outer))
+        grid = (cell.outer, number)  # the second and the third may be 65535 at most
+        calls = _passes("row", cell, grid, (cell.length, chunk, number), (("BLOCK", block),), warps)
         found.append((f"{number} parts, tiles of {block}, {warps} warps", calls))
     return found
 
 
 def _columns(cell: Cell) -> list[Way]:
     """Return configurations of tiles of adjacent columns; few lines are split into parts."""
-    found: list[Way] = []
+    found: dict[Way, None] = {}
     for items, columns, warps in ((64, 32, 4), (128, 32, 8), (32, 64, 4), (64, 64, 8), (32, 128, 8), (16, 128, 4)):
         width = min(columns, _power(cell.inner))
         block = items * columns // width  # the same tile where columns are few
         across = -(-cell.inner // width)
-        number = max(1, min(LONGEST_PARTS // 4, PROGRAMS // (across * cell.outer), -(-cell.length // block)))
-        number = 1 if across * cell.outer >= PROGRAMS // 4 else number
-        chunk = -(-cell.length // (number * block)) * block
-        number = -(-cell.length // chunk)
-        scan = Call(
-            kernel="column_chunks",
-            tensors=("x", "y", "totals" if number > 1 else "x"),
-            grid=(across, number, cell.outer),
-            numbers=(cell.length, cell.inner, chunk, number),
-            constants=(("BLOCK", block), ("COLUMNS", width), ("CHUNKS", _power(number)), _flags(cell)[0]),
-            warps=warps,
-        )
-        total = Call(
-            kernel="column_totals",
-            tensors=("x", "totals"),
-            grid=scan.grid,
-            numbers=scan.numbers,
-            constants=(("BLOCK", block), ("COLUMNS", width), _flags(cell)[0]),
-            warps=warps,
-        )
-        calls: tuple[Call, ...] = (total, scan) if number > 1 else (scan,)
-        entry: Way = (f"{number} parts, tiles of {block} x {width}, {warps} warps", calls)
-        if entry not in found:
-            found.append(entry)
-    return found
+        programs = across * cell.outer
+        most = min(LONGEST_PARTS // 4, PROGRAMS // programs) if programs < PROGRAMS // 4 else 1
+        number, chunk = _split(cell.length, block, most)
+        grid, numbers = (across, number, cell.outer), (cell.length, cell.inner, chunk, number)
+        calls = _passes("column", cell, grid, numbers, (("BLOCK", block), ("COLUMNS", width)), warps)
+        found[f"{number} parts, tiles of {block} x {width}, {warps} warps", calls] = None
+    return list(found)
+
+
+def _split(length: int, block: int, most: int) -> tuple[int, int]:
+    """Return the number of parts of a line, ``most`` at most, and the items of each, which are whole tiles."""
+    wanted = max(1, min(most, -(-length // block)))
+    chunk = -(-length // (wanted * block)) * block
+    return -(-length // chunk), chunk
+
+
+def _passes(
+    kind: str, cell: Cell, grid: tuple[int, ...], numbers: tuple[int, ...], tile: Constants, warps: int
+) -> tuple[Call, ...]:
+    """Return the launch that scans the parts of each line, after one that sums them where lines have several."""
+    flags, several = _flags(cell), numbers[-1] > 1
+    tensors = ("x", "mask", "y") if kind == "row" else ("x", "y")
+    constants = (*tile, ("CHUNKS", _power(numbers[-1])), *(flags if kind == "row" else flags[:1]))
+    common = {"grid": grid, "numbers": numbers, "warps": warps}
+    totals = Call(kernel=f"{kind}_totals", tensors=("x", "totals"), constants=(*tile, flags[0]), **common)  # type: ignore[arg-type]
+    tensors = (*tensors, "totals" if several else "x")
+    scan = Call(kernel=f"{kind}_chunks", tensors=tensors, constants=constants, **common)  # type: ignore[arg-type]
+    return (totals, scan) if several else (scan,)
 
 
 def _power(number: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shutil
 from contextlib import nullcontext
 from typing import Any
 
 import click
 
+from scanops import environment
 from scanops.builders.toolchain import find_cxx
 from scanops.cli.output import Answer, Command, working
 
@@ -20,8 +22,9 @@ SCANS = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "ma
 def command() -> Answer:
     """Run five small scans and compare them with float64.
 
-    They run on the GPU, or emulated on the CPU where there is none. In a checkout, `python -m examples.demo` runs them
-    at full size, times them against a copy and shows their plans. Exits with 1 when a result is wrong.
+    They run on the GPU; where there is none they are emulated on the CPU, or without a C++ compiler run by PyTorch's
+    operators. In a checkout, `python -m examples.demo` runs them at full size, times them against a copy and shows
+    their plans. Exits with 1 when a result is wrong.
     """
     with working("importing torch"):
         import torch
@@ -30,12 +33,15 @@ def command() -> Answer:
         from scanops.emulator import emulate
         from scanops.fallback import scans
     gpu, checks = torch.cuda.is_available(), []
-    device = torch.cuda.get_device_name() if gpu else f"no GPU: emulated on the CPU, built by {find_cxx().version}"
+    emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
+    device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
+    if emulated:
+        device = f"no GPU: emulated on the CPU, built by {find_cxx().version}"
     x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
     for op, dim, word in SCANS:
         called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
         options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
-        with working(called), nullcontext() if gpu else emulate():
+        with working(called), emulate() if emulated else nullcontext():
             error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
         limit = scans.limit(op, x.shape[dim])
         found = error if math.isfinite(error) else None

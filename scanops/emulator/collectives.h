@@ -12,15 +12,15 @@ using Word = unsigned long long;
 // source: the lane whose value this lane gets.
 Word collective(Operation operation, int line, unsigned mask, Word value, unsigned source);
 
-template <class Type> constexpr bool is_shuffle_type = false;
-template <> constexpr bool is_shuffle_type<int> = true;
-template <> constexpr bool is_shuffle_type<unsigned> = true;
-template <> constexpr bool is_shuffle_type<long> = true;
-template <> constexpr bool is_shuffle_type<unsigned long> = true;
-template <> constexpr bool is_shuffle_type<long long> = true;
-template <> constexpr bool is_shuffle_type<unsigned long long> = true;
-template <> constexpr bool is_shuffle_type<float> = true;
-template <> constexpr bool is_shuffle_type<double> = true;
+template <class Type> inline constexpr bool is_shuffle_type = false;
+template <> inline constexpr bool is_shuffle_type<int> = true;
+template <> inline constexpr bool is_shuffle_type<unsigned> = true;
+template <> inline constexpr bool is_shuffle_type<long> = true;
+template <> inline constexpr bool is_shuffle_type<unsigned long> = true;
+template <> inline constexpr bool is_shuffle_type<long long> = true;
+template <> inline constexpr bool is_shuffle_type<unsigned long long> = true;
+template <> inline constexpr bool is_shuffle_type<float> = true;
+template <> inline constexpr bool is_shuffle_type<double> = true;
 
 void check_shuffle(Operation operation, int line, unsigned mask, unsigned argument, int width, unsigned source);
 

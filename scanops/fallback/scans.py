@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
@@ -19,6 +18,7 @@ from scanops.fallback import doubling, reference
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
+from scanops.torch_private import dual_level
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
 _WIDER[torch.uint32] = torch.int64
@@ -56,7 +56,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
     if walked or join is None:
         return _walked(inputs, call)
-    unsound = "tangents" in operator.unsound and forward_ad._current_level >= 0
+    unsound = "tangents" in operator.unsound and dual_level() >= 0
     unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
     # Of equal values torch's indices name one that a mask leaves out.
     masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool

@@ -18,12 +18,13 @@ from scanops.codegen.operators import OPERATORS, Operator, listed, register_oper
 from scanops.errors import UnsupportedRequest
 from scanops.ops.node import ScanFunction, adjoints, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, at_tracing, autocast, is_traced, is_transformed
+from scanops.requests.call import Call, autocast, is_traced, is_transformed
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
 from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
+from scanops.torch_private import at_tracing, count_modes
 
 # x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
 Given = tuple[
@@ -143,7 +144,7 @@ def _is_followed(inputs: Inputs) -> bool:
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
-    if is_transformed() or torch._C._len_torch_dispatch_stack() or is_traced():
+    if is_transformed() or count_modes() or is_traced():
         return True
     return not all(map(is_memory, tensors)) or inputs.x.device.type != "cpu"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from scanops import torch_private as private
 from scanops.ops import schema
 from scanops.ops.backward import Kept, summed_to
 from scanops.ops.dispatch import served
@@ -18,8 +18,6 @@ from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_o
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, autocast
 from scanops.requests.request import Inputs, Kind, Tensors, has_own_operations, reads_memory, runs_kernels
-
-_AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -58,25 +56,25 @@ def _cast(inputs: Inputs, call: Call) -> Outputs:
     """Under autocast on a GPU, operators with ``autocast`` in float32."""
     if call.dtype is None:
         call = replace(call, dtype=autocast(call.op, inputs.x))
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
+    with private.without_autocast():
         return schema.run_operator(call, inputs[:TENSORS])
 
 
 def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
-    tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
+    tensors, keys = inputs[:TENSORS], keys & private.after_autograd
     if _is_transformed(tensors):
         return by_torch(schema.request_of(call, inputs))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
         return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
-    with torch._C._AutoDispatchBelowAutograd():
+    with private.below_autograd():
         return schema.run_operator(call, tensors, keys)
 
 
 def _is_transformed(tensors: Tensors) -> bool:
     """Whether a derivative is taken in a way that follows torch's operations only, and would lose it silently here."""
-    if torch._C._are_functorch_transforms_active():
+    if private.are_transforms_active():
         return True
-    if forward_ad._current_level < 0:
+    if private.dual_level() < 0:
         return False
     duals = (forward_ad.unpack_dual(each) for each in tensors if each is not None)  # type: ignore[no-untyped-call]
     return any(each.tangent is not None for each in duals)
@@ -111,20 +109,8 @@ def _backward(arguments: Sequence[Any], *, within: bool) -> Outputs:
 def _compute_backward(*arguments: Any) -> Outputs:
     _, _, call = schema.of_backward(arguments[schema.RESULTS :])
     count = schema.RESULTS + TENSORS
-    with torch.no_grad(), _recording(), schema.lengths(call.any_length):
+    with torch.no_grad(), private.recording(), schema.lengths(call.any_length):
         return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
-
-
-def _recording() -> AbstractContextManager[object]:
-    """Let autograd record inside an operator's implementation, which runs below autograd."""
-    keys = torch._C.DispatchKey
-    left_out = torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView):
-        left_out = left_out.remove(key)
-    found: AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
-        torch._C._dispatch_tls_local_include_set().add(keys.ADInplaceOrView), left_out
-    )
-    return found
 
 
 def _pretend_backward(*arguments: Any) -> Outputs:
@@ -142,8 +128,8 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
     if _is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         with torch.enable_grad():
             return _backward(arguments, within=False)
-    with torch._C._AutoDispatchBelowAutograd():
-        return schema.BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+    with private.below_autograd():
+        return schema.BACKWARD.redispatch(keys & private.after_autograd, *arguments)
 
 
 def _register() -> None:
@@ -161,10 +147,10 @@ def _register() -> None:
         schema.LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
         schema.LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=schema.LIBRARY)
+        private.register_fake(f"scanops::{form.name}", of(form, _pretend), schema.LIBRARY)
     schema.LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     schema.LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=schema.LIBRARY)
+    private.register_fake("scanops::scan_backward", _pretend_backward, schema.LIBRARY)
 
 
 _register()

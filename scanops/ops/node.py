@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops import environment
+from scanops import torch_private as private
 from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
@@ -28,7 +28,7 @@ from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed
 from scanops.runtime.results import Recipe, Tape
 
-_GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
+_GRAD, _JVP, _VMAP = (getattr(private.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
 
 
@@ -50,7 +50,7 @@ class Below:
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results of the operator, below autograd."""
-        with torch._C._AutoDispatchBelowAutograd():
+        with private.below_autograd():
             return schema.run_operator(self.call, tensors, self.keys)
 
 
@@ -169,12 +169,12 @@ def _is_differentiated() -> bool:
 
     Not forward mode within forward mode: there ``torch.autograd.Function`` loses tangents silently.
     """
-    if is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+    if is_compiling() or private.is_jit_traced() or private.count_modes():
         return False
-    kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+    kinds = [level.key() for level in private.interpreters() or ()]
     if kinds.count(_JVP) > 1 or not _FUNCTIONS_KNOW.issuperset(kinds):
         return False
-    return forward_ad._current_level >= 0 or any(kind != _VMAP for kind in kinds)
+    return private.dual_level() >= 0 or any(kind != _VMAP for kind in kinds)
 
 
 # ---- backward passes
@@ -205,7 +205,7 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
     gy = gy.resolve_conj().resolve_neg()
     with resumed(policy):  # autograd runs backward passes in threads of its own
         memory = all(each is None or is_memory(each) for each in (gy, gfinal, *saved))
-        if (torch._C._len_torch_dispatch_stack() or not memory) and not torch._C._are_functorch_transforms_active():
+        if (private.count_modes() or not memory) and not private.are_transforms_active():
             return _by_operator(kept, gy, gfinal), None
         if (start := kind.request.call.start) is not None:
             kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))

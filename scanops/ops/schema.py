@@ -32,18 +32,17 @@ class Form(NamedTuple):
     name: str
     indices: bool  # whether indices come with the values
     final: bool  # whether carry-outs are returned
-    overload: torch._ops.OpOverload[..., Any]
+    overload: Any
 
     def parsed(self, arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
         """Return the tensors and the call of the operator's arguments."""
         return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:], final=self.final)
 
 
-def _define(name: str, arguments: str, results: int) -> torch._ops.OpOverload[..., Any]:
+def _define(name: str, arguments: str, results: int) -> Any:
     returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)  # type: ignore[no-untyped-call]
-    overload: torch._ops.OpOverload[..., Any] = getattr(torch.ops.scanops, name).default
-    return overload
+    return getattr(torch.ops.scanops, name).default
 
 
 _DIM, _OP, *_OPTIONS = SCHEMA.values()

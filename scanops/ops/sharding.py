@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, of_backward
-from scanops.requests.call import at_tracing
+from scanops.torch_private import at_tracing
 
 _REGISTERED: list[bool] = []
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
+from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
@@ -168,44 +168,30 @@ _ACCUMULATE = (type(None), str, torch.dtype)
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # looked up once: this is asked at every call
-
-F = TypeVar("F")
-
-
-def at_tracing(function: F) -> F:
-    """Mark ``function`` to be called while a compiler traces; its result is a constant of the graph.
-
-    As ``torch.compiler.assume_constant_result``, which would import the compiler.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
 
 def autocast(op: str, x: torch.Tensor) -> torch.dtype | None:
     """Return the dtype in which an enabled autocast computes a scan of ``x``; None for x's own, as on every CPU."""
     return torch.float32 if x.dtype in _HALVES and x.is_cuda and _autocasts(op) else None
 
 
-@at_tracing
+@private.at_tracing
 def _autocasts(op: str) -> bool:
     return isinstance(op, str) and op in OPERATORS and OPERATORS[op].autocast
 
 
 def is_recorded() -> bool:
     """Whether autograd records: not in inference mode or below autograd, whatever the grad mode."""
-    return torch.is_grad_enabled() and not _is_excluded(_AUTOGRAD)
+    return torch.is_grad_enabled() and not private.is_autograd_excluded()
 
 
 def is_transformed() -> bool:
     """Whether code runs under a ``torch.func`` transform or in forward mode."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return private.are_transforms_active() or private.dual_level() >= 0
 
 
 def is_traced() -> bool:
     """Whether torch.jit.trace is active: to it everything but an operator is a constant, and sizes are tensors."""
-    return not torch.compiler.is_compiling() and torch._C._is_tracing()  # which a compiler cannot look into
+    return not torch.compiler.is_compiling() and private.is_jit_traced()  # which a compiler cannot look into
 
 
 def stretches(size: Any, to: Any) -> bool:
@@ -217,6 +203,6 @@ def stretches(size: Any, to: Any) -> bool:
     if guard_or_false(size == 1) or guard_or_false(size == to):
         return True
     if guard_or_true(size == to):
-        torch._check(size == to)  # type: ignore[no-untyped-call]
+        private.check_symbol(size == to)
         return True
     return False

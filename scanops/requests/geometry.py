@@ -10,6 +10,7 @@ import torch
 
 from scanops.codegen.slugs import Layout
 from scanops.errors import UnsupportedRequest
+from scanops.torch_private import has_storage, is_functional
 
 Operands = Mapping[str, torch.Tensor]
 """The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""
@@ -188,8 +189,8 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     which has a storage, at no address.
     """
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    plain = plain and not torch._is_functional_tensor(tensor)
-    if not (plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0):
+    plain = plain and not is_functional(tensor)
+    if not (plain and tensor.device.type != "meta" and has_storage(tensor) and tensor.numel() > 0):
         return None
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops import emulator
+from scanops import torch_private as private
 from scanops.codegen.dtypes import default_result
 from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded
+from scanops.requests.call import Call, is_recorded, is_transformed
 from scanops.requests.geometry import (
     ALIGNMENT,
     Operands,
@@ -286,8 +286,7 @@ _NOTHING = Inputs(x=torch.empty(0))
 
 def has_own_operations(tensor: torch.Tensor) -> bool:
     """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
-    found: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
-    return found
+    return bool(private.dispatch_keys(tensor).has(private.DispatchKey.Python))
 
 
 def is_memory(tensor: torch.Tensor) -> bool:
@@ -296,13 +295,7 @@ def is_memory(tensor: torch.Tensor) -> bool:
     if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
         return False  # a subclass (fake, distributed, quantised) has values for torch's operations only
     # A negated view, as z.conj().imag; a conjugated one, as z.conj(); without memory, as batched gradients.
-    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()) and torch._C._has_storage(tensor)
-
-
-# Looked up once: these are asked at every call.
-_transforms = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
-_traced = torch._C._is_tracing  # by torch.jit.trace
+    return not (tensor.is_neg() or tensor.is_conj() or private.is_zero(tensor)) and private.has_storage(tensor)
 
 
 def has_kernels(x: torch.Tensor) -> bool:
@@ -312,7 +305,7 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
     """Whether this is eager code without tracing, transforms or modes, on tensors that kernels can read."""
-    if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes() or _traced():
+    if is_compiling() or is_transformed() or private.count_modes() or private.is_jit_traced():
         return False
     return reads_memory(given)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
+from scanops.torch_private import is_wrapped, version_of, without_interpreters
 
 _DTYPES = (torch.int32, torch.int64)
 
@@ -51,7 +51,7 @@ def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) ->
     if not _has_values(offsets):
         return offsets.contiguous()
     # An inference tensor has no version counter: its values are read at every call.
-    state = None if offsets.is_inference() else (offsets._version, offsets.data_ptr(), length)
+    state = None if offsets.is_inference() else (version_of(offsets), offsets.data_ptr(), length)
     known = _CHECKED.get(id(offsets))
     if state is not None and known is not None and known[0]() is offsets and known[1] == state:
         return offsets.contiguous()
@@ -62,7 +62,7 @@ def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) ->
             value=f"offsets of shape {tuple(offsets.shape)}",
             hint="call the scan once with these offsets before the capture",
         )
-    with temporarily_clear_interpreter_stack():  # under torch.func.functionalize the results would have no values
+    with without_interpreters():  # under torch.func.functionalize the results would have no values
         falls = offsets[1:] < offsets[:-1]
         first, last, falling = torch.stack((offsets[0].long(), offsets[-1].long(), falls.any().long())).tolist()
         where = f", falling at index {int(falls.nonzero()[0]) + 1}" if falling else ""
@@ -78,7 +78,7 @@ def _has_values(offsets: torch.Tensor) -> bool:
     """Whether the values can be read: not those of meta, fake or batched tensors, nor under a compiler."""
     if torch.compiler.is_compiling() or offsets.device.type == "meta" or type(offsets) is not torch.Tensor:
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(offsets)
+    return not is_wrapped(offsets)
 
 
 def _described(given: object) -> str:

@@ -21,14 +21,10 @@ from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
 from scanops.requests.request import Inputs, Request, Tensors, is_memory
 from scanops.runtime.workspaces import drop_workspace, workspace
+from scanops.torch_private import current_device, raw_stream
 
 if TYPE_CHECKING:
     from scanops.store.code import Code
-
-# torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
-# private functions below them are old and stable; where one is missing, the public one serves.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
-_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class Device(NamedTuple):
@@ -97,7 +93,7 @@ class Launcher:
         x, mask, gate, starts, offsets, initial, saved = inputs
         assert x is not None
         device = x.get_device()
-        if device >= 0 and device != _current_device():
+        if device >= 0 and device != current_device():
             with torch.cuda.device(device):
                 return self(inputs, outs)
         bound = self._bound
@@ -122,7 +118,7 @@ class Launcher:
             arguments.carry_in = initial.data_ptr()
         if saved is not None:
             arguments.saved = saved.data_ptr()
-        stream = _raw_stream(device) if device >= 0 else 0
+        stream = raw_stream(device) if device >= 0 else 0
         if bound.workspace_bytes:
             memory = workspace(x.device, stream, bound.workspace_bytes)
             arguments.workspace = memory.data_ptr()

@@ -7,10 +7,10 @@ import torch
 
 import scanops
 from benchmarks import soak
-from benchmarks.cells import VARIANTS, Cell, allocate, poison, spec_of
-from benchmarks.measure import is_right, same_bits
+from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.peers import cub, triton
-from benchmarks.peers.eager import Eager
+from benchmarks.peers.pytorch import Eager
+from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
 from scanops.codegen.plan import make_plan
 
@@ -38,7 +38,7 @@ def test_views_have_runs_of_64_bytes_and_offsets_are_in_elements() -> None:
         assert max(runs) * cell.what.input.bytes >= 64, cell.name
         assert allocate(cell, "meta", filled=False).x.stride() == cell.strides
     case = allocate(Cell(group="offsets", family="", variant="sum", shape=(2, 3), offset=3), "cpu")
-    assert case.x.storage_offset() == 3 and not spec_of(case, MULTIPROCESSORS)[0].aligned
+    assert case.x.storage_offset() == 3 and not case.wanted(MULTIPROCESSORS)[0].aligned
 
 
 def small(variant: str, *shape: int) -> Cell:
@@ -51,36 +51,28 @@ def test_a_variant(variant: str) -> None:
     cell = small(variant, 5, 300)
     case, second = allocate(cell, "cpu"), allocate(cell, "cpu")
     assert torch.equal(case.x, second.x)
-    tensors = [case.x, case.y, *([case.mask] if case.mask is not None else [])]
-    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == cell.bytes
+    assert case.moved == cell.bytes
     wide = (torch.cumprod if cell.what.op == "prod" else torch.cumsum)(case.x.double(), 1)
     assert wide.isfinite().all() and 1e-6 < wide.abs().max() < 1e6
     (candidate,) = Eager().candidates(case)
     poison(case.y)
     # torch's own half types round at each step: they are measured, and their results do not count as right.
-    assert is_right(case, candidate.run()) or VARIANTS[variant].dtype in ("float16", "bfloat16")
-
-
-def subject_of(named: str, shape: tuple[int, ...], dim: int, *, filled: bool) -> soak.Subject:
-    variant, _, extra = named.partition("+")
-    cell = Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim)
-    return soak.Subject(allocate(cell, "cpu", filled=filled), extra)
+    assert case.is_right((candidate.run(),)) or VARIANTS[variant].dtype in ("float16", "bfloat16")
 
 
 @pytest.mark.parametrize("named", ["sum", "sum+segments", "reverse+carry", "sum+linear"])
 def test_a_small_soaked_case_of_each_extra(named: str) -> None:
-    subject = subject_of(named, (3, 40), 1, filled=True)
+    case = soak.case_of(named, (3, 40), 1, "cpu")
     with scanops.emulate():
-        results = subject.run(poison(torch.empty_like(subject.case.y)))
-        again = subject.run(poison(torch.empty_like(subject.case.y), 1))
-    assert subject.is_right(results)
-    assert all(torch.equal(one, other) for one, other in zip(results, again, strict=True))
-    assert not subject.is_right(tuple(result + 1 for result in results))
+        results, again = (case.run(poison(torch.empty_like(case.y), which)) for which in (0, 1))
+    assert case.is_right(results)
+    assert all(map(torch.equal, results, again))
+    assert not case.is_right(tuple(result + 1 for result in results))
 
 
 def test_soaked_cases_reach_what_splits_lines_over_blocks() -> None:
-    specs = [subject_of(*case, filled=False).spec(MULTIPROCESSORS) for case in soak.CASES]
-    assert {make_plan(spec, "sm_90", few).strategy for spec, few in specs} == {"split", "wave", "panels", "columns"}
+    wanted = [soak.case_of(*case, "cpu", filled=False).wanted(MULTIPROCESSORS) for case in soak.CASES]
+    assert {make_plan(spec, "sm_90", few).strategy for spec, few in wanted} == {"split", "wave", "panels", "columns"}
     assert {named.partition("+")[2] for named, *_ in soak.CASES} == {"", "segments", "carry", "linear"}
 
 
@@ -89,7 +81,7 @@ def test_a_wrong_result_is_seen() -> None:
     right = torch.cumsum(case.x, 1)
     slip = right.clone()
     slip[4, 299] += 1
-    assert [is_right(case, y) for y in (right, slip, poison(right.clone()))] == [True, False, False]
+    assert [case.is_right((y,)) for y in (right, slip, poison(right.clone()))] == [True, False, False]
     assert same_bits(slip, slip.clone()) and not same_bits(right, slip)
     assert not same_bits(poison(case.y), poison(case.y.clone(), 1))
 
@@ -121,4 +113,4 @@ def test_every_candidate_is_right(variant: str, shape: tuple[int, ...]) -> None:
             continue
         for candidate in peer.candidates(case):
             poison(case.y)
-            assert is_right(case, candidate.run()), (peer.name, candidate.label)
+            assert case.is_right((candidate.run(),)), (peer.name, candidate.label)

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from benchmarks import accuracy, picture
-from benchmarks.readme import RESULTS
-from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines
+from benchmarks.common import Row
+from benchmarks.readme import results
+from benchmarks.report import TIE, best_peer, merged, notes, summary, summary_lines
 from benchmarks.table import cells
 from scanops.errors import UnsupportedRequest
 
-Row = dict[str, Any]
-MEASURED: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
+MEASURED = results()
 FACTS = {name: MEASURED[name] for name in ("device", "versions", "date", "seed", "options", "call_us")}
 
 
@@ -31,7 +31,8 @@ def row(fraction: float = 1.0, peer_ms: float | None = None, **changes: Any) -> 
 
 def made(*rows: Row, **changes: Any) -> Row:
     """Return the document of these rows, which is JSON."""
-    found = document(rows, **{**FACTS, "seconds": 1.0, **changes})
+    found = FACTS | {"seed": 1, **changes}
+    found |= {"summary": summary(rows, found["seed"]), "cells": list(rows)}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     return found
 
@@ -122,7 +123,7 @@ def test_the_page_of_accuracy_is_current() -> None:
 
 def test_a_run_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An error above torch's is said."""
-    data = accuracy.Data(name="ones", op="sum", dtype=torch.bfloat16, length=300, draw=torch.ones)
+    data = accuracy.Data("sum", "ones", torch.bfloat16, 300, torch.ones)
     monkeypatch.setattr(accuracy, "DATA", (data,))
     paths = tmp_path / "a.json", tmp_path / "a.md"
     assert accuracy.main(["--device", "cpu", "--json", str(paths[0]), "--page", str(paths[1])]) == 0

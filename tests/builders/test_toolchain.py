@@ -13,7 +13,7 @@ from tests.store.sources import script
 FAKE_NVCC = """
 case "$*" in
   --version) echo "Cuda compilation tools, release {version}, V{version}.1" ;;
-  --list-gpu-code) printf 'sm_80\\nsm_120\\nsm_90\\n' ;;
+  --list-gpu-code) printf 'sm_80\\nsm_120\\nsm_87\\nsm_90\\n' ;;
   *) echo '#$ TOP={root}/bin/..' >&2
      echo '#$ INCLUDES="-I{root}/bin/../include"  ' >&2
      echo '#$ LIBRARIES=  "-L{root}/bin/../lib64/stubs" "-L{root}/bin/../lib64"' >&2 ;;
@@ -54,7 +54,7 @@ def test_the_order_of_the_search_and_the_pip_layout(
     monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc["pathfinder"])
     found, root = toolchain.find_nvcc(), tmp_path / "pathfinder"
     assert (found.nvcc, found.found_by, found.root, found.version) == (nvcc[root.name], "cuda-pathfinder", root, "13.0")
-    assert found.targets == ("sm_80", "sm_90", "sm_120")
+    assert found.targets == ("sm_80", "sm_87", "sm_90", "sm_120")
     assert (found.include, found.runtime) == (root / "include", root / "lib" / "libcudart.so.13")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda-path"))
     assert toolchain.find_nvcc().found_by == "CUDA_PATH"
@@ -111,9 +111,10 @@ def test_compilers_serve_known_targets_from_folders_that_no_shell_interprets(
     monkeypatch.chdir(tmp_path)
     for known in ("sm_90", "sm_90a", "sm_120f"):
         assert toolchain.cuda_compilers(known)[0].version == "13.0"
-    for unknown in ("sm_70", "sm_9", "cpu"):
-        with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120"):
+    for unknown, nearest in (("sm_70", "sm_80"), ("sm_9", "sm_90"), ("cpu", "sm_")):
+        with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120") as caught:  # which scanops knows, too
             toolchain.cuda_compilers(unknown)
+        assert caught.value.hint.startswith(f"use {nearest}") and "or set SCANOPS_NVCC" in caught.value.hint
     monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(tmp_path / "$(touch PWNED)")))
     with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
         toolchain.cuda_compilers("sm_90")

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from scanops import ScanSpec, export, generate, make_plan, tuning
-from scanops.builders.toolchain import CudaToolkit, require_target
 from scanops.cli import main
 from scanops.cli.specs import _FLAGS
 from scanops.codegen.candidates import candidates
 from scanops.codegen.spec import FIELDS
-from scanops.errors import UnsupportedRequest
 from tests.cli.conftest import Ask, Call
 from tests.store.sources import needs_nvcc
 from tests.tuning.laboratory import GPU, entry
@@ -142,15 +140,3 @@ def test_registers_are_the_compilers(ask: Ask) -> None:
     answer = ask("plan", SMALL, "--target", "sm_80", "--build")
     assert (answer["registers_from"], answer["registers"]) == ("compiler", kernel["resources"]["registers"])
     assert answer["resources"] == kernel["resources"] and answer["shared_bytes"]["declared"] >= 0
-
-
-def test_an_architecture_that_nvcc_dropped() -> None:
-    """Only targets that scanops and this nvcc both know are suggested."""
-    toolkit = CudaToolkit(
-        nvcc=Path("/cuda/bin/nvcc"), found_by="PATH", root=Path("/cuda"), version="13.0", include=None,
-        runtime=None, targets=("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_90", "sm_110"),
-    )  # fmt: skip
-    with pytest.raises(UnsupportedRequest) as caught:
-        require_target(toolkit, "sm_70")
-    assert "sm_75, sm_80, sm_86, sm_90;" in caught.value.allowed
-    assert caught.value.hint.startswith("use sm_75, or set SCANOPS_NVCC")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-import re
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +17,6 @@ import scanops
 from scanops import ScanSpec, make_plan
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import expected_registers, lines_for
-from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, situations
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
@@ -131,25 +128,6 @@ def test_the_target_table() -> None:
         assert target_named(f"sm_{major}{minor}") is row and row.multiprocessors > 0
         assert row.threads in (1024, 1536, 2048)
         assert row.bfloat_convert == (row.capability >= (8, 0))
-
-
-@pytest.mark.parametrize("inner", [7, 36, 1024])
-@pytest.mark.parametrize("length", [33, 1030, 9000])
-@pytest.mark.parametrize("operand", ["c128", "f64"])
-@pytest.mark.parametrize("words", ["", "-strided", "-transposed"])
-@pytest.mark.parametrize("few", [False, True])
-def test_declared_totals_fit(operand: str, length: int, inner: int, words: str, few: bool) -> None:
-    """ptxas refuses more than 48 KB of declared arrays: the widest states, in the largest blocks of columns."""
-    spec = ScanSpec.parse(f"linear-{operand}-n{length}-inner{inner}-gate_{operand}-segments-reverse{words}")
-    plan = make_plan(spec, few=few)
-    constants = {"kWarps": plan.warps} | {constant.name: constant.value for constant in plan.constants()}
-    declared = 0
-    arrays = re.findall(r"__shared__ (States?) \w+((?:\[[^\]]+\])+)", render(plan))
-    for kind, sizes in arrays:
-        sizes = re.sub(r"(\w+) \? (\w+) : (\w+)", r"(\2 if \1 else \3)", sizes)
-        each = fragments(spec).state_bytes * (getattr(plan, "vector", 1) if kind == "States" else 1)
-        declared += math.prod(eval(size, constants) for size in re.findall(r"\[([^\]]+)\]", sizes)) * each
-    assert arrays and declared <= 48 * 1024
 
 
 def test_every_row_that_is_scanned_twice_fits_a_block_of_every_target() -> None:

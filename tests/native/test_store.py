@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops.cli import doctor, main
+from scanops.cli.findings import Finding, finding
 from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.packs import manifest
 from scanops.runtime import background, native
@@ -57,15 +58,21 @@ def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Pa
     assert ran(sys.executable, "-c", PROGRAM, **nothing).stdout == "served\n"
 
 
-def test_a_changed_library_is_not_loaded(counted: Counted, tmp_path: Path) -> None:
-    copy = copied(tmp_path / "store")
-    kept = building.found(Store(tmp_path / "store"))
-    assert kept is not None and kept.directory == copy
+@pytest.mark.parametrize("place", ["store", "wheel"])
+def test_a_changed_library_is_not_loaded(
+    place: str, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from a store nor from the installed wheel, which serves where the store has none."""
+    monkeypatch.setattr(building, "PREBUILT", tmp_path / "wheel")
+    copy, store = copied(tmp_path / place), Store(tmp_path / "store")
+    kept = building.found(store)
+    assert kept is not None and kept.directory == copy and building.module_of(kept).size() == 0
     data = bytearray((copy / "kernel.so").read_bytes())
     data[-1] ^= 1
+    (copy / "kernel.so").unlink()  # the library that was loaded stays as it is
     (copy / "kernel.so").write_bytes(data)
     refused(BadStoreEntry, lambda: building.module_of(kept), "SHA-256")
-    assert building.found(Store(tmp_path / "store")) is None  # moved aside
+    assert building.found(store) is None  # moved aside in the store
 
 
 def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +82,8 @@ def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.M
     assert building.request().identity != ours.identity
 
 
-def native_finding() -> doctor.Finding:
-    return doctor.finding("native calls", doctor.native_calls)
+def native_finding() -> Finding:
+    return finding("native calls", doctor.native_calls)
 
 
 def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

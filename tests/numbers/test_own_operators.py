@@ -189,22 +189,6 @@ def test_an_integer_output_does_not_truncate_elements() -> None:
     assert torch.equal(found, scanops.scan(integers, ARGMAX, 1)), "integers are converted to int64 without loss"
 
 
-@pytest.mark.parametrize(
-    "text", ["i", "(Value)i", "x != 0 ? (float)i : -1", "x == 0 ? -1 : (i)", "static_cast<Value>(i)"]
-)
-def test_an_index_that_float32_does_not_hold(text: str) -> None:
-    """A field of the elements' dtype that holds i is refused for lines that are too long, and right for others."""
-    loose = registered(ARGMAX, types=(), lift=("x", text), gives="kept", kinds=("float",))
-    legal = scanops.ScanSpec(op=loose.name, dtype="float32", length=2**24)
-    assert scanops.generate(legal)
-    for options in ({"length": GREAT}, {"length": None}):
-        message = refused(
-            UnsupportedRequest, lambda o=options: scanops.ScanSpec(op=loose.name, dtype="float32", **o), "index"
-        )
-        assert "types=('value', 'index')" in str(message)
-    assert scanops.ScanSpec(op=loose.name, dtype="float64", length=GREAT)
-
-
 def test_arithmetic_with_an_index_is_not_an_index() -> None:
     """Weights and signs that are computed from i round as all arithmetic does."""
     alternating = registered(ARGMAX, fields=("value",), types=(), lift=("i % 2 ? -x : x",), combine=("older + newer",),
@@ -214,16 +198,36 @@ def test_arithmetic_with_an_index_is_not_an_index() -> None:
     assert scanops.scan(torch.ones(5), alternating, 0).tolist() == [1, 0, 1, 0, 1]
 
 
-def test_an_output_dtype_that_does_not_hold_every_index() -> None:
-    """An index projected to float32 or int8 would be rounded or wrap."""
-    floating = registered(ARGMAX, gives="kept", kinds=("float",))
-    narrow = registered(ARGMAX, gives="kept", kinds=("int",))
-    assert scanops.ScanSpec(op=floating.name, dtype="float32", length=2**24)
-    for row, dtype, length in ((floating, "float32", GREAT), (floating, "bfloat16", 1000), (narrow, "int8", 200)):
-        message = refused(
-            UnsupportedRequest, lambda r=row, d=dtype, n=length: scanops.ScanSpec(op=r.name, dtype=d, length=n), dtype
+Options = dict[str, Any]
+LOOSE: Options = {"types": (), "gives": "kept", "kinds": ("float",)}
+# A row -> its fields; legal specs; specs with a field, or a result, whose dtype does not hold every index; what to do
+INDICES: dict[str, tuple[Options, list[Options], list[Options], str]] = {
+    **{
+        text: (
+            {**LOOSE, "lift": ("x", text)},
+            [{"length": 2**24}, {"dtype": "float64", "length": GREAT}],
+            [{"length": GREAT}, {"length": None}],
+            "types=('value', 'index')",
         )
-        assert "gives='index'" in str(message)
-    refused(
-        UnsupportedRequest, lambda: scanops.ScanSpec(op=ARGMAX.name, dtype="f32", length=9, out_dtype="int8"), "int8"
-    )
+        for text in ("i", "(Value)i", "x != 0 ? (float)i : -1", "x == 0 ? -1 : (i)", "static_cast<Value>(i)")
+    },
+    "results of floats": (
+        {"gives": "kept", "kinds": ("float",)},
+        [{"length": 2**24}],
+        [{"length": GREAT}, {"dtype": "bfloat16", "length": 1000}],
+        "gives='index'",
+    ),
+    "results of the elements": (
+        {"gives": "kept", "kinds": ("int",)}, [], [{"dtype": "int8", "length": 200}], "gives='index'",
+    ),
+    "results as asked for": ({}, [{"length": GREAT}], [{"length": 9, "out_dtype": "int8"}], "int8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_a_dtype_holds_every_index_or_is_refused(name: str) -> None:
+    fields, legal, lost, words = INDICES[name]
+    given = {"op": registered(ARGMAX, **fields).name, "dtype": "float32"}
+    assert all(scanops.generate(scanops.ScanSpec(**{**given, **options})) for options in legal)
+    for options in lost:
+        assert words in str(refused(UnsupportedRequest, lambda o=options: scanops.ScanSpec(**{**given, **o})))

@@ -93,19 +93,12 @@ def test_few_lines_and_short_runs_are_gathered(
     hold(x, "affine", dim, device)
 
 
-@pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7)])
-def test_in_place(shape: tuple[int, ...], device: str) -> None:
-    x = values("sum", shape, torch.float32)
+@pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7), (2, 1100, 32), (2, 1100, 4)])
+def test_outputs_in_place_and_off_the_boundary(shape: tuple[int, ...], device: str) -> None:
+    x = values("affine", shape, torch.float32)
     y = x.clone().to(device)
-    scanops.cumsum(y, 1, out=y)
-    assert torch.equal(y.cpu(), torch.cumsum(x, 1))
-
-
-def test_an_output_off_the_boundary(device: str) -> None:
-    for shape in ((2, 1100, 32), (2, 1100, 4)):
-        x = values("affine", shape, torch.float32)
-        out = torch.empty(x.numel() + 1, device=device)[1:].view(shape)
-        scanops.scan(x.to(device), "affine", 1, out=out)
+    for out in (torch.empty(x.numel() + 1, device=device)[1:].view(shape), y):
+        scanops.scan(y, "affine", 1, out=out)
         assert torch.equal(out.cpu(), sequential(x, "affine", 1, dtype=torch.float32))
 
 

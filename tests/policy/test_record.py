@@ -1,11 +1,14 @@
-"""What is recorded, by blocks and into files, by one process and several, and by one that is killed."""
+"""What is recorded, and spec files: what they stand for, and what is said of those that make no sense."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +17,20 @@ import torch
 
 import scanops
 from scanops import ScanSpec
+from scanops.errors import BadSpecFile, UnsupportedRequest, UnusableFile
+from scanops.files import replaced, write_text
 from scanops.precompile import expected
-from scanops.specfile import add, load
+from scanops.specfile import add, check_writable, load
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
 
 PROD = ScanSpec(op="prod", dtype="float32", length=60)
-SUM = SPEC
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "specs.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def test_a_block(tmp_path: Path) -> None:
@@ -31,12 +41,12 @@ def test_a_block(tmp_path: Path) -> None:
                 scanops.cumsum(X, 1)
             scanops.cumprod(X[:, :60].contiguous(), 1)
         scanops.cumsum(X, 1)
-    assert used.counts == {(SUM, "cpu", False): 3, (PROD, "cpu", False): 1}
-    assert (list(used), len(used)) == ([SUM, PROD], 2)
+    assert used.counts == {(SPEC, "cpu", False): 3, (PROD, "cpu", False): 1}
+    assert (list(used), len(used)) == ([SPEC, PROD], 2)
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match="recorded under"):
             used.write(tmp_path / "specs.toml")
-    assert load(tmp_path / "specs.toml").wanted == {(SUM, "cpu", False): 6, (PROD, "cpu", False): 2}
+    assert load(tmp_path / "specs.toml").wanted == {(SPEC, "cpu", False): 6, (PROD, "cpu", False): 2}
 
 
 def test_few_lines_have_a_kernel_of_their_own(tmp_path: Path) -> None:
@@ -58,7 +68,7 @@ def test_every_miss_is_recorded_whatever_serves_it() -> None:
         scanops.cumsum(X[:0], 1)
         assert not used.counts
         scanops.cumsum(X, 1)
-    assert list(used) == [SUM]
+    assert list(used) == [SPEC]
     with pytest.warns(RuntimeWarning, match="nothing is recorded: 2 scans of CPU tensors"), scanops.record() as used:
         scanops.cumsum(X, 1)
         scanops.cumprod(X, 1)
@@ -86,7 +96,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
         for times, end in programs
     ]
     assert [process.wait(timeout=120) for process in running] == [-9, 0]
-    assert load(file).wanted == {(SUM, "cpu", False): 1 + 2}
+    assert load(file).wanted == {(SPEC, "cpu", False): 1 + 2}
     assert not [path for path in file.parent.iterdir() if path.name not in (file.name, f".{file.name}.lock")]
 
 
@@ -94,8 +104,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_stops_no_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "specs.toml"
-    file.write_text("no TOML", encoding="utf-8")
+    file = written(tmp_path, "no TOML")
     monkeypatch.setenv("SCANOPS_RECORD", str(file))
     with caplog.at_level(logging.ERROR, "scanops"), scanops.emulate(), scanops.policy("fallback"):
         for scan in (scanops.cumsum, scanops.cumsum, scanops.cumprod):
@@ -115,19 +124,17 @@ def test_recording_under_emulation_says_so(tmp_path: Path) -> None:
     assert not found.remarks(["cpu"])
     (remark,) = found.remarks(["cpu", "sm_90"])
     assert "cpu with 5 multiprocessors: sm_90 may ask for other kernels" in remark
-    add(file, {(SUM, "sm_90", False): 1}, {"sm_90": [132], "cpu": [3]})
+    add(file, {(SPEC, "sm_90", False): 1}, {"sm_90": [132], "cpu": [3]})
     assert load(file).recorded_on == {"cpu": [3, 5], "sm_90": [132]}
     file.write_text('targets = ["sm_80", "sm_90"]\nspecs = ["prod-f32-n60"]\n', encoding="utf-8")
-    add(file, {(SUM, "cpu", False): 2})  # to a file written by hand, which keeps its meaning
-    assert load(file).wanted == {(PROD, "sm_80", None): 0, (PROD, "sm_90", None): 0, (SUM, "cpu", False): 2}
+    add(file, {(SPEC, "cpu", False): 2})  # to a file written by hand, which keeps its meaning
+    assert load(file).wanted == {(PROD, "sm_80", None): 0, (PROD, "sm_90", None): 0, (SPEC, "cpu", False): 2}
 
 
 def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> None:
-    file = tmp_path / "specs.toml"
     slug, name = "recorded_last-f32-n100", "recorded_last"
-    file.write_text(
-        f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\nfew = false\ncount = 2\noperator = "{name}"\n', encoding="utf-8"
-    )
+    text = f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\nfew = false\ncount = 2\noperator = "{name}"\n'
+    file = written(tmp_path, text)
     add(file, {(PROD, "cpu", False): 1})  # by a process that knows no such operator
     assert load(file).wanted == {(PROD, "cpu", False): 1}
     assert load(file).unknown == {name: {(slug, "cpu", False): 2}}
@@ -137,3 +144,106 @@ def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> Non
     add(file, {(own, "cpu", False): 3})
     assert load(file).wanted == {(PROD, "cpu", False): 1, (own, "cpu", False): 5} and not load(file).unknown
     assert f'operator = "{name}"' in file.read_text(encoding="utf-8")
+
+
+# ---- what a spec file stands for
+
+
+def test_a_table_stands_for_a_product(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        'specs = ["prod-f32-n9"]\n[[scan]]\nop = ["sum", "prod"]\ndtype = ["float32", "bfloat16"]\n'
+        'length = [64, 128, "any"]\nreverse = true\n',
+    )
+    found = [spec for spec, *_ in load(path).wanted]
+    wanted = [
+        ScanSpec(op=op, dtype=dtype, length=length, reverse=True)
+        for op in ("sum", "prod")
+        for dtype in ("float32", "bfloat16")
+        for length in (64, 128, None)
+    ]
+    assert found == [ScanSpec(op="prod", dtype="float32", length=9), *wanted]
+
+
+def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> None:
+    path = written(tmp_path, 'targets = ["sm_80", "sm_90"]\n[[scan]]\nspec = "sum-f32-n9"\ntarget = "cpu"\n')
+    one = ScanSpec(op="sum", dtype="float32", length=9)
+    assert expected(load(path).wanted, [], path) == [(one, "cpu", False)]
+    assert expected(load(path).wanted, ["sm_100", "sm_90"], path) == [(one, "sm_100", False), (one, "sm_90", False)]
+    path = written(tmp_path, 'specs = ["sum-f32-n9"]\n')
+    with pytest.raises(UnsupportedRequest, match="--targets"):
+        expected(load(path).wanted, [], path)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "value"),
+    [
+        ("specs = [}", "the text", "line 1"),
+        ("lengths = [3]", "the top level", "lengths"),
+        ('specs = "sum-f32-n9"', "specs", "sum-f32-n9"),
+        ('specs = ["sum-f32-m9"]', "specs", "sum-f32-m9"),
+        ("targets = [90]", "targets", "90"),
+        ('[scan]\nspec = "sum-f32-n9"', "scan", "sum-f32-n9"),
+        ('[[scan]]\nspec = "sum-f32-n9"\n[[scan]]\nspec = "sum"', "number 2", "sum"),
+        ('[[scan]]\nspec = "sum-f32-n9"\nlength = 3', "number 1", "length"),
+        ('[[scan]]\nspec = "sum-f32-n9"\ncount = -1', "number 1", "-1"),
+        ('[[scan]]\nspec = "sum-f32-n9"\ntarget = 90', "number 1", "90"),
+        ("[[scan]]\nspec = 3", "number 1", "3"),
+        ('[[scan]]\nop = "sum"\nlength = 3', "number 1", "dtype"),
+        ('[[scan]]\nop = "sum"\ndtype = "float31"\nlength = 3', "number 1", "float31"),
+        ('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = [4, 0]', "number 1", "0"),
+        ('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = "4"', "number 1", "4"),
+        ('[[scan]]\nop = "sum"\ndtype = 32\nlength = 4', "number 1", "32"),
+        ('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = 4\nbackward = true', "number 1", "backward"),
+    ],
+)
+def test_what_makes_no_sense(text: str, place: str, value: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(BadSpecFile) as caught:
+        load(path)
+    assert str(path) in caught.value.asked and place in caught.value.asked
+    assert value in str(caught.value.value)
+
+
+# ---- files that people name: whole or not at all, links and pipes as they are
+
+ENTRY = (SPEC, "sm_90", False)
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_text(path, "first", "x")
+    path.chmod(0o600)
+    with pytest.raises(OSError, match="No space"), replaced(path) as draft:
+        draft.write_text("half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+    write_text(path, "second", "x")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("second", 0o600)
+    for refused in (tmp_path / "absent" / "x", tmp_path):
+        with pytest.raises(UnusableFile, match="write what was asked"):
+            write_text(refused, "text", "what was asked")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_goes_on_leading_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "specs.toml").symlink_to(tmp_path / "kept" / "specs.toml")
+    for count in (2, 3):
+        add(tmp_path / "specs.toml", {ENTRY: count})
+    assert (tmp_path / "specs.toml").is_symlink() and load(tmp_path / "kept" / "specs.toml").wanted == {ENTRY: 5}
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """Counts, however, are added to plain files alone: a device would be replaced by a file, and a pipe waited for."""
+    path, heard = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: heard.append(path.read_text()))
+    reader.start()
+    write_text(path, "text", "x")
+    reader.join()
+    for refused in (path, tmp_path):
+        for act in (check_writable, lambda path: add(path, {ENTRY: 1})):
+            with pytest.raises(BadSpecFile, match="a plain file"):
+                act(refused)
+    assert heard == ["text"] and stat.S_ISFIFO(path.stat().st_mode)

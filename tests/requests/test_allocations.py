@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import scanops
-from scanops.requests import request
+from scanops import torch_private
 from scanops.runtime import workspaces
 from tests.numbers import oracle
 from tests.numbers.oracle import walked
@@ -57,7 +57,7 @@ def allocated(call: Callable[[], Any], device: str) -> int:
         assert kept is not None
         return int(torch.cuda.memory_stats()[key] - before)
     # As where there is no mode: a call that one follows is an operation, whose own allocations it does not see.
-    with mock.patch.object(request, "_modes", lambda: 0), Recorded() as recorded:
+    with mock.patch.object(torch_private, "count_modes", lambda: 0), Recorded() as recorded:
         call()
     return recorded.bytes
 

@@ -31,6 +31,7 @@ WITH_ERRORS = [name for name in NAMES if ROWS[name].error_inputs_func]
 
 
 def agree(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], sample: Any) -> None:
+    """Hold a call to torch's with a sample: types, dtypes, shapes, strides and values."""
     found, wanted = (flat(scan(sample.input, *sample.args, **sample.kwargs)) for scan in (ours, theirs))
     assert len(found) == len(wanted)
     right = wanted

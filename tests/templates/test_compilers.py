@@ -92,6 +92,18 @@ def test_nvrtc(row: Golden, target: str) -> None:
     in_registers(words_of_nvrtc(text, target), target)
 
 
+@pytest.mark.parametrize("operand", ["c128", "f64"])
+@pytest.mark.parametrize(
+    "shape", ["n33-inner36", "n1030-inner1024-strided", "n1030-inner36-transposed", "n9000-inner7-few"]
+)
+def test_the_widest_states_fit(shape: str, operand: str) -> None:
+    """ptxas refuses more than 48 KB of declared arrays, as of totals in the largest blocks of columns."""
+    length, inner, *words = shape.split("-")
+    layout = "".join(f"-{word}" for word in words if word != "few")
+    spec = ScanSpec.parse(f"linear-{operand}-{length}-{inner}-gate_{operand}-segments-reverse{layout}")
+    words_of_nvrtc(render(make_plan(spec, few="few" in words)), DEFAULT_TARGET)
+
+
 def test_nvrtc_takes_names_that_only_headers_declare(monkeypatch: pytest.MonkeyPatch) -> None:
     """In operators' expressions, as nvcc does; a kernel declares those that it uses."""
     text = "(float)(int64_t)(x < INFINITY && x != NAN ? x * (float)M_PI : (uint32_t)INT_MAX)"

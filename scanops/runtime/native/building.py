@@ -1,7 +1,8 @@
 """The C++ fast path as an entry of the store: found, built, verified and loaded like a kernel.
 
 One library serves one PyTorch, Python and platform. Its identity follows from these and from its text, so the store,
-packs and signatures treat it as they do kernels.
+packs and signatures treat it as they do kernels. A wheel may bring libraries for several: ``prebuilt`` below is laid
+out as a pack, and verified as one.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 
 from scanops.artifact import ABI, HOST, BuildRequest
 from scanops.store.entry import Entry
+from scanops.store.layers import Layer
 from scanops.store.library import Library, load
 from scanops.store.store import Store
 
+PREBUILT = Path(__file__).with_name("prebuilt")
 _FOLDER = Path(__file__).with_name("source")
 _FILES = ("call.h", "table.h", "gradient.h", "module.cpp")  # each includes the one before
 _OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
@@ -33,7 +36,8 @@ def source() -> str:
 
 def request() -> BuildRequest:
     """Return the build request for the PyTorch and Python of this process."""
-    public = str(torch.__version__).partition("+")[0]  # CPU and CUDA builds of torch have the same headers
+    # CPU and CUDA builds of a version have one C++ interface: their headers differ in a list of build settings alone.
+    public = str(torch.__version__).partition("+")[0]
     tag = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     macros = {
         "SCANOPS_TORCH": f"{public}-{torch.version.git_version or 'unknown'}",
@@ -50,8 +54,10 @@ def request() -> BuildRequest:
 
 
 def found(store: Store | None = None) -> Entry | None:
-    """Return the entry of a store or pack, or None. Builds nothing."""
-    return (store or Store()).find(request().identity)
+    """Return the entry of a store, a pack or the installed wheel, or None. Builds nothing."""
+    identity = request().identity
+    entry = (store or Store()).find(identity)
+    return Layer(PREBUILT).find(identity) if entry is None and PREBUILT.is_dir() else entry
 
 
 def built(store: Store | None = None) -> Entry:

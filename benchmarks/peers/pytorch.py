@@ -1,38 +1,52 @@
-"""PyTorch's eager operators, as a user composes them today."""
+"""PyTorch's operators, as a user composes them today: eager, and under torch.compile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from benchmarks.cells import Case, Cell, Variant
-from benchmarks.peers.base import Candidate
+from benchmarks.peers.base import Candidate, Peer
 
-__all__ = ["Eager", "composed"]
+__all__ = ["Compiled", "Eager"]
 
 Scan = Callable[[torch.Tensor, "torch.Tensor | None", int], torch.Tensor]
 
 
-class Eager:
+class Eager(Peer):
     """torch.cumsum and torch.cumprod, with flip, where and cat as the variant needs."""
 
     name = "torch eager"
 
-    def prepare(self, cells: Sequence[Cell], target: str) -> None:
-        del cells, target
-
     def reason(self, cell: Cell) -> str:
-        del cell
         return ""
 
     def candidates(self, case: Case) -> list[Candidate]:
         what, dim = case.cell.what, case.cell.dim
         if what.plain:  # into the caller's tensor: no allocation
             scan = torch.cumprod if what.op == "prod" else torch.cumsum
-            return [Candidate(label="out=", run=lambda: scan(case.x, dim, out=case.y))]
+            return [Candidate("out=", lambda: scan(case.x, dim, out=case.y))]
         function = composed(what)
-        return [Candidate(label="composed", run=lambda: function(case.x, case.mask, dim))]
+        return [Candidate("composed", lambda: function(case.x, case.mask, dim))]
+
+
+class Compiled(Peer):
+    """Inductor's fused Triton kernels, split over programs with look-back for a single long row."""
+
+    name = "torch.compile"
+
+    def reason(self, cell: Cell) -> str:
+        if not cell.compiled:
+            return "measured on some cells of each family of the table: it compiles for seconds at each shape"
+        return ""
+
+    def candidates(self, case: Case) -> list[Candidate]:
+        torch._dynamo.reset()  # else the limit of recompilations of one function turns it off
+        function = torch.compile(composed(case.cell.what), dynamic=False)
+        x, mask, dim = case.x, case.mask, case.cell.dim
+        function(x, mask, dim)
+        return [Candidate("inductor", lambda: function(x, mask, dim))]
 
 
 def composed(what: Variant) -> Scan:
