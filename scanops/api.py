@@ -75,10 +75,8 @@ def scan(
         return_final: also return the carry-out, the final state of each line. A stream scanned in chunks, each with
             the carry-out of the chunk before as ``initial``, equals the scan in one piece: exactly for integers, to
             within rounding for floats.
-        complete: return one result more than items: what lines start from (the identity, or ``initial``), then the
-            results that include x[0], x[1] and so on; with ``reverse`` the start comes last. As
-            ``F.pad(cumsum(lengths), (1, 0))`` makes offsets of lengths, in one pass. Not with ``exclusive``,
-            ``return_final`` or segments.
+        complete: one result more than items: what the line starts from, then those that include x[0], x[1] and so on
+            (with ``reverse`` the start is last): offsets from lengths. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
             scan starts again from the identity. Segments are the same items in both directions; in reverse each is
             scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
@@ -118,9 +116,7 @@ def scan(
     Dot Product" (2005), for a tree.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(
-        tensors, (out,), plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate, complete=complete
-    )
+    return called(tensors, (out,), plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -155,7 +151,7 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate, complete=complete)
+    return called(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -188,7 +184,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate, complete=complete)
+    return called(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -231,9 +227,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(
-        tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate, complete=complete
-    )
+    return called(tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -299,6 +293,4 @@ def linear_scan(
     and Their Applications" (1990), section 1.4.
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
-    return called(
-        tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate, complete=complete
-    )
+    return called(tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate, complete)

@@ -7,7 +7,6 @@ transforms follow, to any order.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,9 +20,9 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
-from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, has_kernels, is_memory, runs_kernels
-from scanops.runtime import calls, native
+from scanops.requests.call import Call, has_kernels, is_memory, is_transformed, runs_kernels
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
+from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed
 from scanops.runtime.results import Recipe, Tape
@@ -121,11 +120,7 @@ class ScanFunction(torch.autograd.Function):
             from scanops.ops.linearised import pushed_forward
         request = schema.request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
-        given = (x, mask, gate, initial)
-        if request.call.complete:
-            (found,) = pushed_forward(request.inclusive, (request.within(y), None), given, operated_on)
-            return (request.extended(found, found.new_zeros(()) if initial is None else initial),)
-        found = pushed_forward(request, (y, indices), given, operated_on)
+        found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated_on)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
@@ -263,46 +258,3 @@ def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> T
         gy, gfinal, kept.y, kept.indices, *read[: schema.TENSORS], *schema.backward_arguments(call, kept.needs)
     )
     return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
-
-
-# ---- the fast path of the node, in C++ (scanops.runtime.native): what it saves, and what it asks Python for
-
-_numbers = itertools.count()
-
-
-class Backward:
-    """The gradients of calls of one kind that C++ has served, where those of some inputs are wanted.
-
-    Called by a node in C++ that has no kernels for its backward pass yet, or is differentiated again.
-    """
-
-    __slots__ = ("_kind", "_needs", "number")
-
-    def __init__(self, kind: Kind, needs: Needs) -> None:
-        self._kind, self._needs = kind, needs
-        self.number = next(_numbers)
-
-    def __call__(self, policy: str | None, given: Tensors) -> Tensors:
-        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""
-        found, recipe = backward_pass(self._kind, self._needs, (*given, None), policy)
-        if recipe is not None and given[0] is not None:
-            native.learn_gradient(self.number, given, recipe)
-        return found
-
-
-def adjoints(kind: Kind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
-    """Return (needs as bits, number, saved tensors as bits, Python's part) of each gradient a call may be asked for."""
-    result = kind.request.dtype
-    if not (result.is_floating_point or result.is_complex):
-        return ()
-    may = [each is not None and (each.is_floating_point() or each.is_complex()) for each in inputs.differentiable]
-    found = []
-    for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
-        if any(needs):
-            part = Backward(kind, needs)
-            found.append((_bits(needs), part.number, _bits((*keeps(kind, needs), True)), part))  # starts are saved
-    return tuple(found)
-
-
-def _bits(flags: tuple[bool, ...]) -> int:
-    return sum(flag << place for place, flag in enumerate(flags))

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops import emulator
-from scanops import torch_private as private
 from scanops.codegen.dtypes import default_result
 from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded, is_transformed
+from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import (
     ALIGNMENT,
     Operands,
@@ -282,40 +280,3 @@ class Kind:
 
 
 _NOTHING = Inputs(x=torch.empty(0))
-
-
-def has_own_operations(tensor: torch.Tensor) -> bool:
-    """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
-    return bool(private.dispatch_keys(tensor).has(private.DispatchKey.Python))
-
-
-def is_memory(tensor: torch.Tensor) -> bool:
-    """Whether a kernel that reads a tensor's memory reads its values."""
-    kind = type(tensor)
-    if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
-        return False  # a subclass (fake, distributed, quantised) has values for torch's operations only
-    # A negated view, as z.conj().imag; a conjugated one, as z.conj(); without memory, as batched gradients.
-    return not (tensor.is_neg() or tensor.is_conj() or private.is_zero(tensor)) and private.has_storage(tensor)
-
-
-def has_kernels(x: torch.Tensor) -> bool:
-    """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
-    return x.is_cuda or (emulator.ACTIVE.get() is not None if x.is_cpu else not x.is_meta)
-
-
-def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether this is eager code without tracing, transforms or modes, on tensors that kernels can read."""
-    if is_compiling() or is_transformed() or private.count_modes() or private.is_jit_traced():
-        return False
-    return reads_memory(given)
-
-
-def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether kernels can read these tensors, of which the first is required."""
-    x = given[0]
-    if x is None or not is_memory(x):
-        return False
-    for each in given[1:]:
-        if isinstance(each, torch.Tensor) and not is_memory(each):
-            return False
-    return has_kernels(x)

@@ -18,8 +18,9 @@ from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
+from scanops.requests.call import is_memory
 from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
-from scanops.requests.request import Inputs, Request, Tensors, is_memory
+from scanops.requests.request import Inputs, Request, Tensors
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
