@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 694f817f4e454e53 of everything below this banner
+// content  sha256 2dab332d66bbc44c of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -205,9 +205,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
-        last = append(before, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (kExclusive) use(k, last);
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ede8b609e8fd7e33 of everything below this banner
+// content  sha256 769f8ab5daf9bf8d of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -184,9 +184,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
+        if constexpr (kExclusive) use(k, last);
         last = combine(prefix, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 

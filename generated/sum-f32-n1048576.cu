@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 3da91fe87822665a of everything below this banner
+// content  sha256 19323824cbe9ced2 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -186,9 +186,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
+        if constexpr (kExclusive) use(k, last);
         last = combine(prefix, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ddce249337bfc434 of everything below this banner
+// content  sha256 8536c561236dc641 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -226,9 +226,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
+        if constexpr (kExclusive) use(k, last);
         last = combine(prefix, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 

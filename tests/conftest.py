@@ -95,6 +95,25 @@ def store(tmp_path: Path) -> object:
 
 
 @pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, on a machine with no variable set, no compiler, no program on PATH, no home, and a store to be made."""
+    from scanops import environment
+    from scanops.builders import nvrtc, toolchain
+
+    for row in environment.VARIABLES:
+        monkeypatch.delenv(row.name, raising=False)
+    (tmp_path / "file").touch()
+    for name, place in {"HOME": "file/home", "PATH": "programs", "SCANOPS_STORE": "absent"}.items():
+        monkeypatch.setenv(name, str(tmp_path / place))
+    (tmp_path / "programs").mkdir()
+    for name in ("_pathfinder_nvcc", "_packaged_ninja"):
+        monkeypatch.setattr(toolchain, name, lambda: None)
+    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "usual")
+    monkeypatch.setattr(nvrtc, "_places", tuple)
+    return tmp_path
+
+
+@pytest.fixture
 def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
     from scanops import artifact

@@ -64,12 +64,11 @@ class RowPlan(Plan):
         require(self, is_power_of_two(self.items), "items of an access that are a power of two")
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
         operands = tuple(self._operand(source) for source in self.spec.streams)
-        recomputes = self.spec.again and any(self.spec.operator.before)
         set_derived(
             self,
             operands=operands,
             realigns=any(operand.realigned for operand in operands),
-            before=before_of(self.spec) if recomputes else None,
+            before=before_of(self.spec) if self.spec.recomputes else None,
         )
 
     def constants(self) -> tuple[Constant, ...]:

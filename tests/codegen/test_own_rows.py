@@ -128,16 +128,6 @@ def test_a_name_that_is_taken() -> None:
     assert register_operator(BUILT_IN["cummax"]) is BUILT_IN["cummax"]
 
 
-def test_two_rows_of_one_name_are_two_kernels() -> None:
-    """A kernel is identified by its text, which has the row's expressions, cast to their fields' types."""
-    texts = []
-    for identity in ("0", "-1"):
-        register_operator(made(identity=("1", identity)))
-        texts.append(generate(ScanSpec(op="affine_of_tests", dtype="i32", length=100)))
-        del OPERATORS["affine_of_tests"]
-    assert texts[0] != texts[1] and "{1, (Value)(-1)}" in texts[1]
-
-
 def test_pickles_and_copies() -> None:
     """Built-in rows are pickled by name, others with their functions; both give the same text in another process."""
     assert copy.deepcopy(made()) == made() == pickle.loads(pickle.dumps(made()))

@@ -21,7 +21,7 @@ from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, si
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.spec_checks import AGAIN_LENGTHS
-from scanops.codegen.targets import DEFAULT_TARGET, TARGETS, occupancy, target_named
+from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
@@ -119,26 +119,13 @@ def test_an_unknown_target(call: Callable[..., object], target: object) -> None:
     assert repr(target) in error.asked and "sm_90" in error.allowed
 
 
-def test_the_target_table() -> None:
-    """Documented targets, by rising compute capability, which their names state."""
-    assert TARGETS.keys() >= {"sm_70", "sm_75", "sm_80", DEFAULT_TARGET, "sm_100", "sm_120"}
-    assert list(TARGETS.values()) == sorted(TARGETS.values(), key=lambda row: row.capability)
-    for row in TARGETS.values():
-        major, minor = row.capability
-        assert target_named(f"sm_{major}{minor}") is row and row.multiprocessors > 0
-        assert row.threads in (1024, 1536, 2048)
-        assert row.bfloat_convert == (row.capability >= (8, 0))
-
-
 def test_every_row_that_is_scanned_twice_fits_a_block_of_every_target() -> None:
     """The longest recomputed rows are one tile of a block; candidates keep the strategy."""
     dtypes = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 8}
     for target, (dtype, size), mask in itertools.product(TARGETS, dtypes.items(), (None, "bool")):
         for most in (AGAIN_LENGTHS[size], AGAIN_LENGTHS[size] // 2 - 1, 1):
-            for fields in ({"op": "prod_gradient"}, {"op": "linear_gradient", "saved": dtype}):
-                spec = ScanSpec(
-                    **{**fields, "dtype": dtype, "gate": dtype, "mask": mask, "length": most, "again": True}
-                )
+            for fields in ({"op": "prod_gradient"}, {"op": "linear_gradient", "saved": dtype, "saved_results": True}):
+                spec = ScanSpec(**{**fields, "dtype": dtype, "gate": dtype, "mask": mask, "length": most})
                 plan = make_plan(spec, target)
                 assert plan.strategy == "block" and plan.tile >= most
                 assert any_length(spec) == spec

@@ -28,15 +28,17 @@ BAD_GRADIENTS: tuple[dict[str, Any], ...] = (
     {"op": "runs_gradient", "dtype": "float32", "saved": "float32"},
     {"op": "sum", "dtype": "float32", "saved": "float32"},
     {"op": "sum_gradient", "dtype": "float32", "mask": "float32"},
-    {**PRODUCT, "gate": None, "again": True},
-    {**PRODUCT, "saved": "float32", "again": True},
-    {"op": "sum", "dtype": "float32", "again": True},
-    {**PRODUCT, "again": True, "inner": 4},
-    {**PRODUCT, "again": True, "segments": "flags"},
-    {**PRODUCT, "again": True, "length": 4097},
-    {**PRODUCT, "again": True, "length": 2049},
-    {**PRODUCT, "again": True, "gate_layout": "strided"},
-    {**PRODUCT, "again": "yes"},
+    {**PRODUCT, "gate": None},
+    {**PRODUCT, "saved": "float32", "saved_results": True},
+    {"op": "sum", "dtype": "float32", "saved_results": True},
+    {**RECURRENCE, "saved": None, "saved_results": True},
+    {**RECURRENCE, "saved_results": True, "length": 8192},
+    {**PRODUCT, "inner": 4},
+    {**PRODUCT, "segments": "flags"},
+    {**PRODUCT, "length": 4097},
+    {**PRODUCT, "length": 2049},
+    {**PRODUCT, "gate_layout": "strided"},
+    {**RECURRENCE, "saved_results": "yes"},
 )
 # Invalid fields, and words that the error must have.
 BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
@@ -67,7 +69,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"op": "linear"}, ("gate=None", "pass the gate's dtype")),
     ({"op": "linear", "gate": "float8"}, ("float8", "gate dtype")),
     ({"saved": "float32"}, ("saved='float32'", "leave saved out")),
-    ({"again": True}, ("op='sum'", "exclusive results")),
+    ({"saved_results": True}, ("op='sum'", "exclusive results")),
     ({"segments": "int8"}, ("'int8'", "'flags'", "'int64'")),
     ({"gate_layout": "sparse"}, ("'sparse'", LAYOUTS)),
     ({"gate_layout": "rows"}, ("gate_layout='rows'", "input_layout", "leave gate_layout out")),
@@ -126,7 +128,8 @@ def test_slugs_are_stable(slug: str) -> None:
     "sum_gradient-f32-n100-mask_b8-reverse",
     "runs_gradient-f16-n100-saved_i64-reverse",
     "linear_gradient_after_of_terms-f64-n7-gate_f64-exclusive",
-    "prod_gradient-bf16-n4096-mask_b8-gate_bf16-reverse-exclusive-again",
+    "prod_gradient-bf16-n4096-mask_b8-gate_bf16-reverse-exclusive",
+    "linear_gradient-f32-n2048-gate_f32-saved_f32-reverse-exclusive-results_saved",
     "linear_gradient-f32-n100-inner64-gate_f32-saved_f32-strided_gate",
 ])  # fmt: skip
 def test_slugs_of_gradients_are_read_back(slug: str) -> None:
@@ -174,6 +177,9 @@ def test_a_length_that_is_an_argument() -> None:
 @pytest.mark.parametrize("other", ["sum-float32-n5-exclusive-reverse", "sum-f32-n5-inner1-reverse-exclusive"])
 def test_another_spelling_gets_the_same_slug(other: str) -> None:
     """Slugs are read in any order, with defaults spelled out, and with the names of dtypes."""
+    for dtype, default in (("float16", "float32"), ("float32", "torch.float32"), ("complex64", "c64")):
+        plain = ScanSpec(op="sum", dtype=dtype, length=9)
+        assert ScanSpec(op="sum", dtype=dtype, length=9, accumulate=default) == plain
     assert ScanSpec.parse(other).slug == "sum-f32-n5-reverse-exclusive"
     assert ScanSpec(op="sum", dtype="torch.float32", length=1, mask="float32").slug == "sum-f32-n1-mask_f32"
 

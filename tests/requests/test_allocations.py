@@ -250,7 +250,7 @@ def test_rows_of_other_strides_are_copied(
     for _ in range(2):  # the second as it is remembered
         with scanops.record() as used:
             found = torch.autograd.grad(y, leaves, spread(given), retain_graph=True)
-        assert [spec.again for spec in used] in ([True], [])
+        assert [spec.former for spec in used] in ([True], [])
         torch.testing.assert_close([each.double() for each in found], list(expected), rtol=1e-4, atol=1e-4)
 
 
@@ -288,8 +288,3 @@ def test_kernels_of_different_plans_share_a_workspace(monkeypatch: pytest.Monkey
         for shape in shapes * 2:
             x = oracle.values("sum", shape, torch.float32, seed=shape[1])
             assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
-    (kept,) = workspaces._WORKSPACES.values()
-    board = kept.view(torch.int64)
-    tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
-    assert tickets == 0, "the last launch did not open the next"
-    assert launches >= len(shapes)  # a larger workspace begins to count anew
