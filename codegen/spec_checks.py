@@ -93,19 +93,15 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
-    if spec.complete:
-        others = ("segments", "saved", "final")
-        if not spec.exclusive or any(getattr(spec, name) for name in others):
-            hint = "pass exclusive=True as well, and no segments; the carry-out is the last output"
-            allowed = "complete for exclusive scans without segments, carry-out and saved tensor"
-            yield "complete=True does not fit the other fields", allowed, told("exclusive", *others), hint
-        near = [f"{name}_layout" for name, given in present.items() if given]
-        if any(getattr(spec, name) in ("dense", "transposed") for name in near):
-            allowed, hint = (
-                "rows, columns, strided, or line",
-                "pass the layout of operands with one item less in a line",
-            )
-            yield "operands of a complete scan do not lie as the output does", allowed, told(*near), hint
+    near = tuple(f"{name}_layout" for name, given in present.items() if given)
+    alone = spec.exclusive and not (spec.segments or spec.saved or spec.final)
+    if spec.complete and not (alone and {"dense", "transposed"}.isdisjoint(getattr(spec, name) for name in near)):
+        allowed = (
+            "exclusive=True without segments, saved tensor and carry-out, and layouts of operands with one item less"
+        )
+        hint = "pass layouts rows, columns, strided or line; the last output is the carry-out"
+        names = ("exclusive", "segments", "saved", "final", *near)
+        yield "complete=True does not fit the other fields", allowed, told(*names), hint
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

@@ -76,8 +76,8 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"segments": "flags", "starts_layout": "columns"}, ("inner=1", "starts_layout='columns'")),
     ({"input_layout": "line"}, ("'line'", LAYOUTS)),
     *(({name: "sparse"}, ("'sparse'", LAYOUTS)) for name in ("input_layout", "mask_layout")),
-    ({"complete": True}, ("exclusive=False", "exclusive=True")),
-    ({"complete": True, "exclusive": True, "final": True, "input_layout": "rows"}, ("final=True", "no segments")),
+    ({"complete": True}, ("exclusive=False", "exclusive=True without")),
+    ({"complete": True, "exclusive": True, "final": True, "input_layout": "rows"}, ("final=True", "is the carry-out")),
     ({"complete": True, "exclusive": True}, ("input_layout='dense'", "one item less")),
     *(
         ({name: 1}, (f"{name}=1", "True or False"))
