@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from scanops import environment
+from scanops._version import TESTED, untested
 from scanops.artifact import ABI, PLATFORM
 from scanops.packs.manifest import finish
 from scanops.store.packs import PACK
@@ -86,6 +88,14 @@ def test_what_is_missing_is_no_failure(machine: Machine, tmp_path: Path) -> None
     assert all(check["next"] in text.stdout for check in found.values() if check["next"])
     script(machine.programs / "g++", "echo g++ 12")
     assert machine.doctor()[0]["can"] == {"run": False, "build": False, "emulate": True, "compose": True}
+
+
+def test_untested_versions_are_named(machine: Machine) -> None:
+    words = [untested(name, "3.99.1+cpu") for name in TESTED]
+    machine.patch.setattr(torch, "__version__", "3.99.1+cpu")
+    machine.patch.setattr(platform, "python_version", lambda: "3.99.1+cpu")
+    assert all(words) and machine.doctor()[1]["torch"]["summary"].endswith("".join(words))
+    assert [untested(name, f"{version}.1") for name in TESTED for version in TESTED[name]] == [""] * 4
 
 
 Change = Callable[[Machine], object]
