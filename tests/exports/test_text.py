@@ -110,9 +110,7 @@ def test_kernelbench_inputs_and_rules() -> None:
         ("'''x'''", """older + newer + (sizeof(""\"" "") == 0)"""),
     ],
 )
-def test_what_somebody_wrote_of_their_operator_is_no_python(
-    formula: str, combine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quoted = Operator(name="quoted", formula=formula, lift=("x",), combine=(combine,), identity=("0",),
                       commutative=True, start=0, step=lambda h, x: h + x)  # fmt: skip
     monkeypatch.setitem(OPERATORS, quoted.name, quoted)
