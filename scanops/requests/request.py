@@ -116,7 +116,7 @@ class Request:
         return results.select(self.call.dim, -1 if self.call.reverse else 0)
 
     def extended(self, results: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The results of a complete scan, from its inclusive ones and the carry-in of each line; likewise of tangents."""
+        """The results of a complete scan, from inclusive ones and the carry-in of each line; likewise of tangents."""
         first = start.to(results.dtype).expand(line_shape(results.shape, self.call.dim)).unsqueeze(self.call.dim)
         return torch.cat([results, first] if self.call.reverse else [first, results], self.call.dim)
 
