@@ -63,9 +63,13 @@ def check_lines(spec: ScanSpec, lines: int) -> None:
         )
 
 
-def fill_panels(lines: int, multiprocessors: int) -> bool:
-    """Whether panels of neighbouring lines keep at least half of the multiprocessors busy (transposed inputs)."""
-    return lines >= PANEL_LINES * multiprocessors // 2
+def pays_to_transpose(lines: int, multiprocessors: int, run_bytes: int) -> bool:
+    """Whether a transposed input is worth a kernel that transposes tiles: otherwise its items are gathered.
+
+    Panels of neighbouring lines must keep at least half of the multiprocessors busy. ``run_bytes``: of the shortest
+    contiguous run that is read or written.
+    """
+    return lines >= PANEL_LINES * multiprocessors // 2 and run_bytes >= WHOLE_BYTES
 
 
 # The longest lines of kernels that take their length: one shape of a strategy serves all up to there.
