@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c4115b053780cbb4 of everything below this banner
+// content  sha256 aa4408ccd137c49c of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -377,7 +377,7 @@ scan_kernel(const Input* input, Output* output) {
     if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
-    const State prefix = warps_before(totals, warp);
+    State prefix = warps_before(totals, warp);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 

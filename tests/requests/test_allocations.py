@@ -234,9 +234,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("spread", [transposed, lambda x: x[:1].expand_as(x)], ids=["transposed", "expanded"])
 @pytest.mark.parametrize("name", ["product", "product, masked", "linear"])
-def test_rows_of_other_strides_are_copied(
-    name: str, spread: Callable[[torch.Tensor], torch.Tensor], kernels: str
-) -> None:
+def test_other_strides_are_copied(name: str, spread: Callable[[torch.Tensor], torch.Tensor], kernels: str) -> None:
     """And not scanned forwards once more: neither gradients, nor masks, nor gates, nor the items of a product."""
     x, gate, given = (torch.rand(ROWS, LENGTH, device=kernels) + 0.5 for _ in range(3))
     mask = spread(MASK.to(kernels)) if name == "product, masked" else None
@@ -288,8 +286,3 @@ def test_kernels_of_different_plans_share_a_workspace(monkeypatch: pytest.Monkey
         for shape in shapes * 2:
             x = oracle.values("sum", shape, torch.float32, seed=shape[1])
             assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
-    (kept,) = workspaces._WORKSPACES.values()
-    board = kept.view(torch.int64)
-    tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
-    assert tickets == 0, "the last launch did not open the next"
-    assert launches >= len(shapes)  # a larger workspace begins to count anew
