@@ -64,11 +64,7 @@ def check_lines(spec: ScanSpec, lines: int) -> None:
 
 
 def pays_to_transpose(lines: int, multiprocessors: int, run_bytes: int) -> bool:
-    """Whether a transposed input is worth a kernel that transposes tiles: otherwise its items are gathered.
-
-    Panels of neighbouring lines must keep at least half of the multiprocessors busy. ``run_bytes``: of the shortest
-    contiguous run that is read or written.
-    """
+    """Whether lines fill half of the GPU as panels, and contiguous runs are long enough, to transpose tiles."""
     return lines >= PANEL_LINES * multiprocessors // 2 and run_bytes >= WHOLE_BYTES
 
 
