@@ -58,7 +58,7 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
     state_bytes = held_bytes = _state_bytes(spec, types)
     if operator.own:
         loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)
-        loaded += spec.carry.bytes if spec.again and not spec.saved else 0  # else it takes the place of what was saved
+        loaded += spec.carry.bytes if spec.recomputes else 0  # else it takes the place of what was saved
         held_bytes = max(loaded, _state_bytes(spec, types[: len(operator.passed)]))
     return Fragments(
         value=value,
@@ -73,7 +73,11 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         identity=_as_fields(spec, value, operator.identity),
         element=_element(spec, value),
         gate=_converted("g", spec.gate, spec, value),
-        saved="" if spec.again else "(int)v" if operator.saved == "place" else _converted("v", spec.saved, spec, value),
+        saved=""
+        if spec.former
+        else "(int)v"
+        if operator.saved == "place"
+        else _converted("v", spec.saved, spec, value),
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),

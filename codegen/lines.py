@@ -89,9 +89,9 @@ def any_length(spec: ScanSpec, few: bool = False) -> ScanSpec:
     >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
     'sum-f32-any-le1024-by4'
 
-    A kernel that recomputes the forward scan (``again``) exists for fixed lengths only: its spec is returned as is.
+    A gradient that finds forward results itself (``former``) exists for fixed lengths only: its spec is returned as is.
     """
-    if spec.again:
+    if spec.former:
         return spec
     length = spec.capacity
     buckets = FEW_BUCKETS if few and spec.inner == 1 else BUCKETS

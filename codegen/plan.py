@@ -141,7 +141,7 @@ def by_rule(strategy: str, spec: ScanSpec, target: Target, few: bool) -> Plan:
 
 def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
     """Return the name of the strategy whose rule makes the plan where none was measured."""
-    if spec.again:
+    if spec.former:
         return "block"  # the one strategy that scans a tile twice
     if spec.input_layout == "transposed" and transposed.fits(spec):
         return "transposed"
@@ -163,7 +163,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it.
     """
-    if spec.takes_length or spec.again or spec.saved or spec.views or not spec.aligned:
+    if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
         return ""
     operator, value = spec.operator, spec.accumulator
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices") if getattr(operator, name)]

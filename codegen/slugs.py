@@ -26,7 +26,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "exclusive": ("exclusive", True),
     "initial": ("initial", True),
     "final": ("final", True),
-    "again": ("again", True),
+    "results_saved": ("saved_results", True),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
     **{
         f"{layout}_{name}": (f"{name}_layout", layout)

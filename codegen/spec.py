@@ -51,9 +51,7 @@ class ScanSpec:
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
     gate: str | None = None  # dtype of the second input, for operators that have one
     saved: str | None = None  # of a gradient: dtype of the saved tensor, which is dense
-    again: bool = (
-        False  # of a gradient: recompute the forward prefixes in the tile, or read saved results shifted by one item
-    )
+    saved_results: bool = False  # `saved` holds the forward scan's results; by default the result before each item
     segments: str | None = None  # None; "flags": a bool operand of head flags; or the dtype of offsets
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
@@ -91,6 +89,8 @@ class ScanSpec:
     capacity: int = derived()  # the longest line that the kernel accepts
     indexed: bool = derived()  # whether the second output holds indices
     doubled: bool = derived()  # whether there is a second output
+    recomputes: bool = derived()  # whether a gradient recomputes the forward scan, as nothing was saved
+    former: bool = derived()  # whether the kernel itself finds the forward result before each item, here or in `saved`
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
     access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
@@ -145,6 +145,8 @@ class ScanSpec:
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
             doubled=operator.doubled,
+            recomputes=(recomputes := self.saved is None and any(operator.before)),
+            former=recomputes or self.saved_results,
             read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
             access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in sources)),

@@ -22,7 +22,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
     "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
-    **dict.fromkeys(("reverse", "exclusive", "initial", "final", "aligned", "again"), (True, False)),
+    **dict.fromkeys(("reverse", "exclusive", "initial", "final", "aligned", "saved_results"), (True, False)),
 }
 WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
     "length": "split the tensor along the scanned dimension",
@@ -85,8 +85,7 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         hint = "pass the gate's dtype as gate" if row.gated else "leave gate out"
         yield what, "a gate for operators whose lift reads one, and for no other", told("op", "gate"), hint
     kinds = {"": (), "value": ("float", "complex"), "place": ("int",)}[row.saved]
-    kinds = () if spec.again and any(row.before) else kinds
-    if dtype_named(spec.saved).kind not in kinds if spec.saved else kinds:
+    if dtype_named(spec.saved).kind not in kinds if spec.saved else kinds and not any(row.before):
         allowed = f"a dtype of kind {' or '.join(kinds)}" if kinds else "None"
         hint = "pass the dtype of the saved tensor" if kinds else "leave saved out"
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
@@ -135,15 +134,16 @@ def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         hint = f"leave dtype out: the default here is {default.name}" if default.kind in row.kinds else hint
         allowed = f"an output dtype of kind {kinds}"
         yield f"the output dtype must be of kind {kinds}", allowed, f"dtype={spec.out_dtype}", hint
-    # The forward scan can be recomputed in one tile: dense, aligned rows.
+    # The result before each item is found in one tile: dense, aligned rows.
     most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
-    if spec.again and not (whole and row.before and spec.capacity <= most):
+    reads = not spec.saved_results or (spec.saved is not None and row.before == ("",))
+    if not reads or (spec.former and not (whole and spec.capacity <= most)):
         allowed = f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense"
-        value = f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
-        value += f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}"
+        value = f"op={spec.op!r}, saved={spec.saved!r}, {spec.items_text} items, inner={spec.inner}, "
+        value += f"segments={spec.segments!r}, layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}"
         hint = "compute the exclusive results first, and pass them as the saved tensor"
-        yield "again=True is not possible for this spec", allowed, value, hint
+        yield "no kernel finds the result before each item of this spec", allowed, value, hint
     if row.places_items and not is_built_in(row):
         yield from _in_indices(spec, row)
 

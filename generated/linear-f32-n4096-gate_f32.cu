@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1ba8a1366f1d277d of everything below this banner
+// content  sha256 694f817f4e454e53 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -264,12 +264,13 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
-    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
     __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
+
+    // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};

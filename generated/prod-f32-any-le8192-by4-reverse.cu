@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 e5a904123ffc5691 of everything below this banner
+// content  sha256 bb09de9588272d9e of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -245,11 +245,12 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Position length, int stripes) {
-    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = blockDim.x / 32, warp_items = stripes * stripe;
+
+    // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};

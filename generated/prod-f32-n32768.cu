@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 673a824219bfc2e8 of everything below this banner
+// content  sha256 2c307e2796bbd21b of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -247,11 +247,12 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 scan_kernel(const Input* input, Output* output) {
-    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
+
+    // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};

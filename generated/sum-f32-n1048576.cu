@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 138731e998c0cbb2 of everything below this banner
+// content  sha256 3da91fe87822665a of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -29,7 +29,8 @@ constexpr int kVectors = 8;  // accesses of a thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 8;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int kWarpItems = 1024;  // of a warp in a tile
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int stripes = 8;  // of a warp
 constexpr int kTile = 16384;  // items of a tile
 constexpr int kLead = 0;  // items by which accesses begin before a row, at most
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
@@ -307,6 +308,18 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
+// Wait for the totals of kWarps groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its
+// first tile. Leaves the total of each group in group_total.
+__device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
+                                             int group, int index) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
+    State total = tile < index ? await(board, launch, first + tile, peek(board, first + tile)) : identity();
+    total = scan_lanes(total, lane);
+    __syncthreads();
+    if (lane == 31) group_total[warp] = total;
+    __syncthreads();
+}
+
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
 // so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
@@ -318,26 +331,27 @@ __device__ __forceinline__ int tiles_of(Position length) {
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, unsigned long long* workspace) {
     const Board board = {workspace, workspace + 2};
-    __shared__ State warp_total[kWarps];
     __shared__ State group_total[kWarps];
     __shared__ unsigned launch;  // epoch of this launch
-
-    // ---- one tile per block: blocks start in the order of their index, so preceding tiles are resident, or done
+    __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * stripe;
+
+    // ---- one tile per block: blocks start in the order of their index, so preceding tiles are resident, or done
     const TileNumber tile = blockIdx.x;
     const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const int tiles_a_line = tiles_of(length);
     const long long line = tile / tiles_a_line;
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
-    const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
-    const Part part = {first, length, length, lane};
+    const Position first = index * (Position)kTile + warp * warp_items + lane * kItems;
+    Part part = {first, length, length, lane};
     const Row row = {dense(input, line, part), dense(output, line, part)};
 
     // ---- load
     Accesses a = load(part, row);
 
-    // ---- scan the items in their thread, then across the lanes of the warp
+    // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
@@ -345,29 +359,21 @@ scan_kernel(const Input* input, Output* output, unsigned long long* workspace) {
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 
-    // ---- combine the totals of the warps and publish the tile's total
+    // ---- totals of the warps
     if (lane == 31) warp_total[warp] = total;
     if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
-    const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[lane] : identity(), lane);
-    const State warps = warps_before(totals, warp);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
+    const State own_warps = warps_before(totals, warp);
     if (threadIdx.x == kWarps - 1) publish(board, launch, tile, totals);
 
     // ---- look-back: fold preceding totals in groups of 32, in a fixed order; each warp waits for one group
-    const long long peers = line * tiles_a_line;  // first tile of the row
     State base = identity();
     for (int group = 0; group * 32 < index; group += kWarps) {
-        const int peer = (group + warp) * 32 + lane;
-        State ahead = identity();
-        if (peer < index) ahead = await(board, launch, peers + peer, peek(board, peers + peer));
-        ahead = scan_lanes(ahead, lane);
-        __syncthreads();
-        if (lane == 31) group_total[warp] = ahead;
-        __syncthreads();
+        await_groups(group_total, board, launch, line * tiles_a_line, group, index);
         for (int w = 0; w < kWarps && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
     }
-    const State prefix = combine(base, warps);
-
+    const State prefix = combine(base, own_warps);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 

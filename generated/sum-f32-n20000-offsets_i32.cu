@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 508afd4dc893ea72 of everything below this banner
+// content  sha256 08672cbbdbe57658 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -426,6 +426,18 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
+// Wait for the totals of kWarps groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its
+// first tile. Leaves the total of each group in group_total.
+__device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
+                                             int group, int index) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
+    State total = tile < index ? await(board, launch, first + tile, peek(board, first + tile)) : identity();
+    total = scan_lanes(total, lane);
+    __syncthreads();
+    if (lane == 31) group_total[warp] = total;
+    __syncthreads();
+}
+
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
 // so that the division by the tiles of a row takes 32-bit numbers.
 typedef long long TileNumber;
@@ -544,12 +556,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         if constexpr (kGroups > 1) {
             for (; w < kWarps && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
             while (w == kWarps) {  // more groups than warps
-                const int peer = (group + own_group) * 32 + lane;
-                State total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
-                total = scan_lanes(total, lane);
-                __syncthreads();
-                if (lane == 31) group_total[parity][warp] = total;
-                __syncthreads();
+                await_groups(group_total[parity], board, launch, peers, group, index);
                 for (w = 0; w < kWarps && group < index / 32; ++w, ++group)
                     base = combine(base, group_total[parity][w]);
             }

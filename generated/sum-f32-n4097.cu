@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 49bb1eb81c79ad86 of everything below this banner
+// content  sha256 ddce249337bfc434 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -290,11 +290,12 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output) {
-    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
+
+    // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const int lead = lead_of(line, length);
     const Position first = warp * warp_items + lane * kItems - lead;

@@ -70,7 +70,7 @@ GOLDEN: tuple[Golden, ...] = (
         slug="logcumsumexp-f32-n1024", shows="one exp and one log per item, with the treatment of infinities and NaN"
     ),
     Golden(
-        slug="prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again",
+        slug="prod_gradient-f32-n4096-gate_f32-reverse-exclusive",
         shows="a gradient by two scans of one tile: the forward prefixes, then the reverse recurrence",
     ),
     Golden(slug="prod-f32-any-le8192-by4-reverse", shows="the length as an argument: as many warps as the row needs"),

@@ -103,12 +103,12 @@ class Plan:
         require(self, fits, "a block of whole warps that the target takes")
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
-        again = (*(source for source in spec.sources if source.name != "saved"), former)
+        others = tuple(source for source in spec.sources if source.name != "saved")
         set_derived(
             self,
             warps=self.threads // WARP,
             code=code,
-            lifted=again if spec.again else spec.sources,
+            lifted=(*others, former) if spec.former else spec.sources,
             results=(VALUES, INDICES if spec.indexed else SECOND) if spec.doubled else (VALUES,),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,

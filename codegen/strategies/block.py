@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
-from scanops.codegen.strategies.before import Before, before_of
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.targets import Target, most_registers
 
@@ -101,15 +99,11 @@ class BlockPlan(RowPlan):
     template: ClassVar[str] = "registers.cu.j2"
 
     alone: bool  # a block has the registers of a multiprocessor to itself
-    # The forward scan that this gradient kernel recomputes; None where its results were saved.
-    before: Before | None = derived()
 
     def __post_init__(self) -> None:
         """Check that a row is one tile."""
         RowPlan.__post_init__(self)
         require(self, self.tiles == 1, "one tile")
-        again = self.spec.again and any(self.spec.operator.before)
-        set_derived(self, before=before_of(self.spec) if again else None)
 
     @property
     def launch(self) -> Launch:

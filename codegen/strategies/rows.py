@@ -10,6 +10,7 @@ from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
+from scanops.codegen.strategies.before import Before, before_of
 
 ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
@@ -53,6 +54,7 @@ class RowPlan(Plan):
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
     operands: tuple[Operand, ...] = derived()  # inputs with an item for each of a row, in the order of parameters
     realigns: bool = derived()  # some operand is aligned differently from the output
+    before: Before | None = derived()  # the forward scan that a gradient recomputes; None where its results were saved
 
     def __post_init__(self) -> None:
         """Check that accesses are aligned: misaligned rows keep to a boundary of at most one line of memory."""
@@ -62,7 +64,12 @@ class RowPlan(Plan):
         require(self, is_power_of_two(self.items), "items of an access that are a power of two")
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
         operands = tuple(self._operand(source) for source in self.spec.streams)
-        set_derived(self, operands=operands, realigns=any(operand.realigned for operand in operands))
+        set_derived(
+            self,
+            operands=operands,
+            realigns=any(operand.realigned for operand in operands),
+            before=before_of(self.spec) if self.spec.recomputes else None,
+        )
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""

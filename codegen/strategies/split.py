@@ -22,7 +22,7 @@ class SplitPlan(RowPlan):
     """One tile per block. A tile's total is published (tile status) before the block looks back at preceding ones."""
 
     strategy: ClassVar[str] = "split"
-    template: ClassVar[str] = "split_rows.cu.j2"
+    template: ClassVar[str] = "registers.cu.j2"
 
     alone: bool  # a block has the registers of a multiprocessor to itself
 

@@ -35,7 +35,7 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--mask", "mask", _WORD, "bool selects, a numeric dtype multiplies."),
     ("--gate", "gate", _WORD, "Of the gates, with --op linear."),
     ("--saved", "saved", _WORD, "Of the saved tensor of a forward scan, with the --op of a gradient."),
-    ("--again", "again", _SWITCH, "In a gradient: recompute the prefix of each item in the tile."),
+    ("--saved-results", "saved_results", _SWITCH, "The saved tensor holds results, not those before each item."),
     ("--segments", "segments", {"metavar": "HOW"}, "flags: bool head flags; int32 or int64: offsets of that dtype."),
     ("--reverse", "reverse", _SWITCH, "Scan from the last item to the first."),
     ("--exclusive", "exclusive", _SWITCH, "Exclusive scan: result i leaves out item i."),

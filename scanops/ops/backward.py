@@ -159,11 +159,10 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     elif gradient.saved == "y":
         saved = kept.y
     inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
-    again = None
+    tiled = _tiled(kept, row, inputs, tape) if row.saved and saved is None else None
     if row.saved and saved is None:
-        again = _again(kept, row, inputs, tape)
-        inputs = again or inputs._replace(saved=_before(kept, tape))
-        if inputs.saved is None and again is None:
+        inputs = tiled or inputs._replace(saved=_before(kept, tape))
+        if inputs.saved is None and tiled is None:
             return None
     if gfinal is not None:
         initial = _converted(gfinal, request.carry_dtype, tape)
@@ -180,7 +179,9 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         dtype=_dtype(kept, row),
         carry=request.carry_dtype,
     )
-    results = _run(Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, again=again is not None), tape)
+    saved_results = tiled is not None and tiled.saved is not None
+    asked = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
+    results = _run(asked, tape)
     if results is None:
         return None
     of_term = results[0]
@@ -189,8 +190,8 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     return of_term, results[1] if row.second else None, results[-1] if carries else None
 
 
-def _again(kept: Kept, row: Operator, inputs: Inputs, tape: Tape) -> Inputs | None:
-    """The inputs of a kernel that recomputes the forward scan in its tile; None where rows do not fit a tile.
+def _tiled(kept: Kept, row: Operator, inputs: Inputs, tape: Tape) -> Inputs | None:
+    """The inputs of a kernel that finds the result before each item in its tile; None where rows do not fit a tile.
 
     Operands that are not contiguous rows are copied, which moves fewer bytes than the extra forward scan.
     """

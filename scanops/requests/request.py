@@ -70,7 +70,7 @@ class Request:
     inputs: Inputs
     outs: tuple[torch.Tensor | None, ...] = ()  # where the caller wants the result and its indices; None: a new tensor
     carry_dtype: torch.dtype  # of carry-in and carry-out
-    again: bool = False  # whether the kernel of a backward pass recomputes the forward's prefixes
+    saved_results: bool = False  # whether what was saved is results, not those before each item
     x: torch.Tensor = field(init=False)  # the tensor that is scanned
     dtype: torch.dtype = field(init=False)  # of the result
     operator: Operator = field(init=False)  # the operator's row of the table
@@ -108,7 +108,7 @@ class Request:
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
         return ScanSpec(
             length=length,
-            again=self.again,
+            saved_results=self.saved_results,
             inner=inner,
             aligned=any_boundary or aligned,
             **self.call.spec_fields(self.inputs),

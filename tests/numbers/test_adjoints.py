@@ -62,7 +62,7 @@ def test_products_and_recurrences_scanned_again(length: int, reverse: bool, mask
     given = torch.randint(-9, 9, (3, length), generator=g).double().to(device)
     with scanops.record() as used:
         (found,) = torch.autograd.grad(scanops.cumprod(x, 1, mask=mask, reverse=reverse), x, given)
-    assert [spec.again for spec in used] == [False, True]
+    assert [spec.former for spec in used] == [False, True]
     terms = x if mask is None else torch.where(mask, x, torch.ones_like(x))
     y = torch.cumprod(terms.flip(1) if reverse else terms, 1)
     (expected,) = torch.autograd.grad(y.flip(1) if reverse else y, x, given)

@@ -250,7 +250,7 @@ def test_rows_of_other_strides_are_copied(
     for _ in range(2):  # the second as it is remembered
         with scanops.record() as used:
             found = torch.autograd.grad(y, leaves, spread(given), retain_graph=True)
-        assert [spec.again for spec in used] in ([True], [])
+        assert [spec.former for spec in used] in ([True], [])
         torch.testing.assert_close([each.double() for each in found], list(expected), rtol=1e-4, atol=1e-4)
 
 

@@ -1,12 +1,12 @@
 // scanops: y[i] = m[i] ? x[i] + s[i-1] : 0, times v[i], s[i] = (m[i] ? g[i] : 1) * (x[i] + s[i-1])
 //
-// spec     prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again
-//          4096 float32 items, a float32 gate, reverse, exclusive, again, float32 out
+// spec     prod_gradient-f32-n4096-gate_f32-reverse-exclusive
+//          4096 float32 items, a float32 gate, reverse, exclusive, float32 out
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f657a38166ee8d97 of everything below this banner
-// again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
+// content  sha256 980d1ae822109cd4 of everything below this banner
+// again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -408,12 +408,13 @@ __device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
-    // ---- one row per block; a warp holds `stripes` stripes of it
     __shared__ State warp_total[kWarps];
     __shared__ before::State before_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
+
+    // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
