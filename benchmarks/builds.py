@@ -255,16 +255,13 @@ def worst(costs: Sequence[Cost]) -> list[Row]:
     return rows
 
 
-HEADER = f"{'spec':<58} {'target':<7}{'strategy':<9}{'regs':>5}{'spill':>7}{'shared':>8}{'text':>8}{'cubin':>8}{'s':>7}"
-
-
 def line(cost: Cost) -> str:
     """Return the line of one kernel."""
-    return (
-        f"{cost.spec:<58} {cost.target:<7}{cost.strategy:<9}{cost.registers:>5}{cost.spill_bytes:>7}"
-        f"{cost.shared_bytes:>8}{cost.text_bytes:>8}{cost.cubin_bytes:>8}{cost.seconds:>7.2f}"
-        f"{'  OUT OF BOUNDS: ' + cost.excesses if cost.excesses else ''}"
+    said = (
+        f"{cost.registers} registers, {cost.spill_bytes} bytes of spills, {cost.cubin_bytes} of code, {cost.seconds} s"
     )
+    excesses = f", OUT OF BOUNDS: {cost.excesses}" if cost.excesses else ""
+    return f"{cost.spec:<58} {cost.target:<7}{cost.strategy:<11}{said}{excesses}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -285,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.addaudithook(lambda event, _: event in STARTED and CHILDREN.update([threading.get_ident()]))
     costs: list[Cost] = []
     refused: list[str] = []
-    print(f"{len(wanted)} specs, {len(targets)} targets, {version}\n{HEADER}")
+    print(f"{len(wanted)} specs, {len(targets)} targets, {version}")
     for cost in sweep(wanted, targets, given.jobs, given.builder, refused):
         costs.append(cost)
         print(line(cost), flush=True)
