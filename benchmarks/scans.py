@@ -12,8 +12,8 @@ from benchmarks.common import Wanted
 from scanops.codegen.lines import are_few
 from scanops.fallback import scans
 from scanops.ops.dispatch import served
-from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Request, checked, runs_kernels
+from scanops.requests.call import Call, runs_kernels
+from scanops.requests.request import Inputs, Request, checked
 
 __all__ = ["POISONS", "Outputs", "Scan", "other_bits", "poison", "same_bits"]
 

@@ -24,6 +24,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "offsets_i64": ("segments", "int64"),
     "reverse": ("reverse", True),
     "exclusive": ("exclusive", True),
+    "complete": ("complete", True),
     "initial": ("initial", True),
     "final": ("final", True),
     "results_saved": ("saved_results", True),

@@ -55,6 +55,7 @@ class ScanSpec:
     segments: str | None = None  # None; "flags": a bool operand of head flags; or the dtype of offsets
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
+    complete: bool = False  # of an exclusive scan: a last output includes every item, so operands have one item less
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
     inner: int = 1  # product of the sizes after the scanned dimension

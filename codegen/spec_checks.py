@@ -22,7 +22,9 @@ LEGAL: dict[str, tuple[object, ...]] = {
     "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
-    **dict.fromkeys(("reverse", "exclusive", "initial", "final", "aligned", "saved_results"), (True, False)),
+    **dict.fromkeys(
+        ("reverse", "exclusive", "complete", "initial", "final", "aligned", "saved_results"), (True, False)
+    ),
 }
 WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
     "length": "split the tensor along the scanned dimension",
@@ -91,6 +93,15 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
+    near = tuple(f"{name}_layout" for name, given in present.items() if given)
+    alone = spec.exclusive and not (spec.segments or spec.saved or spec.final)
+    if spec.complete and not (alone and {"dense", "transposed"}.isdisjoint(getattr(spec, name) for name in near)):
+        allowed = (
+            "exclusive=True without segments, saved tensor and carry-out, and layouts of operands with one item less"
+        )
+        hint = "pass layouts rows, columns, strided or line; the last output is the carry-out"
+        names = ("exclusive", "segments", "saved", "final", *near)
+        yield "complete=True does not fit the other fields", allowed, told(*names), hint
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

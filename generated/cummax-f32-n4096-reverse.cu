@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0b7b6eac23b7948d of everything below this banner
+// content  sha256 433f09aa0252ed18 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -187,9 +187,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
-        last = append(before, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (kExclusive) use(k, last);
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 
@@ -280,7 +280,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
-    const State prefix = warps_before(totals, warp);
+    State prefix = warps_before(totals, warp);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 b2fff917f1eac1c1 of everything below this banner
+// content  sha256 6a311e09e7f08528 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -166,7 +166,7 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, of the states of each column.
+// The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -310,41 +310,37 @@ __device__ __forceinline__ States scan_items(const Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            const State before = last.column[c];
-            last.column[c] = append(before, s.item[k].column[c]);
-            use(k, c, kExclusive ? before : last.column[c]);
-        }
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, last);
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
+    }
 }
 
 // The state after the first `count` items, of which there is one at least.
 __device__ __forceinline__ States state_after(int count, const States& prefix, const Items& s) {
     States last = prefix, after = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            after.column[c] = append(after.column[c], s.item[k].column[c]);
-            if (count == k + 1) last.column[c] = after.column[c];
-        }
-    return last;
+    for (int k = 0; k < kRun; ++k) {
+        last = append(last, s.item[k]);
+        if (count == k + 1) after = last;
+    }
+    return after;
 }
 
-// Call use(k, results) for each row, given the states before the rows.
-template <class Use>
-__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
+// The results of a row, by the states of its columns.
+__device__ __forceinline__ Results results_of(const States& states) {
     Results results;
-    each_result(prefix, s, [&](int k, int c, const State& state) {
-        results.y.column[c] = output_of(state);
-        if (c == kVector - 1) use(k, results);
-    });
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+        results.y.column[c] = output_of(states.column[c]);
+    }
+    return results;
 }
 
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
@@ -428,8 +424,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
 
         // ---- store
-        each_row(prefix, s, [&](int k, const Results& results) {
-            store_row(to, k, results, at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const States& states) {
+            store_row(to, k, results_of(states), at.live - begin, at.there);
         });
         end_items(carry_out + at.line, at.step, length - at.scanned - begin, at.there, prefix, s);
         advance(to);

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 00af6e667d4e9b70 of everything below this banner
+// content  sha256 aa4408ccd137c49c of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -123,6 +123,8 @@ __device__ __forceinline__ State behind(State older, State newer) {
 __device__ __forceinline__ bool holds([[maybe_unused]] State state) { return true; }
 
 __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
+
+__device__ __forceinline__ bool is_right_behind(State older, State newer) { return is_right(behind(older, newer)); }
 
 // A total made by extend, as combine takes it.
 __device__ __forceinline__ State settle(State state) { return {state.high, state.rest}; }
@@ -271,20 +273,20 @@ constexpr bool kExclusive = false;  // a result is the prefix before its item
 // Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    if (is_right(behind(prefix, s.sum[kRun - 1]))) {
+    if (is_right_behind(prefix, s.sum[kRun - 1])) {
 #pragma unroll
         for (int k = 0; k < kRun; ++k) {
-            const State before = k > 0 ? behind(prefix, s.sum[k - 1]) : prefix;
-            use(k, kExclusive ? before : behind(prefix, s.sum[k]));
+            if constexpr (kExclusive) use(k, k > 0 ? behind(prefix, s.sum[k - 1]) : prefix);
+            if constexpr (!kExclusive) use(k, behind(prefix, s.sum[k]));
         }
         return;
     }
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
-        last = append(before, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (kExclusive) use(k, last);
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 
@@ -375,7 +377,7 @@ scan_kernel(const Input* input, Output* output) {
     if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
-    const State prefix = warps_before(totals, warp);
+    State prefix = warps_before(totals, warp);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 

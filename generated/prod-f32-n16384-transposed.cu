@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 0b9c3aad2e157d52 of everything below this banner
+// content  sha256 8476f0d4774a8455 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -154,9 +154,6 @@ struct TileRows {  // a thread's rows of a tile, of every operand with an item p
 struct Results {  // of a thread's columns in one row
     Access<Output> y;
 };
-struct TileResults {  // of all its rows
-    Rows<Output> y;
-};
 typedef Access<State> States;  // one per column
 struct Items {
     States item[kRun];
@@ -180,7 +177,7 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, of the states of each column.
+// The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -248,8 +245,9 @@ __device__ __forceinline__ Place place_of(long long line, int lines, long long s
     const long long item = kToRows ? line * length + index_of(first, kRun, length)
                                    : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner
                                          + lane * kPitch;
-    return {lane, warp, lane, columns_of(lines - lane * kPitch), line + lane * kPitch * step, kSpacing * step, item,
-            first, first, length - first};
+    const int there = columns_of(lines - lane * kPitch);
+    return {lane, warp, lane, there, line + lane * kPitch * step, kSpacing * step, item, first, first,
+            there > 0 ? length - first : 0};
 }
 
 // `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
@@ -402,37 +400,26 @@ __device__ __forceinline__ States scan_items(Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            const State before = last.column[c];
-            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
-            use(k, c, kExclusive ? before : last.column[c]);
-        }
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, last);
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
+    }
 }
 
-// Call use(k, results) for each row, given the states before the rows.
-template <class Use>
-__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
+// The results of a row, by the states of its columns.
+__device__ __forceinline__ Results results_of(const States& states) {
     Results results;
-    each_result(prefix, s, [&](int k, int c, const State& state) {
-        results.y.column[c] = output_of(state);
-        if (c == kVector - 1) use(k, results);
-    });
-}
-
-// The results of all rows at once.
-__device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
-    TileResults rows;
-    each_row(prefix, s, [&](int k, const Results& results) {
-        rows.y.row[k] = results.y;
-    });
-    return rows;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+        results.y.column[c] = output_of(states.column[c]);
+    }
+    return results;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -464,7 +451,7 @@ scan_kernel(const Input* input, Output* output,
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
         if (tile < tiles_a_line) {
-            copy(ring, tile % kStages, from, lines, at.live - (Position)tile * kTile);
+            copy(ring, tile % kStages, from, lines, length - at.first - (Position)tile * kTile);
             advance(from);
         }
         copy_async_commit();
@@ -499,9 +486,13 @@ scan_kernel(const Input* input, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
 
         // ---- store
-        TileResults results = results_of(prefix, s);
-        store_along<4>(to.y, results.y,
-            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, at.live - begin);
+        Rows<Output> y;
+        each_result(prefix, s, [&](int k, const States& states) {
+            const Results results = results_of(states);
+            y.row[k] = results.y;
+        });
+        store_along<4>(to.y, y,
+            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, length - at.first - begin);
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }

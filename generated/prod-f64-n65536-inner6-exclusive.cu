@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 da60d2013f8d0c70 of everything below this banner
+// content  sha256 16596305a51b1521 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -139,9 +139,6 @@ struct TileRows {  // a thread's rows of a tile, of every operand with an item p
 struct Results {  // of a thread's columns in one row
     Access<Output> y;
 };
-struct TileResults {  // of all its rows
-    Rows<Output> y;
-};
 typedef Access<State> States;  // one per column
 struct Items {
     States item[kRun];
@@ -165,7 +162,7 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, of the states of each column.
+// The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -343,37 +340,26 @@ __device__ __forceinline__ States scan_items(Items& s) {
 
 constexpr bool kExclusive = true;  // a result is the prefix before its item
 
-// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            const State before = last.column[c];
-            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
-            use(k, c, kExclusive ? before : last.column[c]);
-        }
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, last);
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
+    }
 }
 
-// Call use(k, results) for each row, given the states before the rows.
-template <class Use>
-__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
+// The results of a row, by the states of its columns.
+__device__ __forceinline__ Results results_of(const States& states) {
     Results results;
-    each_result(prefix, s, [&](int k, int c, const State& state) {
-        results.y.column[c] = output_of(state);
-        if (c == kVector - 1) use(k, results);
-    });
-}
-
-// The results of all rows at once.
-__device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
-    TileResults rows;
-    each_row(prefix, s, [&](int k, const Results& results) {
-        rows.y.row[k] = results.y;
-    });
-    return rows;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+        results.y.column[c] = output_of(states.column[c]);
+    }
+    return results;
 }
 
 // ---- lanes
@@ -636,7 +622,9 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
     auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
-    const Rows<Output> rows = exchange(results, results_of(prefix, s).y);
+    Rows<Output> rows;
+    each_result(prefix, s, [&](int k, const States& states) { rows.row[k] = results_of(states).y; });
+    rows = exchange(results, rows);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 980d1ae822109cd4 of everything below this banner
+// content  sha256 ffbce6b93f82a94a of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -221,9 +221,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
-        last = append(before, s.item[k]);
-        use(k, kExclusive ? within(before, s.item[k]) : last);
+        if constexpr (kExclusive) use(k, within(last, s.item[k]));
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 
@@ -454,7 +454,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     if (lane == 31) warp_total[warp] = total;
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
-    const State prefix = warps_before(totals, warp);
+    State prefix = warps_before(totals, warp);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 

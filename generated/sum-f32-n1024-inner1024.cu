@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 52cd0debc50d06d7 of everything below this banner
+// content  sha256 8515502650445513 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -136,7 +136,7 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, of the states of each column.
+// The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -289,28 +289,26 @@ __device__ __forceinline__ States scan_items(Items& s) {
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, c, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-            const State before = last.column[c];
-            last.column[c] = combine(prefix.column[c], s.item[k].column[c]);
-            use(k, c, kExclusive ? before : last.column[c]);
-        }
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, last);
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, last);
+    }
 }
 
-// Call use(k, results) for each row, given the states before the rows.
-template <class Use>
-__device__ __forceinline__ void each_row(const States& prefix, const Items& s, Use use) {
+// The results of a row, by the states of its columns.
+__device__ __forceinline__ Results results_of(const States& states) {
     Results results;
-    each_result(prefix, s, [&](int k, int c, const State& state) {
-        results.y.column[c] = output_of(state);
-        if (c == kVector - 1) use(k, results);
-    });
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+        results.y.column[c] = output_of(states.column[c]);
+    }
+    return results;
 }
 
 // ---- lanes
@@ -402,8 +400,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         prefix = combine(prefix, inside);
 
         // ---- store
-        each_row(prefix, s, [&](int k, const Results& results) {
-            store_row(to, k, results, at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const States& states) {
+            store_row(to, k, results_of(states), at.live - begin, at.there);
         });
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 3da91fe87822665a of everything below this banner
+// content  sha256 3d34e53ad1560c7a of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -186,9 +186,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
+        if constexpr (kExclusive) use(k, last);
         last = combine(prefix, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 
@@ -364,7 +364,7 @@ scan_kernel(const Input* input, Output* output, unsigned long long* workspace) {
     if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
-    const State own_warps = warps_before(totals, warp);
+    State prefix = warps_before(totals, warp);
     if (threadIdx.x == kWarps - 1) publish(board, launch, tile, totals);
 
     // ---- look-back: fold preceding totals in groups of 32, in a fixed order; each warp waits for one group
@@ -373,7 +373,7 @@ scan_kernel(const Input* input, Output* output, unsigned long long* workspace) {
         await_groups(group_total, board, launch, line * tiles_a_line, group, index);
         for (int w = 0; w < kWarps && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
     }
-    const State prefix = combine(base, own_warps);
+    prefix = combine(base, prefix);
 #pragma unroll
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 6b4c4da39608c902 of everything below this banner
+// content  sha256 7bde1ed764ed3a59 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -169,9 +169,9 @@ __device__ __forceinline__ void each_result(const State& prefix, const Items& s,
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const State before = last;
+        if constexpr (kExclusive) use(k, last);
         last = combine(prefix, s.item[k]);
-        use(k, kExclusive ? before : last);
+        if constexpr (!kExclusive) use(k, last);
     }
 }
 

@@ -20,6 +20,7 @@ __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_
 class Keywords(Variant, total=False):
     """Keywords of scans with one result."""
 
+    complete: bool
     dtype: torch.dtype | None
     accumulate: torch.dtype | str | None
     out: Tensor | None
@@ -43,6 +44,7 @@ def scan(
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
     return_final: bool = False,
+    complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -73,6 +75,8 @@ def scan(
         return_final: also return the carry-out, the final state of each line. A stream scanned in chunks, each with
             the carry-out of the chunk before as ``initial``, equals the scan in one piece: exactly for integers, to
             within rounding for floats.
+        complete: one result more than items: what the line starts from, then those that include x[0], x[1] and so on
+            (with ``reverse`` the start is last): offsets from lengths. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
             scan starts again from the identity. Segments are the same items in both directions; in reverse each is
             scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
@@ -90,11 +94,11 @@ def scan(
             the accumulator's unit roundoff u and d additions that an item passes through, some tens; a plain sum has
             d u in the second term. That of a product of n items is at most u |y[i]| + (n u)^2 |y[i]|, as long as
             nothing overflows or is denormal; a plain product's is n u |y[i]|.
-        out: where to put the result: a tensor of x's shape on x's device; its dtype is the result's. It may be x.
+        out: where to put the result: a tensor of its shape on x's device; its dtype is the result's. It may be x.
 
     Returns:
-        A contiguous tensor of x's shape; with ``return_final`` a pair of that and of the carry-out, of x's shape
-        without ``dim``.
+        A contiguous tensor of x's shape, or with ``complete`` of one more along ``dim``; with ``return_final`` a pair
+        of that and of the carry-out, of x's shape without ``dim``.
 
     Raises:
         UnsupportedRequest: an argument that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
@@ -112,7 +116,7 @@ def scan(
     Dot Product" (2005), for a tree.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -128,6 +132,7 @@ def cumsum(
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
     return_final: bool = False,
+    complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -146,7 +151,7 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -162,6 +167,7 @@ def cumprod(
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
     return_final: bool = False,
+    complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -178,7 +184,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -194,6 +200,7 @@ def logcumsumexp(
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
     return_final: bool = False,
+    complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -220,7 +227,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate, complete)
 
 
 @overload
@@ -241,6 +248,7 @@ def linear_scan(
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
     return_final: bool = False,
+    complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -285,4 +293,4 @@ def linear_scan(
     and Their Applications" (1990), section 1.4.
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
-    return called(tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate, complete)

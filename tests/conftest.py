@@ -22,9 +22,9 @@ hypothesis.settings.load_profile("ci")
 
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
-    *("builders/test_build.py", "builders/test_host.py", "cli/test_demo.py", "cli/test_precompile.py", "examples/"),
+    *("builders/test_build.py", "cli/test_demo.py", "cli/test_precompile.py", "examples/"),
     *("exports/test_values.py", "native/", "numbers/test_check_operator.py"),
-    *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
+    *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
     *("policy/test_record.py", "store/test_concurrency.py", "templates/test_compilers.py", "templates/test_golden.py"),
     *("test_prose.py::test_examples", "test_readme.py", "torch_integration/"),
     *("tuning/test_plans.py", "tuning/test_tuning.py"),
@@ -92,6 +92,25 @@ def store(tmp_path: Path) -> object:
     from scanops.store.store import Store
 
     return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, on a machine with no variable set, no compiler, no program on PATH, no home, and a store to be made."""
+    from scanops import environment
+    from scanops.builders import nvrtc, toolchain
+
+    for row in environment.VARIABLES:
+        monkeypatch.delenv(row.name, raising=False)
+    (tmp_path / "file").touch()
+    for name, place in {"HOME": "file/home", "PATH": "programs", "SCANOPS_STORE": "absent"}.items():
+        monkeypatch.setenv(name, str(tmp_path / place))
+    (tmp_path / "programs").mkdir()
+    for name in ("_pathfinder_nvcc", "_packaged_ninja"):
+        monkeypatch.setattr(toolchain, name, lambda: None)
+    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "usual")
+    monkeypatch.setattr(nvrtc, "_places", tuple)
+    return tmp_path
 
 
 @pytest.fixture

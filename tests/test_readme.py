@@ -28,6 +28,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
 from tests.scripts import ran
+from tests.store.sources import script
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
@@ -247,3 +248,41 @@ def test_every_environment_variable_is_in_the_table() -> None:
     assert [line for line in rows if line.startswith("| `")] == [
         f"| `{row.name}` | {row.default} | {row.meaning} |" for row in environment.VARIABLES
     ]
+
+
+# ---- the commands of docs/deployment.md do what the page says
+
+DEPLOYED = """
+import torch, scanops
+kernel = scanops.compile(scanops.ScanSpec.parse("sum-f32-n32768"), "cpu")
+x = torch.randint(-8, 8, (8, 32768)).float()
+with scanops.emulate():
+    assert kernel(x).equal(x.cumsum(1)), "another result"
+print(kernel.path)
+"""
+
+
+def shell(text: str, folder: Path, **changes: str) -> str:
+    """Run the page's commands for the emulator, in a folder of the test, and return what they print."""
+    text = re.sub(r"(--target sm_\d+ ?)+", "--target cpu ", text).replace("/opt/kernels", f"{folder}/opt/kernels")
+    return ran("/bin/sh", "-euc", f"umask 022\n{text}", folder=folder, PYTHONPATH=str(ROOT), **changes).stdout
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_from_a_laptop_to_a_container(tmp_path: Path) -> None:
+    first, *others = [block.text for block in BLOCKS if block.page.name == "deployment.md" and block.language == "sh"]
+    laptop, container = first.split("# in the container")
+    assert len([line for line in first.splitlines() if not line.startswith("#")]) <= 10
+    (tmp_path / "laptop").mkdir()
+    script(tmp_path / "laptop" / "scanops", f'exec {sys.executable} -m scanops "$@"')
+    shell(laptop, tmp_path, PATH=f"{tmp_path / 'laptop'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "kernels").rename(tmp_path / "left-behind")
+    # No compiler, no ninja, no store and a HOME that cannot be made.
+    (tmp_path / "file").touch()
+    bare = {"HOME": f"{tmp_path}/file/home", "SCANOPS_STORE": f"{tmp_path}/absent", "PATH": str(tmp_path / "laptop")}
+    run = script(tmp_path / "laptop" / "run", f'exec {sys.executable} -c "$1"')
+    said = shell(f"#{container}\n{run.name} '{DEPLOYED}'", tmp_path, **bare)
+    assert "signed by" in said and "found by its index" in said
+    assert Path(said.splitlines()[-1]).is_relative_to(tmp_path / "opt" / "kernels")
+    (checks,) = (text for text in others if "pkeyutl" in text)
+    assert "Success" in shell(checks, tmp_path)

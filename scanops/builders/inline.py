@@ -16,7 +16,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,7 +71,9 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         "PYTORCH_NVCC": _for_ninja(str(nvcc)),
         "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",
     }
-    with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, str(toolkit.root)):
+    # The toolkit that was found in the place of torch's CUDA_HOME, which it computes once, at import.
+    home = _replaced(cpp_extension, "CUDA_HOME", str(toolkit.root))
+    with LOADING, _quiet(), environment.overlaid(changes), home:
         try:
             library = cpp_extension.load_inline(
                 # A name used twice would be built as name_v1; the folder, not the name, keeps builds apart.
@@ -149,23 +151,16 @@ def _for_ninja(text: str) -> str:
 
 
 @contextmanager
-def _cuda_home(module: Any, home: str | None) -> Iterator[None]:
-    """Put the toolkit that was found in the place of torch's CUDA_HOME, which it computes once, at import."""
-    before = module.CUDA_HOME
+def _replaced(thing: object, name: str, value: object) -> Iterator[None]:
+    """Give an attribute of a module or a logger another value for the length of a ``with`` block."""
+    before = getattr(thing, name)
+    setattr(thing, name, value)
     try:
-        module.CUDA_HOME = home
         yield
     finally:
-        module.CUDA_HOME = before
+        setattr(thing, name, before)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Silence what torch logs about CUDA_HOME and compilers; a failed build is reported as an error."""
-    logger = logging.getLogger(_MODULE)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+    return _replaced(logging.getLogger(_MODULE), "disabled", True)

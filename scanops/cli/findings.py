@@ -44,16 +44,21 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
     """Return the finding of one check, which fills the facts and returns a summary, or raises what is wrong."""
     facts: dict[str, Any] = {}
     try:
-        return Finding(name, "ok", check(facts), facts=facts)
+        return Finding(name, "ok", _one_line(check(facts)), facts=facts)
     except Flaw as flaw:
         status, summary, following = flaw.args
-        return Finding(name, status, summary, following, facts)
+        return Finding(name, status, _one_line(summary), following, facts)
     except (ImportError, OSError):
         return Finding(name, "missing", "torch is needed to look", GET_TORCH, facts)
     except ScanopsError as problem:
         absent = isinstance(problem, MissingCompiler) and not environment.given(_CHOICES.get(name, ""))
-        words = f"cannot {problem.asked.removeprefix('cannot ')}: " + " ".join(str(problem.value).split())
-        return Finding(name, "missing" if absent else "broken", words, problem.hint, facts)
+        words = f"cannot {problem.asked.removeprefix('cannot ')}: {problem.value}"
+        return Finding(name, "missing" if absent else "broken", _one_line(words), problem.hint, facts)
+
+
+def _one_line(text: str) -> str:
+    """Return text that may be the words of a compiler as one line."""
+    return " ".join(text.split())
 
 
 # ---- compilers

@@ -39,6 +39,12 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--segments", "segments", {"metavar": "HOW"}, "flags: bool head flags; int32 or int64: offsets of that dtype."),
     ("--reverse", "reverse", _SWITCH, "Scan from the last item to the first."),
     ("--exclusive", "exclusive", _SWITCH, "Exclusive scan: result i leaves out item i."),
+    (
+        "--complete",
+        "complete",
+        _SWITCH,
+        "With --exclusive: a last result includes every item; the length counts results.",
+    ),
     ("--initial", "initial", _SWITCH, "With a carry-in, the state that enters each line."),
     ("--final", "final", _SWITCH, "With a carry-out, the final state of each line."),
     ("--inner", "inner", {"type": int}, "Adjacent columns: the stride of the scanned dimension; 1: contiguous."),

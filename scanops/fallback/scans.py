@@ -33,6 +33,8 @@ def scan(x: torch.Tensor, op: str, dim: int, **options: Any) -> torch.Tensor:
 def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
     """Return the outputs of a request by PyTorch's operators, on ``inputs`` in place of its own if given."""
     inputs = request.inputs if inputs is None else inputs
+    if request.call.complete:
+        return (_completed(inputs, replace(request.call, complete=False)),)
     if inputs.x.ndim:
         return outputs(inputs, request.call)
     mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
@@ -63,6 +65,21 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         return _by_torch(inputs, call)
     y, *others = doubling.outputs(join, inputs, call, *_masked(inputs, call))
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
+
+
+def _completed(inputs: Inputs, call: Call) -> torch.Tensor:
+    """The results of an inclusive scan behind what it starts from, which an exclusive scan of one item gives."""
+    dim = call.dim
+    shape = [1 if d == dim else size for d, size in enumerate(inputs.x.shape)]
+    one = Inputs(
+        x=inputs.x.new_zeros(shape),
+        mask=None if inputs.mask is None else inputs.mask.new_ones(shape),
+        gate=None if inputs.gate is None else inputs.gate.new_zeros(shape),
+        initial=inputs.initial,
+    )
+    (start,) = outputs(one, replace(call, exclusive=True))
+    (results,) = outputs(inputs, call)
+    return torch.cat([results, start] if call.reverse else [start, results], dim)
 
 
 def _widened(terms: torch.Tensor) -> torch.Tensor:

@@ -16,11 +16,12 @@ from torch.compiler import is_compiling
 from scanops import workload
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.node import ScanFunction, adjoints, by_torch, operated_on
+from scanops.ops.adjoints import adjoints
+from scanops.ops.node import ScanFunction, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast, is_traced, is_transformed
+from scanops.requests.call import Call, autocast, is_memory, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
-from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Request, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
@@ -40,15 +41,16 @@ Given = tuple[
 def called(tensors: Given, outs: Tensors, *options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out
-    are a tuple of three.
+    Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``, then ``complete``. Two results
+    and the carry-out are a tuple of three.
     """
-    found = None
-    if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
+    found, options, complete = None, options[:7], len(options) > 7 and options[7]
+    if outs[0] is None and not complete and not is_compiling() and native.served is not None:  # no compiler sees C++
         found = native.served(tensors, *options)
     if found is None:
         op, dim, *others = options
         call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
+        call = replace(call, complete=complete) if complete else call
         eager = runs_kernels(given)
         plain = all([out is None for out in outs])
         if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
@@ -227,7 +229,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own:
+    if not known.launcher.own or call.complete:  # which C++ does not know
         return
     if native.served is None:
         native.repeated(known.launcher.kernel.target)

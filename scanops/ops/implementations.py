@@ -16,8 +16,8 @@ from scanops.ops.backward import Kept, summed_to
 from scanops.ops.dispatch import served
 from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast
-from scanops.requests.request import Inputs, Kind, Tensors, has_own_operations, reads_memory, runs_kernels
+from scanops.requests.call import Call, autocast, has_own_operations, reads_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Tensors
 
 
 def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:

@@ -24,9 +24,9 @@ from scanops import environment
 from scanops.codegen.derivatives import Derivative
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
-from scanops.requests.call import Call, is_transformed
+from scanops.requests.call import Call, has_kernels, is_transformed
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Request, Tensors, has_kernels
+from scanops.requests.request import Inputs, Request, Tensors
 from scanops.requests.segments import flags_along, places_along, shifted
 
 Outputs = tuple[torch.Tensor, ...]
@@ -206,6 +206,11 @@ def pulled_back(
 
 def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: Scan) -> Outputs:
     """Return the tangents of the result, and of the carry-out if there is one, from those of the inputs."""
+    if request.call.complete:
+        y, start = results[0], tangents[3]
+        assert y is not None
+        (moved,) = pushed_forward(request.inclusive, (request.within(y), None), tangents, scan)
+        return (request.extended(moved, moved.new_zeros(()) if start is None else start),)
     line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
     of_x = of_x if of_x is None or line.weights is None else of_x * line.weights

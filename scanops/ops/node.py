@@ -7,7 +7,6 @@ transforms follow, to any order.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,12 +17,12 @@ from torch.compiler import is_compiling
 from scanops import environment
 from scanops import torch_private as private
 from scanops.ops import schema
-from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
+from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
-from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, has_kernels, is_memory, runs_kernels
-from scanops.runtime import calls, native
+from scanops.requests.call import Call, has_kernels, is_memory, is_transformed, runs_kernels
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
+from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed
 from scanops.runtime.results import Recipe, Tape
@@ -89,7 +88,7 @@ class ScanFunction(torch.autograd.Function):
         x, mask, gate, starts, offsets, initial = tensors
         ctx.kind = kind = work.kind
         indices = output[1] if kind.indexed else None
-        keep = keeps(kind, needs_of(ctx))
+        keep = keeps(kind.inclusive or kind, needs_of(ctx))
         read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
         # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
         kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
@@ -182,6 +181,8 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
     ``given``: the gradients of result and carry-out, x, mask, gate, initial, result, indices, starts and offsets, each
     None where it is absent or not saved. ``policy`` is that of the block of the forward call.
     """
+    if kind.inclusive is not None:
+        return _of_complete(kind, kind.inclusive, needs, given, policy), None
     gy, gfinal, *saved = given
     if gy is None:  # only carry-outs were used
         assert gfinal is not None and kind.shapes[0] is not None
@@ -204,6 +205,21 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
         if (start := kind.request.call.start) is not None:
             kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
         return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
+
+
+def _of_complete(kind: Kind, inclusive: Kind, needs: Needs, given: Tensors, policy: str | None) -> Tensors:
+    """The gradients of a call with complete results: of the inclusive scan, and of the carry-in before it."""
+    gy, _, *saved = given
+    request, inclusive.lasts = kind.request, kind.lasts
+    assert gy is not None
+    if saved[4] is not None:  # the result, which kernels read as a contiguous tensor
+        saved[4] = request.within(saved[4]).contiguous()
+    *others, of_initial = backward_pass(inclusive, needs, (request.within(gy), None, *saved), policy)[0]
+    if needs[3] and kind.shapes[3] is not None:
+        shape, dtype = kind.shapes[3]
+        of_start = summed_to(request.start_in(gy), shape=shape, dtype=dtype)
+        of_initial = of_start if of_initial is None else of_initial + of_start
+    return (*others, of_initial)
 
 
 def gradients_of(
@@ -242,46 +258,3 @@ def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> T
         gy, gfinal, kept.y, kept.indices, *read[: schema.TENSORS], *schema.backward_arguments(call, kept.needs)
     )
     return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
-
-
-# ---- the fast path of the node, in C++ (scanops.runtime.native): what it saves, and what it asks Python for
-
-_numbers = itertools.count()
-
-
-class Backward:
-    """The gradients of calls of one kind that C++ has served, where those of some inputs are wanted.
-
-    Called by a node in C++ that has no kernels for its backward pass yet, or is differentiated again.
-    """
-
-    __slots__ = ("_kind", "_needs", "number")
-
-    def __init__(self, kind: Kind, needs: Needs) -> None:
-        self._kind, self._needs = kind, needs
-        self.number = next(_numbers)
-
-    def __call__(self, policy: str | None, given: Tensors) -> Tensors:
-        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""
-        found, recipe = backward_pass(self._kind, self._needs, (*given, None), policy)
-        if recipe is not None and given[0] is not None:
-            native.learn_gradient(self.number, given, recipe)
-        return found
-
-
-def adjoints(kind: Kind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
-    """Return (needs as bits, number, saved tensors as bits, Python's part) of each gradient a call may be asked for."""
-    result = kind.request.dtype
-    if not (result.is_floating_point or result.is_complex):
-        return ()
-    may = [each is not None and (each.is_floating_point() or each.is_complex()) for each in inputs.differentiable]
-    found = []
-    for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
-        if any(needs):
-            part = Backward(kind, needs)
-            found.append((_bits(needs), part.number, _bits((*keeps(kind, needs), True)), part))  # starts are saved
-    return tuple(found)
-
-
-def _bits(flags: tuple[bool, ...]) -> int:
-    return sum(flag << place for place, flag in enumerate(flags))

@@ -2,7 +2,7 @@
 
 A new keyword of the public functions is a field here, with its type in ``torch.library``'s schema and its name in
 ``ScanSpec``; layers in between pass the object on and name no field that they do not use. Below it: the state of torch
-around a call, which decides how it is served: autocast, grad mode, a compiler, a transform.
+around a call, which decides how it is served: autocast, grad mode, a compiler, a transform, and tensors without memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scanops import emulator
 from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
@@ -30,6 +31,7 @@ SCHEMA = {
     "accumulate": "str? accumulate=None",
     "start": "Scalar? start=None",
     "any_length": "bool any_length=False",
+    "complete": "bool complete=False",
 }
 
 
@@ -51,6 +53,7 @@ class Call:
     accumulate: torch.dtype | str | None = None
     start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
+    complete: bool = False  # whether the results are those of an inclusive scan behind what it starts from
 
     @property
     def name(self) -> str:
@@ -61,7 +64,7 @@ class Call:
     @property
     def hashable(self) -> bool:
         """Whether equal calls mean the same: ``True == 1``, so each field has to be exactly of its type."""
-        flags = type(self.reverse) is type(self.exclusive) is type(self.final) is bool
+        flags = type(self.reverse) is type(self.exclusive) is type(self.final) is type(self.complete) is bool
         return flags and type(self.dim) is int and type(self.op) is str and type(self.accumulate) in _ACCUMULATE
 
     @property
@@ -88,6 +91,7 @@ class Call:
             ("reverse", self.reverse, flag),
             ("exclusive", self.exclusive, flag),
             ("return_final", self.final, flag),
+            ("complete", self.complete, flag),
             ("dtype", self.dtype, (*dtype, "pass dtype=torch.float32, for example")),
             ("accumulate", self.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
         ):
@@ -125,7 +129,8 @@ class Call:
             "out_dtype": "" if self.dtype is None else str(self.dtype),
             "accumulate": None if self.accumulate is None else str(self.accumulate),
             "reverse": self.reverse,
-            "exclusive": self.exclusive,
+            "exclusive": self.exclusive or self.complete,
+            "complete": self.complete,
             "final": self.final,
         }
 
@@ -133,7 +138,8 @@ class Call:
     def of_spec(spec: ScanSpec, dim: int) -> Call:
         """Return the call along ``dim`` that a kernel of ``spec`` serves."""
         dtype = getattr(torch, spec.out_dtype)
-        return Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+        call = Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+        return replace(call, exclusive=False, complete=True) if spec.complete else call
 
     def checked(self, spec: ScanSpec, dim: int) -> Call:
         """Return this call as a ``Request`` has it, with what ``spec`` has settled."""
@@ -201,3 +207,40 @@ def stretches(size: Any, to: Any) -> bool:
         private.check_symbol(size == to)
         return True
     return False
+
+
+def has_own_operations(tensor: torch.Tensor) -> bool:
+    """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
+    return bool(private.dispatch_keys(tensor).has(private.DispatchKey.Python))
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Whether a kernel that reads a tensor's memory reads its values."""
+    kind = type(tensor)
+    if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
+        return False  # a subclass (fake, distributed, quantised) has values for torch's operations only
+    # A negated view, as z.conj().imag; a conjugated one, as z.conj(); without memory, as batched gradients.
+    return not (tensor.is_neg() or tensor.is_conj() or private.is_zero(tensor)) and private.has_storage(tensor)
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
+    return x.is_cuda or (emulator.ACTIVE.get() is not None if x.is_cpu else not x.is_meta)
+
+
+def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether this is eager code without tracing, transforms or modes, on tensors that kernels can read."""
+    if torch.compiler.is_compiling() or is_transformed() or private.count_modes() or private.is_jit_traced():
+        return False
+    return reads_memory(given)
+
+
+def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether kernels can read these tensors, of which the first is required."""
+    x = given[0]
+    if x is None or not is_memory(x):
+        return False
+    for each in given[1:]:
+        if isinstance(each, torch.Tensor) and not is_memory(each):
+            return False
+    return has_kernels(x)

@@ -175,6 +175,18 @@ def _inexact(who: str, allowed: str, value: str, dtype: torch.dtype) -> Unsuppor
     )
 
 
+def check_complete(who: str, x: torch.Tensor, **others: bool) -> None:
+    """Raise unless complete results can be given: for lines of x, and without the ``others`` that a call asks for."""
+    wrong = [name for name, given in others.items() if given]
+    if wrong or x.ndim == 0:
+        raise UnsupportedRequest(
+            f"{who}: complete=True does not go with {wrong[0] if wrong else 'a tensor of no dimension'}",
+            allowed=f"tensors of one dimension or more, and none of {', '.join(others)}",
+            value=", ".join([f"x of shape {tuple(x.shape)}", *wrong]),
+            hint="leave it out: the last complete result is the carry-out" if wrong else "pass x.reshape(1)",
+        )
+
+
 def check_device(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
     """Raise unless ``tensor`` is on x's device."""
     if tensor.device != x.device:
@@ -187,22 +199,27 @@ def check_device(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> 
 
 
 def check_out(
-    who: str, name: str, out: torch.Tensor, reads: Mapping[str, torch.Tensor | None], dtype: torch.dtype | None
+    who: str,
+    name: str,
+    out: torch.Tensor,
+    reads: Mapping[str, torch.Tensor | None],
+    dtype: torch.dtype | None,
+    shape: torch.Size,
 ) -> torch.dtype:
     """Return the result's dtype, that of ``out``; raise where ``out`` cannot take a result of the tensors in ``reads``.
 
-    ``dtype`` is the one asked for, None for any.
+    ``dtype`` is the one asked for, None for any; ``shape`` is that of the result.
     """
     x = reads["x"]
     assert x is not None
     check_tensor(who, name, out)
     check_device(who, name, out, x)
-    if out.shape != x.shape:
+    if out.shape != shape:
         raise UnsupportedRequest(
-            f"{who}: {name} must have x's shape",
-            allowed=f"x.shape={tuple(x.shape)}",
+            f"{who}: {name} must have x's shape" + (", and one more along dim" if shape != x.shape else ""),
+            allowed=f"x.shape={tuple(x.shape)}" if shape == x.shape else f"{tuple(shape)}, as the results are complete",
             value=f"{name}.shape={tuple(out.shape)}",
-            hint="pass out=torch.empty_like(x)",
+            hint="pass out=torch.empty_like(x)" if shape == x.shape else f"pass out=x.new_empty({tuple(shape)})",
         )
     check_dtype(who, name, out, dtype)
     recorded = torch.is_grad_enabled() if torch.compiler.is_compiling() else is_recorded()

@@ -73,6 +73,11 @@ def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
     return torch.Size(size for d, size in enumerate(shape) if d != dim)
 
 
+def result_shape(shape: Sequence[int], dim: int, *, complete: bool) -> torch.Size:
+    """Return the shape of a result: ``shape``, and one more along ``dim`` where results are complete."""
+    return torch.Size(size + (complete and d == dim) for d, size in enumerate(shape))
+
+
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
     """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it; "line" fits no input."""
     if tensor.is_contiguous() and tensor.shape == torch.Size(shape):

@@ -8,16 +8,23 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops import emulator
-from scanops import torch_private as private
 from scanops.codegen.dtypes import default_result
 from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded, is_transformed
-from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, line_shape, neighbours_of, split_shape
+from scanops.requests.call import Call, is_recorded
+from scanops.requests.geometry import (
+    ALIGNMENT,
+    Operands,
+    is_aligned,
+    layout_of,
+    line_shape,
+    neighbours_of,
+    result_shape,
+    split_shape,
+)
 
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
 Tensors = tuple[torch.Tensor | None, ...]
@@ -80,7 +87,7 @@ class Request:
     def __post_init__(self) -> None:
         x, dtype, operator = self.inputs.x, self.call.dtype, operator_named(self.call.op)
         assert dtype is not None
-        places = [("output", x.shape, dtype)]
+        places = [("output", self.shape, dtype)]
         if operator.doubled:
             places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
         if self.call.final:
@@ -89,17 +96,47 @@ class Request:
             object.__setattr__(self, name, value)
 
     @property
+    def shape(self) -> torch.Size:
+        """The shape of the result: x's, and one more along the scanned dimension where results are complete."""
+        shape, call = self.inputs.x.shape, self.call
+        return result_shape(shape, call.dim, complete=True) if call.complete else shape
+
+    @property
+    def inclusive(self) -> Request:
+        """The request without the result that complete results begin with."""
+        return replace(self, call=replace(self.call, complete=False), outs=())
+
+    def within(self, results: torch.Tensor) -> torch.Tensor:
+        """The results of ``inclusive`` among complete ones, or among their gradients."""
+        dim = self.call.dim
+        return results.narrow(dim, 0 if self.call.reverse else 1, results.shape[dim] - 1)
+
+    def start_in(self, results: torch.Tensor) -> torch.Tensor:
+        """What complete results begin with, or its gradient: one number a line."""
+        return results.select(self.call.dim, -1 if self.call.reverse else 0)
+
+    def extended(self, results: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """The results of ``inclusive`` behind what each line starts from: complete results, or their tangents."""
+        first = start.to(results.dtype).expand(line_shape(results.shape, self.call.dim)).unsqueeze(self.call.dim)
+        return torch.cat([results, first] if self.call.reverse else [first, results], self.call.dim)
+
+    @property
     def line_shape(self) -> torch.Size:
         """x's shape without the scanned dimension: one element per line."""
         return line_shape(self.inputs.x.shape, self.call.dim)
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
-        _, length, inner = split_shape(self.x.shape, self.call.dim)
+        _, length, inner = split_shape(self.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
+        if self.call.complete:  # lines of results are longer than those of operands
+            beside: Layout = "columns" if inner > 1 else "rows"
+            layouts = {name: beside if layout == "dense" else layout for name, layout in layouts.items()}
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
-        if layouts["input"] == "strided" and self.inputs.saved is None:  # what was saved lies as the output does
+        if (
+            layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete
+        ):  # what was saved lies as the output does
             layouts, whole = self._transposed(layouts, operands, multiprocessors)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
@@ -179,6 +216,16 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x, call.dim)
     call.check_options()
+    if call.complete:
+        checks.check_complete(
+            who,
+            x,
+            exclusive=call.exclusive,
+            return_final=call.final,
+            segment_starts=starts is not None,
+            offsets=offsets is not None,
+            indices=bool(row.indices),
+        )
     mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)
@@ -190,14 +237,15 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
+    shape = result_shape(x.shape, dim, complete=True) if call.complete else x.shape
     if out is not None:
-        call = replace(call, dtype=checks.check_out(who, "out", out, reads, call.dtype))
+        call = replace(call, dtype=checks.check_out(who, "out", out, reads, call.dtype, shape))
     if indices is not None:
-        checks.check_out(who, "indices", indices, reads | {"out": out}, torch.int64)
+        checks.check_out(who, "indices", indices, reads | {"out": out}, torch.int64, shape)
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
-    told = {**call.spec_fields(inputs), "initial": initial is not None}
+    told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
@@ -214,13 +262,15 @@ class Kind:
     Equal to itself alone: caches keep what they know of such calls under it.
     """
 
-    __slots__ = ("final", "generation", "indexed", "keeps", "lasts", "request", "shapes")
+    __slots__ = ("final", "generation", "inclusive", "indexed", "keeps", "lasts", "request", "shapes")
 
     def __init__(self, request: Request) -> None:
         self.request = replace(request, inputs=_NOTHING, outs=())
         self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )
+        # Of a call with complete results: of the inclusive scan that the others belong to, and their gradients.
+        self.inclusive: Kind | None = Kind(request.inclusive) if request.call.complete else None
         self.indexed = request.operator.indices
         self.final = request.call.final
         # Which of x, mask, gate, initial, result and indices a gradient reads, by the gradients that are wanted.
@@ -230,40 +280,3 @@ class Kind:
 
 
 _NOTHING = Inputs(x=torch.empty(0))
-
-
-def has_own_operations(tensor: torch.Tensor) -> bool:
-    """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
-    return bool(private.dispatch_keys(tensor).has(private.DispatchKey.Python))
-
-
-def is_memory(tensor: torch.Tensor) -> bool:
-    """Whether a kernel that reads a tensor's memory reads its values."""
-    kind = type(tensor)
-    if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
-        return False  # a subclass (fake, distributed, quantised) has values for torch's operations only
-    # A negated view, as z.conj().imag; a conjugated one, as z.conj(); without memory, as batched gradients.
-    return not (tensor.is_neg() or tensor.is_conj() or private.is_zero(tensor)) and private.has_storage(tensor)
-
-
-def has_kernels(x: torch.Tensor) -> bool:
-    """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
-    return x.is_cuda or (emulator.ACTIVE.get() is not None if x.is_cpu else not x.is_meta)
-
-
-def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether this is eager code without tracing, transforms or modes, on tensors that kernels can read."""
-    if is_compiling() or is_transformed() or private.count_modes() or private.is_jit_traced():
-        return False
-    return reads_memory(given)
-
-
-def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether kernels can read these tensors, of which the first is required."""
-    x = given[0]
-    if x is None or not is_memory(x):
-        return False
-    for each in given[1:]:
-        if isinstance(each, torch.Tensor) and not is_memory(each):
-            return False
-    return has_kernels(x)

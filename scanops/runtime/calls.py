@@ -121,9 +121,9 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     device = device_of(request.x)
     outs = places_for(request)
     if not request.x.numel():
-        return computed(None, request, outs), None
+        return None if request.call.complete else (computed(None, request, outs), None)
     spec = request.spec(outs[0], device.multiprocessors)
-    few = are_few(spec, request.x.numel() // (spec.length or 1), device.multiprocessors)
+    few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few, device.multiprocessors)
     with NO_FORK:

@@ -18,8 +18,9 @@ from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
+from scanops.requests.call import is_memory
 from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
-from scanops.requests.request import Inputs, Request, Tensors, is_memory
+from scanops.requests.request import Inputs, Request, Tensors
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
@@ -69,7 +70,7 @@ class Launcher:
     __slots__ = ("_arguments", "_bound", "_spare", "asked", "few", "kernel", "own", "places")
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool) -> None:
-        outer, length, inner = split_shape(request.x.shape, request.call.dim)
+        outer, length, inner = split_shape(request.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
             fill_geometry(arguments, request.inputs.operands(), request.call.dim)

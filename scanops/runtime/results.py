@@ -17,8 +17,8 @@ from scanops import emulator
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
-from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Tensors, checked, is_memory
+from scanops.requests.call import Call, is_memory
+from scanops.requests.request import Inputs, Tensors, checked
 from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
 
 

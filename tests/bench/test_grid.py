@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import scanops
-from benchmarks import soak
+from benchmarks import grid, soak
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.peers import cub, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
 from scanops.codegen.plan import make_plan
+from scanops.errors import ScanopsError
 
 GRID = cells(seed=7)
 TABLE = [cell for cell in GRID if cell.group == "table"]
@@ -114,3 +117,12 @@ def test_every_candidate_is_right(variant: str, shape: tuple[int, ...]) -> None:
         for candidate in peer.candidates(case):
             poison(case.y)
             assert case.is_right((candidate.run(),)), (peer.name, candidate.label)
+
+
+@pytest.mark.parametrize("option", ["--groups=table,everything", "--filter=no such cell", "--into=earlier.json"])
+def test_a_grid_that_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is measured, with the offending value in the error."""
+    monkeypatch.chdir(tmp_path)
+    Path("earlier.json").write_text('{"cells": []}')
+    with pytest.raises(ScanopsError, match=option.partition("=")[2].rpartition(",")[2]):
+        grid.main([option])

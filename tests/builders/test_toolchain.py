@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from scanops import environment
 from scanops.builders import toolchain
 from scanops.errors import BuildFailure, UnsupportedRequest
 from tests.store.sources import script
@@ -30,46 +29,31 @@ def pip_toolkit(root: Path, version: str = "13.0") -> Path:
     return script(root / "bin" / "nvcc", FAKE_NVCC.replace("{root}", str(root)).replace("{version}", version))
 
 
-@pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No variable set, an empty folder as PATH, no toolkit elsewhere: the folder."""
-    for row in environment.VARIABLES:
-        monkeypatch.delenv(row.name, raising=False)
-    folder = tmp_path / "path"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
-    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "usual")
-    return folder
-
-
-def test_the_order_of_the_search_and_the_pip_layout(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_of_the_search_and_the_pip_layout(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ("usual", "on-path", "pathfinder", "cuda-path", "cuda-home", "chosen")
-    nvcc = {place: pip_toolkit(tmp_path / place) for place in places}
+    nvcc = {place: pip_toolkit(bare / place) for place in places}
     assert toolchain.find_nvcc().nvcc == nvcc["usual"]
-    monkeypatch.setenv("PATH", f"{nvcc['on-path'].parent}{os.pathsep}{bare}")
+    monkeypatch.setenv("PATH", f"{nvcc['on-path'].parent}{os.pathsep}{bare / 'programs'}")
     assert toolchain.find_nvcc().nvcc == nvcc["on-path"]
     monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc["pathfinder"])
-    found, root = toolchain.find_nvcc(), tmp_path / "pathfinder"
+    found, root = toolchain.find_nvcc(), bare / "pathfinder"
     assert (found.nvcc, found.found_by, found.root, found.version) == (nvcc[root.name], "cuda-pathfinder", root, "13.0")
     assert found.targets == ("sm_80", "sm_87", "sm_90", "sm_120")
     assert (found.include, found.runtime) == (root / "include", root / "lib" / "libcudart.so.13")
-    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda-path"))
+    monkeypatch.setenv("CUDA_PATH", str(bare / "cuda-path"))
     assert toolchain.find_nvcc().found_by == "CUDA_PATH"
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda-home"))
+    monkeypatch.setenv("CUDA_HOME", str(bare / "cuda-home"))
     assert toolchain.find_nvcc().found_by == "CUDA_HOME"
     monkeypatch.setenv("SCANOPS_NVCC", str(nvcc["chosen"]))
-    assert toolchain.find_nvcc().root == tmp_path / "chosen"
+    assert toolchain.find_nvcc().root == bare / "chosen"
 
 
-def test_a_wrapper_script_leads_to_the_root_of_the_real_one(bare: Path, tmp_path: Path) -> None:
+def test_a_wrapper_script_leads_to_the_root_of_the_real_one(bare: Path) -> None:
     """Find the root through a script, and ask an nvcc again that is replaced under its name."""
-    real = pip_toolkit(tmp_path / "real")
-    wrapper = script(bare / "nvcc", f'exec "{real}" "$@"')
+    real = pip_toolkit(bare / "real")
+    wrapper = script(bare / "programs" / "nvcc", f'exec "{real}" "$@"')
     found = toolchain.find_nvcc()
-    assert (found.nvcc, found.root, found.version) == (wrapper, tmp_path / "real", "13.0")
+    assert (found.nvcc, found.root, found.version) == (wrapper, bare / "real", "13.0")
     wrapper.write_text(real.read_text().replace("13.0", "13.10"))
     assert toolchain.find_nvcc().version == "13.10"
 
@@ -83,39 +67,36 @@ MISSING = {
 
 
 @pytest.mark.parametrize("what", MISSING)
-def test_a_program_that_is_missing(bare: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_missing(bare: Path, what: str) -> None:
     find, value, hint = MISSING[what]
-    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
     with pytest.raises(BuildFailure, match=value) as caught:
         find()
     assert hint in caught.value.hint
 
 
-def test_an_nvcc_that_does_not_answer_or_is_not_there(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pip_toolkit(tmp_path / "usual")
-    script(bare / "nvcc", "echo broken >&2; exit 1")
+def test_an_nvcc_that_does_not_answer_or_is_not_there(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_toolkit(bare / "usual")
+    script(bare / "programs" / "nvcc", "echo broken >&2; exit 1")
     with pytest.raises(BuildFailure, match="broken"):
         toolchain.find_nvcc()
-    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "nowhere"))  # not silently another one
+    monkeypatch.setenv("SCANOPS_NVCC", str(bare / "nowhere"))  # not silently another one
     with pytest.raises(BuildFailure, match="correct SCANOPS_NVCC"):
         toolchain.find_nvcc()
 
 
 def test_compilers_serve_known_targets_from_folders_that_no_shell_interprets(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pip_toolkit(tmp_path / "usual")
-    monkeypatch.setenv("SCANOPS_CXX", str(script(tmp_path / "g++", "echo g++ 13.0")))
-    monkeypatch.chdir(tmp_path)
+    pip_toolkit(bare / "usual")
+    monkeypatch.setenv("SCANOPS_CXX", str(script(bare / "g++", "echo g++ 13.0")))
+    monkeypatch.chdir(bare)
     for known in ("sm_90", "sm_90a", "sm_120f"):
         assert toolchain.cuda_compilers(known)[0].version == "13.0"
     for unknown, nearest in (("sm_70", "sm_80"), ("sm_9", "sm_90"), ("cpu", "sm_")):
         with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120") as caught:  # which scanops knows, too
             toolchain.cuda_compilers(unknown)
         assert caught.value.hint.startswith(f"use {nearest}") and "or set SCANOPS_NVCC" in caught.value.hint
-    monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(tmp_path / "$(touch PWNED)")))
+    monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(bare / "$(touch PWNED)")))
     with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
         toolchain.cuda_compilers("sm_90")
-    assert not (tmp_path / "PWNED").exists()
+    assert not (bare / "PWNED").exists()

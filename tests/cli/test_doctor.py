@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from scanops import environment
+from scanops._version import TESTED, untested
 from scanops.artifact import ABI, PLATFORM
-from scanops.builders import nvrtc, toolchain
 from scanops.packs.manifest import finish
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
@@ -37,6 +38,7 @@ class Machine:
         checks = {check["name"]: check for check in answer["checks"]}
         assert result.exit_code == (0 if answer["ok"] else 1)
         assert all(check["next"] for check in checks.values() if check["status"] != "ok")
+        assert not any("\n" in check["summary"] for check in checks.values())
         return answer, checks
 
     def gpu(self, *capability: int) -> None:
@@ -53,25 +55,17 @@ class Machine:
 
 
 @pytest.fixture
-def machine(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(call: Call, folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Neither GPU nor compilers, and a store that does not exist."""
     finish(folder)
-    for row in environment.VARIABLES:
-        monkeypatch.delenv(row.name, raising=False)
-    for name in ("bin", "open"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "open").chmod(0o777)
-    (tmp_path / "plans.json").write_text("{", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    places = {"PATH": "bin", "SCANOPS_STORE": "deep/store", "SCANOPS_PACKS": "kernels"}
-    for name, place in places.items():
-        monkeypatch.setenv(name, str(tmp_path / place))
-    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "absent")
-    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
-    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
-    monkeypatch.setattr(nvrtc, "_places", tuple)
+    (bare / "open").mkdir()
+    (bare / "open").chmod(0o777)
+    (bare / "plans.json").write_text("{", encoding="utf-8")
+    monkeypatch.chdir(bare)
+    monkeypatch.setenv("SCANOPS_STORE", str(bare / "deep" / "store"))
+    monkeypatch.setenv("SCANOPS_PACKS", str(folder))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    return Machine(call=call, patch=monkeypatch, programs=tmp_path / "bin", pack=folder)
+    return Machine(call=call, patch=monkeypatch, programs=bare / "programs", pack=folder)
 
 
 def test_this_machine(call: Call) -> None:
@@ -94,6 +88,14 @@ def test_what_is_missing_is_no_failure(machine: Machine, tmp_path: Path) -> None
     assert all(check["next"] in text.stdout for check in found.values() if check["next"])
     script(machine.programs / "g++", "echo g++ 12")
     assert machine.doctor()[0]["can"] == {"run": False, "build": False, "emulate": True, "compose": True}
+
+
+def test_untested_versions_are_named(machine: Machine) -> None:
+    words = [untested(name, "3.99.1+cpu") for name in TESTED]
+    machine.patch.setattr(torch, "__version__", "3.99.1+cpu")
+    machine.patch.setattr(platform, "python_version", lambda: "3.99.1+cpu")
+    assert all(words) and machine.doctor()[1]["torch"]["summary"].endswith("".join(words))
+    assert [untested(name, f"{version}.1") for name in TESTED for version in TESTED[name]] == [""] * 4
 
 
 Change = Callable[[Machine], object]

@@ -12,15 +12,7 @@ import pytest
 from scanops.artifact import PLATFORM
 from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
 
-
-@pytest.fixture(autouse=True)
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HOME cannot be written, and PATH leads nowhere."""
-    (tmp_path / "file").touch()
-    for name, place in {"HOME": "file", "PATH": "nothing", "SCANOPS_STORE": "absent"}.items():
-        monkeypatch.setenv(name, str(tmp_path / place))
-    for name in ("SCANOPS_PACKS", "SCANOPS_REQUIRE_SIGNED"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, si
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.spec_checks import AGAIN_LENGTHS
-from scanops.codegen.targets import DEFAULT_TARGET, TARGETS, occupancy, target_named
+from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
@@ -117,17 +117,6 @@ def test_an_unknown_target(call: Callable[..., object], target: object) -> None:
     """The error names the target and those that are known."""
     error = refused(UnsupportedRequest, lambda: call(ScanSpec(op="sum", dtype="float32", length=5), target))
     assert repr(target) in error.asked and "sm_90" in error.allowed
-
-
-def test_the_target_table() -> None:
-    """Documented targets, by rising compute capability, which their names state."""
-    assert TARGETS.keys() >= {"sm_70", "sm_75", "sm_80", DEFAULT_TARGET, "sm_100", "sm_120"}
-    assert list(TARGETS.values()) == sorted(TARGETS.values(), key=lambda row: row.capability)
-    for row in TARGETS.values():
-        major, minor = row.capability
-        assert target_named(f"sm_{major}{minor}") is row and row.multiprocessors > 0
-        assert row.threads in (1024, 1536, 2048)
-        assert row.bfloat_convert == (row.capability >= (8, 0))
 
 
 def test_every_row_that_is_scanned_twice_fits_a_block_of_every_target() -> None:

@@ -76,7 +76,13 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"segments": "flags", "starts_layout": "columns"}, ("inner=1", "starts_layout='columns'")),
     ({"input_layout": "line"}, ("'line'", LAYOUTS)),
     *(({name: "sparse"}, ("'sparse'", LAYOUTS)) for name in ("input_layout", "mask_layout")),
-    *(({name: 1}, (f"{name}=1", "True or False")) for name in ("initial", "final", "reverse", "exclusive", "aligned")),
+    ({"complete": True}, ("exclusive=False", "exclusive=True without")),
+    ({"complete": True, "exclusive": True, "final": True, "input_layout": "rows"}, ("final=True", "is the carry-out")),
+    ({"complete": True, "exclusive": True}, ("input_layout='dense'", "one item less")),
+    *(
+        ({name: 1}, (f"{name}=1", "True or False"))
+        for name in ("initial", "final", "reverse", "exclusive", "complete", "aligned")
+    ),
     *((change, ()) for change in BAD_GRADIENTS),
 )
 
@@ -98,6 +104,9 @@ SLUGS: dict[str, dict[str, Any]] = {
     "sum-f32-n32768-mask_b8-reverse": {"mask": "bool", "length": 32768, "reverse": True},
     "prod-f64-n1-inner7-out_f32-exclusive": {
         "op": "prod", "dtype": "float64", "length": 1, "inner": 7, "out_dtype": "float32", "exclusive": True,
+    },
+    "sum-f32-n9-exclusive-complete-rows": {
+        "length": 9, "exclusive": True, "complete": True, "input_layout": "rows",
     },
     "sum-f32-any": {"length": None},
     "sum-f32-any-le4096-by4-inner3-reverse": {
@@ -168,6 +177,9 @@ def test_a_length_that_is_an_argument() -> None:
 @pytest.mark.parametrize("other", ["sum-float32-n5-exclusive-reverse", "sum-f32-n5-inner1-reverse-exclusive"])
 def test_another_spelling_gets_the_same_slug(other: str) -> None:
     """Slugs are read in any order, with defaults spelled out, and with the names of dtypes."""
+    for dtype, default in (("float16", "float32"), ("float32", "torch.float32"), ("complex64", "c64")):
+        plain = ScanSpec(op="sum", dtype=dtype, length=9)
+        assert ScanSpec(op="sum", dtype=dtype, length=9, accumulate=default) == plain
     assert ScanSpec.parse(other).slug == "sum-f32-n5-reverse-exclusive"
     assert ScanSpec(op="sum", dtype="torch.float32", length=1, mask="float32").slug == "sum-f32-n1-mask_f32"
 

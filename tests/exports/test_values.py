@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from scanops.builders.toolchain import find_nvcc
-from tests.exports.files import parsed, run, texts
+from scanops.runtime.kernels import default_target
+from tests.exports.files import PROBLEMS, parsed, run, texts
 from tests.numbers import matrix, oracle
 from tests.scripts import ran
 from tests.store.sources import needs_nvcc
@@ -118,6 +120,22 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
     ran = found[0][1]
     assert ran.count("_facts") == 2 and not {"_checked", "_steps", "load"} & set(ran)
     assert len(ran) <= 9, ran
+
+
+# The five problems, and a row of any length. KernelBench's format takes masks of float32 as well.
+FORMATS = {"cumprod_any_dim": "kernelbench", "masked_cumsum": "kernelbench"}
+ON_A_GPU = {name: (slugs, FORMATS.get(name, "modelnew")) for name, slugs in PROBLEMS.items()}
+ON_A_GPU["gpumode"] = (("sum-f32-any-le1073741824",), "gpumode")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """Built by load_inline, in a process that cannot import scanops, held to torch."""
+    (tmp_path / "exported.py").write_text(parsed(*ON_A_GPU[name], default_target()))
+    words = (Path(__file__).with_name("exported.py"), tmp_path / "exported.py", name)
+    ran(sys.executable, *words, folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
 
 
 # Launchers with every argument that there is, and the formats.

@@ -40,7 +40,7 @@ int cuDriverGetVersion(int* found) { return *found = version, 0; }
 int cuGetErrorName(int code, const char** found) { return *found = code == 999 ? "CUDA_ERROR_UNKNOWN" : 0, !*found; }
 int cuGetErrorString(int code, const char** found) { return *found = code == 999 ? "bad" : 0, !*found; }
 int cuCtxPushCurrent_v2(void* context) { return current = context, 0; }
-int cuCtxPopCurrent_v2(void** context) { return *context = current, current = 0; }
+int cuCtxPopCurrent_v2(void** context) { return *context = current, current = 0, 0; }
 int cuCtxSetCurrent(void* context) { return current = context, noted("cuCtxSetCurrent", 0, 0, 0, 0); }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
     *context = notes + device + 1;

@@ -22,8 +22,7 @@ from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
-from tests.requests.built import Built
-from tests.requests.calls import holds
+from tests.requests.built import Built, holds
 from tests.requests.checks import refused
 from tests.requests.recipes import OPS, Call, recipe
 from tests.requests.test_allocations import Recorded

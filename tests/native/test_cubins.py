@@ -97,11 +97,22 @@ def test_a_driver_that_cannot_load_cubins(cuda: Driver, monkeypatch: pytest.Monk
         monkeypatch.setattr("scanops.store.driver.PATH", "libcuda.so.0")
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_90a"])
+def test_the_layout_of_cuda_12_is_known_too(target: str, kernel: scanops.Kernel, tmp_path: Path) -> None:
+    entry = entry_of(kernel, tmp_path)
+    path, data = entry.library_path, entry.library_path.read_bytes()
+    path.write_bytes(data[:7] + bytes([51, 7]) + data[9:48] + (0x5A055A).to_bytes(4, "little") + data[52:])
+    entry.manifest.update(target=target, files=entry.manifest["files"] | {path.name: facts_of(path)})
+    assert load(entry)
+
+
 # What is wrong -> the change to the cubin, whether the manifest lists it, and what the error names
 HARMS: dict[str, tuple[Callable[[bytes], bytes], bool, str]] = {
     "a bit": (lambda data: data[:-2] + b"x\0", False, "SHA-256"),
     "a byte less": (lambda data: data[:-1], False, "bytes instead of"),
     "no ELF": (lambda data: b"x" + data[1:], True, "no ELF"),
+    "a part of a header": (lambda data: data[:63], True, "no ELF"),
+    "another layout": (lambda data: data[:8] + b"\11" + data[9:], True, "version 9"),
     "another processor": (lambda data: data[:18] + b"\x3e" + data[19:], True, "machine 62"),
     "another target": (lambda data: data[:49] + b"\x50" + data[50:], True, "sm_80"),
 }
@@ -110,7 +121,7 @@ HARMS: dict[str, tuple[Callable[[bytes], bytes], bool, str]] = {
 @pytest.mark.parametrize("harm", [*HARMS, "launch", "mode", "gone"])
 def test_what_is_not_loaded(harm: str, kernel: scanops.Kernel, cuda: Driver, tmp_path: Path) -> None:
     entry = entry_of(kernel, tmp_path)
-    path, words = entry.library_path.with_suffix(".cubin"), "No such file"
+    path, words = entry.library_path, "No such file"
     assert load(entry)
     if harm in HARMS:
         change, listed, words = HARMS[harm]

@@ -62,7 +62,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "op": (*BUILT_IN, "affine"),
     "dtype": tuple(DTYPES),
     "reverse": ("forward", "reverse"),
-    "exclusive": ("inclusive", "exclusive"),
+    "exclusive": ("inclusive", "exclusive", "complete"),
     "mask": ("none", "bool", "number"),
     "carry": ("none", "initial", "initial_of_lines", "final", "both"),
     "segments": ("none", "flags", "int32", "int64"),
@@ -106,12 +106,16 @@ class Cell:
         return OPERATORS.get(self.op, oracle.AFFINE)
 
 
+ENDS = ("final", "both")  # values of the axis carry with a carry-out
+
 Given = dict[str, Any]  # the arguments of ``oracle.scan``, less operator and dimension; final: the carry-out is wanted
 
 
 def is_legal(cell: Cell) -> bool:
     """Whether ScanSpec accepts the cell."""
     if cell.carry in ("initial", "initial_of_lines", "both") and not cell.row.resumes:
+        return False
+    if cell.exclusive == "complete" and (cell.segments != "none" or cell.carry in ENDS or cell.row.indices):
         return False
     return is_legal_pair(cell.op, cell.dtype, cell.mask)
 
@@ -198,7 +202,8 @@ def operands(cell: Cell) -> Given:
         "initial": initial,
         "reverse": cell.reverse == "reverse",
         "exclusive": cell.exclusive == "exclusive",
-        "final": cell.carry in ("final", "both"),
+        "complete": cell.exclusive == "complete",
+        "final": cell.carry in ENDS,
         "dtype": getattr(torch, spec.out_dtype),
     }
 
@@ -329,6 +334,13 @@ def triples() -> Iterator[Target]:
 # No shape has this pair: items of 16 bytes are accesses of a warp's lanes already. As a target that is never met, it
 # would draw every draft of a cell towards its dtype.
 UNREACHED = (("dtype", "complex128"), ("strategy", "any staged"))
+# What complete results do not go with, and strategies that read lines as they lie in the output.
+NOT_COMPLETE = {
+    "segments": {*AXES["segments"][1:]},
+    "carry": {*ENDS},
+    "op": {"cummax", "cummin"},
+    "strategy": {f"{prefix}{name}" for prefix in ("", "any ") for name in ("staged", "transposed")},
+}
 
 
 def _legal(targets: Iterable[Target]) -> Iterator[Target]:
@@ -336,6 +348,8 @@ def _legal(targets: Iterable[Target]) -> Iterator[Target]:
     for target in targets:
         have = dict(target)
         if have.items() >= dict(UNREACHED).items():
+            continue
+        if have.get("exclusive") == "complete" and any(have.get(axis) in NOT_COMPLETE[axis] for axis in NOT_COMPLETE):
             continue
         if "op" not in have or "dtype" not in have or is_legal_pair(have["op"], have["dtype"]):
             yield target

@@ -167,6 +167,7 @@ def scan(
     initial: torch.Tensor | complex | None = None,
     reverse: bool = False,
     exclusive: bool = False,
+    complete: bool = False,
     dtype: torch.dtype,
     carry_dtype: torch.dtype | None = None,
 ) -> Found:
@@ -206,8 +207,9 @@ def scan(
     found, last = [], [last for _, _, last in walks]
     for part, of in enumerate((dtype, torch.int64) if indexed else (dtype,)):
         states = [before if exclusive else after for before, after, _ in walks]
+        states = [[first, *line] for first, line in zip(firsts, states, strict=True)] if complete else states
         states = [[state[part] for state in line] for line in states] if indexed else states
-        found.append(_laid(states, shape, dim, reverse, of))
+        found.append(_laid(states, torch.Size([*shape[:-1], length + complete]), dim, reverse, of))
     ends = [h[0] for h in last] if indexed else last
     final = _tensor(ends, carry_dtype or dtype).reshape(shape[:-1])
     return Found(outputs=tuple(found), final=final)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.spec import ScanSpec
 from tests.numbers.oracle import CASES, selection
 
 UNIT = 2.0**-24  # half the distance of neighbours in float32, of numbers near 1
@@ -100,10 +99,3 @@ def test_a_compensated_product_is_rounded_once(name: str, dtype: torch.dtype, de
         found = y.double().movedim(case.dim, -1).reshape(-1, case.shape[case.dim])[0, :300]
         unit = torch.finfo(dtype).eps / 2
         assert ((found - wanted).abs() <= unit * (1 + 1e-3) * wanted.abs()).all()
-
-
-def test_the_default_by_its_name_is_the_default() -> None:
-    for given, accumulate in (("float16", "float32"), ("float32", "torch.float32"), ("complex64", "c64")):
-        assert ScanSpec(op="sum", dtype=given, length=9, accumulate=accumulate) == ScanSpec(
-            op="sum", dtype=given, length=9
-        )

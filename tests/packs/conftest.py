@@ -53,13 +53,8 @@ def pack(built: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """A machine with a store that cannot be made, no compiler, and no pack yet."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "absent"))
-    monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
-    monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
-    monkeypatch.delenv("SCANOPS_PACKS", raising=False)
+def deployed(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A bare machine, in a process that has looked at no pack yet."""
     caches = (layers._layer, layers.installed)
     for cache in caches:
         cache.cache_clear()

@@ -1,10 +1,12 @@
-"""The operands of a drawn request, and what it should give."""
+"""Drawn requests: their operands, and the check that one gives the oracle's results, or a typed error."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,10 +15,11 @@ import torch
 
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named
 from scanops.codegen.operators import BUILT_IN
+from scanops.errors import ScanopsError
 from tests.numbers import oracle
-from tests.requests.recipes import Call, laid, spread_over
+from tests.requests.recipes import OUTS, Call, laid, recipe, spread_over
 
-__all__ = ["Built"]
+__all__ = ["Built", "drawn", "holds"]
 
 REFUSED = torch.float32  # stands for the result's dtype where there is none
 HALVES = (torch.float16, torch.bfloat16)
@@ -194,3 +197,47 @@ class Built:
             return self.x if self.x.ndim == 0 or 0 not in self.x.stride() else None
         view = "stepped" if kind == "stepped" else "dense"
         return laid(view, shape, lambda inner: torch.zeros(inner, dtype=dtype, device=self.device))
+
+
+def drawn(pick: random.Random, kernels: random.Random | None = None) -> Call:
+    """A call; what its kernel is specialised for is drawn by ``kernels``."""
+    special, out, seed = pick.random() < 0.5, pick.choice(OUTS), pick.randrange(2**16)
+    return Call(recipe=recipe((kernels or pick).choice), seed=seed, special=special, out=out)
+
+
+def arguments(built: Built) -> dict[str, Any]:
+    """Those of ``oracle.call`` by name."""
+    r = built.call.recipe
+    call: dict[str, Any] = built.options() | {"out": built.out(), "x": built.x, "dim": r.dim}
+    call |= {"gate": built.gate} if built.gated else {}
+    if built.indexed and isinstance(call["out"], torch.Tensor):
+        call["out"] = (call["out"], torch.empty(r.shape, dtype=torch.int64, device=built.device))
+    return call
+
+
+def holds(call: Call, device: str, note: Callable[[str], object] = str) -> None:
+    """Run the call, described to ``note``: it gives the oracle's results, or a typed error with four parts."""
+    built, op = Built(call, device), call.recipe.op
+    given = arguments(built)
+    expected = built.expected() if built.legal else None
+    out = given["out"]
+    outs = out if isinstance(out, tuple) else (out,)
+    kept = None if any(out is built.x for out in outs) else built.x.clone()
+    note(f"{op} of x={built.x.shape} {built.x.dtype} {built.x.stride()}, to {built.dtype}, initial {built.initial}")
+    try:
+        results = oracle.call(op=op, **given)
+    except ScanopsError as error:
+        assert not built.legal, f"refused: {error}"
+        assert all(str(part).strip() for part in (error.asked, error.allowed, error.value, error.hint))
+        return
+    assert kept is None or torch.equal(bytes_of(kept), bytes_of(built.x)), "the input has changed"
+    assert expected is not None, "a dtype that is not legal was scanned"
+    assert len(results) == len(expected)
+    for y, wanted, out in itertools.zip_longest(results, expected, outs):
+        assert y.dtype == wanted.dtype and y.shape == wanted.shape
+        assert y is out if out is not None else y.is_contiguous()
+        oracle.agree(op, y.cpu(), wanted)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)

@@ -288,8 +288,3 @@ def test_kernels_of_different_plans_share_a_workspace(monkeypatch: pytest.Monkey
         for shape in shapes * 2:
             x = oracle.values("sum", shape, torch.float32, seed=shape[1])
             assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
-    (kept,) = workspaces._WORKSPACES.values()
-    board = kept.view(torch.int64)
-    tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
-    assert tickets == 0, "the last launch did not open the next"
-    assert launches >= len(shapes)  # a larger workspace begins to count anew

@@ -17,8 +17,7 @@ import pytest
 
 import scanops
 from benchmarks.odd_calls import run
-from tests.requests.built import Built
-from tests.requests.calls import drawn, holds
+from tests.requests.built import Built, drawn, holds
 from tests.requests.recipes import SHAPES
 
 COUNT = int(os.environ.get("SCANOPS_FUZZ", "0"))

@@ -96,6 +96,11 @@ _CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]
         lambda x: scanops.cumprod(x, DIM, reverse=True, exclusive=True),
         lambda x: walked("prod", x, reverse=True, exclusive=True)[:1],
     ),
+    "`complete`": (
+        ("x", "initial"),
+        lambda x, initial: scanops.cumprod(x, DIM, initial=initial, complete=True),
+        lambda x, initial: torch.cumprod(torch.cat([initial.unsqueeze(DIM), x], DIM), DIM),
+    ),
     "`mask` that selects": (
         ("x", "keep"),
         lambda x, keep: scanops.cumsum(x, DIM, mask=keep, reverse=True),

@@ -8,10 +8,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "exports"))
 alone: Any = importlib.import_module("alone")  # which hides scanops before torch is imported
 torch: Any = importlib.import_module("torch")
 
