@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops.codegen.dtypes import default_result
-from scanops.codegen.lines import WHOLE_BYTES, fill_panels
+from scanops.codegen.lines import pays_to_transpose
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
@@ -159,7 +159,7 @@ class Request:
         x, dim = self.x, self.call.dim
         outer, length, inner = split_shape(x.shape, dim)
         found = neighbours_of(operands, dim)
-        if found is None or not fill_panels(outer * inner, multiprocessors):
+        if found is None:
             return layouts, True
         # (bytes that lie side by side) of what is read and written along a line and across lines
         out_bytes = self.dtype.itemsize
@@ -168,7 +168,7 @@ class Request:
             if inner > 1
             else (out_bytes * length, x.itemsize * found.size)
         )
-        if min(runs) < WHOLE_BYTES:
+        if not pays_to_transpose(outer * inner, multiprocessors, min(runs)):
             return layouts, True
         # The input, and operands beside it that have not the output's layout.
         as_output = ("dense", "rows") if inner == 1 else ("dense",)
