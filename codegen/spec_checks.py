@@ -100,8 +100,8 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             "exclusive=True without segments, saved tensor and carry-out, and layouts of operands with one item less"
         )
         hint = "pass layouts rows, columns, strided or line; the last output is the carry-out"
-        names = ("exclusive", "segments", "saved", "final", *near)
-        yield "complete=True does not fit the other fields", allowed, told(*names), hint
+        value = told("exclusive", "segments", "saved", "final", *near)
+        yield "complete=True does not fit the other fields", allowed, value, hint
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 e88f09b6739aaf26 of everything below this banner
+// content  sha256 7fa1c9f1501b4dd1 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -313,7 +313,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 constexpr int kWords = 1;  // status words of a tile
 static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {
+struct Board {  // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
     unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };

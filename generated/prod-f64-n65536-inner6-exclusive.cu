@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 16596305a51b1521 of everything below this banner
+// content  sha256 688b87c85c49739b of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -392,7 +392,7 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 constexpr int kWords = 2;  // status words of a tile
 static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {
+struct Board {  // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
     unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 3d34e53ad1560c7a of everything below this banner
+// content  sha256 b2ce9f1c7f408177 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -253,7 +253,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 constexpr int kWords = 1;  // status words of a tile
 static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {
+struct Board {  // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
     unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 4c5d44481a69731b of everything below this banner
+// content  sha256 fee0d085885b9210 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -371,7 +371,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 constexpr int kWords = 2;  // status words of a tile
 static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {
+struct Board {  // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
     unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };

@@ -235,7 +235,7 @@ class Operands:
     def __init__(self, spec: ScanSpec, lines: int, device: str) -> None:
         check_lines(spec, lines)
         across = (spec.inner,) if spec.inner > 1 else ()
-        shape, shift = (lines // spec.inner, spec.capacity, *across), 0 if spec.aligned else 1
+        shape, shift = (lines // spec.inner, spec.capacity - spec.complete, *across), 0 if spec.aligned else 1
         self._spec, self.lines = spec, lines
         self.moved = lines * spec.capacity * item_bytes(spec)  # bytes
         self.tensors = {"x": _laid_out(shape, spec.dtype, spec.input_layout, shift, device)}  # arguments of a kernel
@@ -246,6 +246,7 @@ class Operands:
             self.tensors["offsets"] = torch.tensor(cuts, dtype=getattr(torch, str(spec.segments)), device=device)
         if spec.initial:
             self.tensors["initial"] = torch.ones((shape[0], *across), device=device).to(getattr(torch, spec.carry.name))
+        shape = (shape[0], spec.capacity, *across)
         self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
         if spec.indexed:
             self.tensors["indices"] = torch.empty(shape, dtype=torch.int64, device=device)

@@ -44,7 +44,7 @@ SAMPLES: dict[str, tuple[complex, ...]] = {
     "bool": (0, 1),
     "complex": (1, 0, -1, 1j, 2, -0.5j, 1 + 1j, 0.5 - 1.5j, -1 + 0.1j, complex(math.nan, math.nan)),
 }
-# By their numbers in laws.j2: the law, its operands and its two sides.
+# By their numbers in the emulator's laws.h: the law, its operands and its two sides.
 LAWS = (
     ("identity on the left", "a", "combine(identity, a)", "a"),
     ("identity on the right", "a", "combine(a, identity)", "a"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["loaded", "ran"]
+__all__ = ["ROOT", "loaded", "ran"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

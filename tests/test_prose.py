@@ -12,11 +12,10 @@ import pytest
 
 import scanops
 from scanops.codegen.operators import BUILT_IN, OPERATORS
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tools import pages
 from tools.pages import EXAMPLES, docs_files, main
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("scanops", "codegen", "tools", "benchmarks", "templates", "generated", "docs", "examples")
 ENDINGS = (".py", ".cpp", ".h", ".j2", ".cu", ".md")
 TEXTS = [

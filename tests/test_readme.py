@@ -27,10 +27,9 @@ from scanops.codegen.slugs import PREFIXES, WORDS
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tests.store.sources import script
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = {"gpu", "g++", "slow", "continued"}

@@ -64,7 +64,8 @@ def export(
     if not listed:
         raise _refused("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
     slugs = [spec.slug for spec in listed]
-    asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, which takes any spec, in a file each"
+    asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, in a file each"
+    instead = "export the inclusive scan, and add what it starts from" if listed[0].complete else instead
     for allowed, holds in _rules(format, listed).items():
         if not holds:
             raise _refused(asked, allowed, ", ".join(slugs), instead)
@@ -104,8 +105,8 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
             "one dimension, contiguous": first.inner == 1 and not first.strided,
         },
     }
-    alike = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    return rules.get(format, {}) | alike
+    every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
+    return {"as many results as items": not first.complete} | rules.get(format, {}) | every
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

@@ -14,9 +14,8 @@ CUDA = BuildRequest(name="sum-f32", source="int x;", target="sm_90")
 CPU = replace(CUDA, target="cpu")
 
 
-def test_identity_follows_from_source_target_flags_abi_and_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_identity_follows_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source, target, options, ABI and schema, but no name and no path."""
     changes = ({"source": "int y;"}, {"target": "sm_80"}, {"target": "sm_90a"}, {"target": "cpu"}, {"options": ("-g",)})
     seen = {CUDA.identity, *(replace(CUDA, **change).identity for change in changes)}
     for name, value in (("ABI", artifact.ABI + 1), ("SCHEMA", artifact.SCHEMA + 1), ("LINK_FLAGS", ())):

@@ -84,9 +84,7 @@ def test_an_nvcc_that_does_not_answer_or_is_not_there(bare: Path, monkeypatch: p
         toolchain.find_nvcc()
 
 
-def test_compilers_serve_known_targets_from_folders_that_no_shell_interprets(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compilers_serve_known_targets_from_safe_folders(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_toolkit(bare / "usual")
     monkeypatch.setenv("SCANOPS_CXX", str(script(bare / "g++", "echo g++ 13.0")))
     monkeypatch.chdir(bare)

@@ -43,9 +43,7 @@ def test_the_curves_are_the_same(module: object, device: str) -> None:
     assert device == "cuda" or operators <= {scanops.ScanSpec.parse(slug).op for slug in outcome.kernels}
 
 
-def test_a_scan_that_is_a_little_wrong_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slightly_wrong_scan_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def wrong(x, dim, **options):
         return scanops.cumsum(x, dim, **options) * (1 + 1e-5)
 

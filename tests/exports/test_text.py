@@ -110,9 +110,7 @@ def test_kernelbench_inputs_and_rules() -> None:
         ("'''x'''", """older + newer + (sizeof(""\"" "") == 0)"""),
     ],
 )
-def test_what_somebody_wrote_of_their_operator_is_no_python(
-    formula: str, combine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quoted = Operator(name="quoted", formula=formula, lift=("x",), combine=(combine,), identity=("0",),
                       commutative=True, start=0, step=lambda h, x: h + x)  # fmt: skip
     monkeypatch.setitem(OPERATORS, quoted.name, quoted)
@@ -129,6 +127,7 @@ def test_what_somebody_wrote_of_their_operator_is_no_python(
 @pytest.mark.parametrize(
     ("slugs", "format", "allowed"),
     [
+        ("sum-f32-n9-exclusive-complete-rows", "modelnew", "as many results as items"),
         ("sum-f32-n8 sum-f32-n9", "cu", "one: every kernel has a launcher"),
         ("sum-f32-n8 prod-f32-n8", "modelnew", "specs that differ in length"),
         ("sum-f32-n8", "pdf", "modelnew, cu, kernelbench, gpumode"),

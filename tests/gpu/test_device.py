@@ -11,9 +11,8 @@ import torch
 import scanops
 from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import CASES, Case, selection, values
-from tests.torch_integration.comparing import close
 from tests.torch_integration.on_gpus import GPU_COLUMNS, need, nothing_waits
-from tests.torch_integration.rows import LENGTH, Row, Tensors
+from tests.torch_integration.rows import LENGTH, Row, Tensors, close
 
 pytestmark = pytest.mark.gpu
 

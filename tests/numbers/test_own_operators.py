@@ -84,9 +84,7 @@ AGREE = [
 
 
 @pytest.mark.parametrize(("operator", "dtype", "name"), AGREE, ids=lambda each: getattr(each, "name", str(each)))
-def test_kernels_agree_with_the_reference(
-    operator: scanops.Operator, dtype: torch.dtype, name: str, device: str
-) -> None:
+def test_kernels_equal_the_reference(operator: scanops.Operator, dtype: torch.dtype, name: str, device: str) -> None:
     """Bit for bit what ``step`` gives item by item, which needs no kernel; masks and directions alternate."""
     case, turn = CASES[name], len(name) + dtype.itemsize.bit_length()
     choices = (1, -1, 1j, -1j, 0) if dtype.is_complex else (0, 1, 2, 0.5) if operator == ARGMAX else (0, 1, 0, 2)

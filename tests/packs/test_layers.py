@@ -104,9 +104,7 @@ def test_entry_points_that_lead_to_no_pack_are_skipped_with_one_warning(
     assert caplog.text.count("ignoring") == 1
 
 
-def test_a_library_swapped_after_it_was_read_changes_nothing(
-    pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_library_swapped_after_reading_is_unused(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     original = library.loadable
 
     def swapped(handle: int, path: Path) -> str:

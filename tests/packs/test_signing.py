@@ -68,9 +68,7 @@ def signed(pack: Path, key: Path, public: Path, deployed: pytest.MonkeyPatch) ->
     return pack
 
 
-def test_signatures_are_ed25519_and_last_as_long_as_the_kernels(
-    pack: Path, key: Path, public: Path, tmp_path: Path
-) -> None:
+def test_signatures_are_ed25519_and_last_while_kernels_do(pack: Path, key: Path, public: Path, tmp_path: Path) -> None:
     fingerprint = signing.sign(pack, key, unasked)
     signature = (pack / SIGNATURE).read_bytes()
     PRIVATE.public_key().verify(signature, (pack / PACK).read_bytes())
@@ -145,9 +143,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_packs_that_differ_from_what_was_signed_are_misses(
-    signed: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_packs_unlike_their_signature_are_misses(signed: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     change, words = BREAKS[name]
     change(signed)
     for _ in range(2):
@@ -202,9 +198,7 @@ KEYS: dict[str, tuple[bytes | None, str, str]] = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_files_without_a_usable_key_are_refused(
-    signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_files_without_a_key_are_refused(signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     data, *sayings = KEYS[name]
     file = tmp_path / "given.pem"
     if data is not None:
@@ -228,9 +222,8 @@ REVOKED = {
 
 
 @pytest.mark.parametrize("name", REVOKED)
-def test_keys_that_are_commented_out_or_revoked_are_not_trusted(
-    signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_revoked_keys_are_not_trusted(signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Nor are those that are commented out, in whole or in part."""
     other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes(*SPKI)
     file = keep(tmp_path / "some.pem", other + b"".join(REVOKED[name]) + b"# for people\n" + other)
     assert len(signing.public_keys(file)) == 1

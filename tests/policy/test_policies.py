@@ -100,9 +100,7 @@ def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["build", "generic", "background"])
 @pytest.mark.parametrize("patched", [False, True], ids=["scanops", "patch_torch"])
-def test_without_a_compiler_pytorch_computes_and_warns_once(
-    name: str, patched: bool, no_nvcc: None, store: Path
-) -> None:
+def test_without_a_compiler_torch_computes_and_warns_once(name: str, patched: bool, no_nvcc: None, store: Path) -> None:
     scan = torch.cumsum if patched else scanops.cumsum
     block = scanops.patch_torch() if patched else contextlib.nullcontext()
     with scanops.policy(name), block, scanops.emulate(), warnings.catch_warnings(record=True) as caught:

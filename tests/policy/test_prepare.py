@@ -88,9 +88,7 @@ def test_specs_are_built_at_the_same_time(store: Path, monkeypatch: pytest.Monke
     assert routes == ["cpu"] * len(LENGTHS)
 
 
-def test_the_first_failure_is_raised_and_the_others_are_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_failure_is_raised_others_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fails(miss: kernels.Miss) -> object:
         if miss.spec.length == LENGTHS[-1]:
             return BUILD(miss)

@@ -234,9 +234,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("spread", [transposed, lambda x: x[:1].expand_as(x)], ids=["transposed", "expanded"])
 @pytest.mark.parametrize("name", ["product", "product, masked", "linear"])
-def test_rows_of_other_strides_are_copied(
-    name: str, spread: Callable[[torch.Tensor], torch.Tensor], kernels: str
-) -> None:
+def test_other_strides_are_copied(name: str, spread: Callable[[torch.Tensor], torch.Tensor], kernels: str) -> None:
     """And not scanned forwards once more: neither gradients, nor masks, nor gates, nor the items of a product."""
     x, gate, given = (torch.rand(ROWS, LENGTH, device=kernels) + 0.5 for _ in range(3))
     mask = spread(MASK.to(kernels)) if name == "product, masked" else None

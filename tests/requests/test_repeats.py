@@ -16,8 +16,7 @@ from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
 from scanops.runtime import calls, kernels, launcher
 from tests.requests.checks import refused
-from tests.torch_integration.comparing import step
-from tests.torch_integration.rows import flat
+from tests.torch_integration.rows import flat, step
 
 X = torch.arange(120.0).reshape(3, 40).remainder(7)
 MASK = torch.arange(40) % 3 != 0

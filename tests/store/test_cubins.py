@@ -61,9 +61,7 @@ def folder(root: Path, target: str = "sm_90") -> Path:
 
 
 @needs_nvcc
-def test_a_named_builder_makes_its_form_and_a_library_serves_first(
-    root: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None
-) -> None:
+def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
     """By a builder's name and by the variable; looked up by the text and by the index."""
     cubin = scanops.compile(SPEC, "sm_90")  # found: any form serves
     library = scanops.compile(SPEC, "sm_90", builder="nvcc")

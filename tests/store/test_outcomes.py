@@ -137,9 +137,7 @@ REFUSED: dict[str, tuple[Harm, str]] = {
 
 
 @each_case(CORRUPT)
-def test_what_is_corrupt_is_moved_aside_and_built_again(
-    root: Path, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_corrupt_entries_are_moved_aside_and_rebuilt(root: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     CORRUPT[what](root)
     with policy("never"), pytest.raises(MissingKernel, match=f"scanops build {SPEC.slug}"):
         scanops.compile(SPEC, "cpu")
@@ -219,9 +217,7 @@ def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeyp
         path.chmod(0o755)
 
 
-def test_a_good_entry_that_comes_meanwhile_is_not_moved_aside(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_good_entry_that_comes_meanwhile_stays(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process replaces a corrupt entry: first between the check and the move, then before the second look."""
     entry = read_entry(folder(root))
     shutil.copytree(entry.directory, tmp_path / "good")

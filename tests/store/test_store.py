@@ -70,9 +70,7 @@ def test_nothing_of_a_failed_build_is_published(store: Store, what: str) -> None
     assert list((store.root / ".staging").iterdir()) == []
 
 
-def test_who_publishes_second_replaces_a_corrupt_entry_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_publisher_replaces_a_corrupt_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     winner, loser = Store(tmp_path / "winner"), Store(tmp_path / "loser")
     entry = winner.get_or_build(KERNEL)
     replaced(entry.library_path, entry.library_path.read_bytes()[:-1])
@@ -137,9 +135,7 @@ def test_no_cuda_runtime_anywhere(store: Store, monkeypatch: pytest.MonkeyPatch)
     assert "nvidia-cuda-runtime" in caught.value.hint
 
 
-def test_the_environment_is_read_at_call_time_and_before_a_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_read_at_calls_and_before_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SCANOPS_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert Store().root == tmp_path / "cache" / "scanops"

@@ -7,6 +7,7 @@ import hashlib
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jinja2
@@ -19,10 +20,8 @@ from scanops.codegen.plan import STRATEGIES
 from scanops.codegen.source import environment, render
 from scanops.codegen.targets import TARGETS
 from tests.codegen.strategies import specs
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tools.golden import GOLDEN, Golden, golden_files, main
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_generated_is_current(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +67,7 @@ def test_the_command_writes_checks_and_removes(tmp_path: Path, capsys: pytest.Ca
 RENDER = """
 import hashlib, sys
 from scanops import ScanSpec, generate
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tools.golden import golden_files
 for name, text in golden_files().items():
     print(name, hashlib.sha256(text.encode()).hexdigest())
@@ -145,7 +144,8 @@ def provided() -> set[str]:
 def faults(source: str) -> set[str]:
     """What is wrong with the text of a kernel, in words."""
     declared = {name for pattern in (FUNCTION, CONSTANT, TYPE) for name in re.findall(r"\w+", listed(pattern, source))}
-    found = {f"{name} is not used" for name in declared if len(re.findall(rf"\b{name}\b", source)) == 1}
+    counts = Counter(re.findall(r"\w+", source))
+    found = {f"{name} is not used" for name in declared if counts[name] == 1}
     found |= {f"{name} is not declared" for name in undeclared(source) - provided()}
     body = source.split("\n\n", 1)[1]
     found |= {f"{word} is of Python" for word in ("None", "True", "False") if re.search(rf"\b{word}\b", body)}

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import scanops
 from tests.torch_integration import compilers
-from tests.torch_integration.comparing import Noting, close, floating, hold, leaves, weights
-from tests.torch_integration.rows import DIM, Row, Tensors, flat
+from tests.torch_integration.rows import DIM, Noting, Row, Tensors, close, flat, floating, hold, leaves, weights
 
 __all__ = ["COLUMNS", "Column", "as_one_function", "autocast_cell", "autocasting", "whole"]
 

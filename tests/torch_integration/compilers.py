@@ -14,8 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import scanops
-from tests.torch_integration.comparing import close, floating, hold
-from tests.torch_integration.rows import LENGTH, Row, Tensors
+from tests.torch_integration.rows import LENGTH, Row, Tensors, close, floating, hold
 
 __all__ = ["QUICKLY", "backwards_compiled", "compiled", "compiled_for_all_lengths", "exported", "following", "traced"]
 

@@ -10,8 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.torch_integration.columns import Column, autocast_cell
-from tests.torch_integration.comparing import close, gradients, leaves
-from tests.torch_integration.rows import Row, Tensors
+from tests.torch_integration.rows import Row, Tensors, close, gradients, leaves
 
 __all__ = ["GPU_COLUMNS", "need", "nothing_waits"]
 

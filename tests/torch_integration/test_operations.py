@@ -23,8 +23,7 @@ from scanops.ops import BACKWARD
 from scanops.runtime import kernels
 from tests.requests.test_allocations import LAYOUTS as LAID
 from tests.torch_integration.columns import Mine, autocasting
-from tests.torch_integration.comparing import Noting, close, floating, leaves, step
-from tests.torch_integration.rows import DIM, ROWS, Row, Tensors
+from tests.torch_integration.rows import DIM, ROWS, Noting, Row, Tensors, close, floating, leaves, step
 
 
 def test_lengths_that_change_have_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

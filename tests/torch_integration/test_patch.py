@@ -14,9 +14,8 @@ import scanops
 from tests.numbers.oracle import of_same_turn
 from tests.requests.test_torch_samples import NAMES
 from tests.requests.test_torch_samples import ROWS as SAMPLES
-from tests.torch_integration.comparing import hold
 from tests.torch_integration.compilers import scans_of
-from tests.torch_integration.rows import flat
+from tests.torch_integration.rows import flat, hold
 
 DTYPES = {"logcumsumexp": (torch.float32, torch.complex64)}
 

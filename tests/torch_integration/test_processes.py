@@ -16,9 +16,8 @@ import torch.multiprocessing
 import scanops
 from tests.scripts import ran
 from tests.torch_integration.columns import distributed, whole
-from tests.torch_integration.comparing import close, step, weights
 from tests.torch_integration.compilers import QUICKLY
-from tests.torch_integration.rows import DIM, ROWS
+from tests.torch_integration.rows import DIM, ROWS, close, step, weights
 
 LOADS = """
 import sys

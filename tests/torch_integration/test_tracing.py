@@ -15,9 +15,8 @@ import scanops
 from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import COMPOUND
 from tests.torch_integration.columns import as_one_function
-from tests.torch_integration.comparing import close, hold
 from tests.torch_integration.compilers import QUICKLY, following
-from tests.torch_integration.rows import ROWS, Tensors
+from tests.torch_integration.rows import ROWS, Tensors, close, hold
 
 Scan = Callable[[torch.Tensor], torch.Tensor]
 eagerly = partial(torch.compile, fullgraph=True, backend="aot_eager")

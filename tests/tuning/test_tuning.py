@@ -125,7 +125,7 @@ def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch
     ],
     ids=str,
 )
-def test_an_invalid_plan_falls_back_with_one_warning(
+def test_an_invalid_plan_is_warned_of_once(
     changes: dict[str, Any], file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Commands that ask for the tuned plan raise BadTuning instead."""
