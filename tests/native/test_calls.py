@@ -80,7 +80,8 @@ def test_wrong_calls_are_refused_beside_right_ones(counted: Counted) -> None:
     assert counted.calls >= 3
 
 
-GATES, LINE = torch.linspace(0, 1, 3)[:, None], torch.ones(1, 300000)  # rows split over blocks have a workspace
+GATES, COMPLEX = torch.linspace(0, 1, 3)[:, None], torch.complex(X, X + 1)
+LINE = torch.ones(1, 300000)  # rows split over blocks have a workspace
 
 
 def summed(x: torch.Tensor = X, **emulation: int) -> torch.Tensor:
@@ -97,7 +98,7 @@ ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
     "other data": (summed, lambda: summed(X + 1), True),
     "a parameter": (summed, lambda: summed(torch.nn.Parameter(X, requires_grad=False)), True),
     "a subclass": (summed, lambda: summed(X.as_subclass(type("Own", (torch.Tensor,), {}))), False),
-    "a conjugate": (summed, lambda: summed(torch.complex(X, X).conj()), False),
+    "a conjugate": (lambda: summed(COMPLEX), lambda: summed(COMPLEX.conj()), False),
     "another order of threads": (summed, lambda: summed(seed=4), True),
     "another GPU": (summed, lambda: summed(multiprocessors=2), False),
     "two results": (lambda: scanops.cummin(X, 0), lambda: scanops.cummin(-X, 0), True),
