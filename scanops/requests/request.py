@@ -103,20 +103,20 @@ class Request:
 
     @property
     def inclusive(self) -> Request:
-        """The request without the result that complete results begin with."""
+        """The request for the inclusive results of a complete scan alone."""
         return replace(self, call=replace(self.call, complete=False), outs=())
 
     def within(self, results: torch.Tensor) -> torch.Tensor:
-        """The results of ``inclusive`` among complete ones, or among their gradients."""
+        """The inclusive results in those of a complete scan, as a view; likewise of their gradients."""
         dim = self.call.dim
         return results.narrow(dim, 0 if self.call.reverse else 1, results.shape[dim] - 1)
 
     def start_in(self, results: torch.Tensor) -> torch.Tensor:
-        """What complete results begin with, or its gradient: one number a line."""
+        """The carry-in in the results of a complete scan, as a view, one per line; likewise of their gradients."""
         return results.select(self.call.dim, -1 if self.call.reverse else 0)
 
     def extended(self, results: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The results of ``inclusive`` behind what each line starts from: complete results, or their tangents."""
+        """The results of a complete scan, from inclusive ones and the carry-in of each line; likewise of tangents."""
         first = start.to(results.dtype).expand(line_shape(results.shape, self.call.dim)).unsqueeze(self.call.dim)
         return torch.cat([results, first] if self.call.reverse else [first, results], self.call.dim)
 
@@ -269,7 +269,7 @@ class Kind:
         self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )
-        # Of a call with complete results: of the inclusive scan that the others belong to, and their gradients.
+        # Of a complete scan: the kind of its inclusive results, which computes their gradients.
         self.inclusive: Kind | None = Kind(request.inclusive) if request.call.complete else None
         self.indexed = request.operator.indices
         self.final = request.call.final
