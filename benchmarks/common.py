@@ -103,16 +103,22 @@ def require_gpu() -> None:
         )
 
 
-def child(*words: object, folder: str | Path | None = None, before: Sequence[str] = (), **variables: object) -> str:
+def child(
+    *words: object,
+    variables: Mapping[str, object] | None = None,
+    folder: str | Path | None = None,
+    before: Sequence[str] = (),
+) -> str:
     """Run Python with these words in a new process and return what it prints; end this one if that fails.
 
-    ``folder`` is where it runs: not the root of a checkout by default, from which ``codegen`` would be importable.
-    ``before`` is a command that runs Python in turn, and ``variables`` are added to the environment.
+    ``variables`` are added to the environment. ``folder`` is where it runs: not the root of a checkout by default, from
+    which ``codegen`` would be importable. ``before`` is a command that runs Python in turn.
     """
+    own = {"SCANOPS_TUNING": os.devnull, **{name: str(value) for name, value in (variables or {}).items()}}
     done = subprocess.run(
         [*before, sys.executable, *map(str, words)],
         cwd=folder or tempfile.gettempdir(),
-        env={**os.environ, "SCANOPS_TUNING": os.devnull, **{name: str(value) for name, value in variables.items()}},
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         check=False,

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.builds import by_nvcc
 from scanops import make_plan
-from scanops.artifact import BuildRequest
 from scanops.builders.programs import parse_ptxas
-from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, occupancy, target_named
@@ -96,15 +95,12 @@ def usual(text: str) -> str:
 def report(slug: str, target: str, loop: bool, folder: Path, listed: bool, short: bool = True) -> str:
     """Compile a kernel and return its line of the report."""
     plan = make_plan(ScanSpec.parse(slug), target)
-    source, cubin = folder / "kernel.cu", folder / "kernel.cubin"
-    source.write_text(usual(render(plan)) if short else render(plan))
-    flags = BuildRequest(name=slug, source=source.read_text(), target=target).flags
-    command = [str(find_nvcc().nvcc), "-cubin", *flags, "-Xptxas=-v", str(source), "-o", str(cubin)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    used = parse_ptxas(done.stdout + done.stderr)
+    text, cubin = render(plan), folder / "kernel.cubin"
+    done = by_nvcc(usual(text) if short else text, target)
+    cubin.write_bytes(done.cubin)
+    used = parse_ptxas(done.words)
     assert used is not None
-    every = listing(cubin)
-    rows = counted(every, loop)
+    rows = counted(listing(cubin), loop)
     pipes = Counter(pipe_of(row.name) for row in rows)
     items = plan.items * getattr(plan, "vectors", 1)
     shared = (used.shared_bytes or 0) + plan.shared_bytes

@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import Row
 from benchmarks.report import best_peer
 from scanops.errors import MissingRequirement, UnsupportedRequest
 
 __all__ = ["draw", "fingerprint", "is_picture_of", "require_matplotlib"]
 
-Row = dict[str, Any]
 FORMATS = (".svg", ".png")
 OURS, PEER, DRAWN, ROOF = "#0b6e4f", "#c8553d", "#8fc7b0", "#444444"
 TOP = 1.08  # of the vertical axis: a little above the roof

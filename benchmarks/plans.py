@@ -7,28 +7,22 @@ turns: the median decides. A plan whose results differ from those of the rule's 
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from benchmarks.common import parser
+from benchmarks.timing import Timer
 from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
-from scanops.codegen.figures import lines_for
+from scanops.codegen.figures import item_bytes, lines_for
 from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, measured_plan, strategy_of
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
-from scanops.errors import ScanopsError
-from scanops.measure import Operands, Stopwatch, entry_of, require_gpu, same
-from scanops.processes import at_once, jobs_that_fit
-from scanops.runtime.kernels import Kernel
-from scanops.store.entry import Entry as StoreEntry
+from scanops.measure import GpuLaboratory, require_gpu
+from scanops.processes import jobs_that_fit
 from scanops.tuning import Entry, Measured, read, write
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -53,19 +47,13 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"op": "cummax", "dtype": "float32"},
     {"op": "cummax", "dtype": "bfloat16"},
 )
-SHAPES: tuple[dict[str, Any], ...] = (
-    {"length": 127},
-    {"length": 1024},
-    {"length": 4096},
-    {"length": 16384},
-    {"length": 32768},
-    {"length": 2**18},
-    {"length": 4097},
-    {"length": 512, "inner": 1024},
-    {"length": 4096, "inner": 512},
-    {"length": 4096, "inner": 2560},
-    {"length": 32768, "inner": 4096},
-    {"length": 65536, "inner": 256, "few": True},
+SHAPES: tuple[tuple[int, int, bool], ...] = (  # length, inner, whether lines are few
+    *((length, 1, False) for length in (127, 1024, 4096, 16384, 32768, 2**18, 4097)),
+    (512, 1024, False),
+    (4096, 512, False),
+    (4096, 2560, False),
+    (32768, 4096, False),
+    (65536, 256, True),
 )
 ITEMS = 2**27  # of a tensor
 DRAWN, NEAR, FINAL = 18, 8, 3  # plans of each comparison
@@ -76,19 +64,9 @@ GAIN = 0.99  # a plan must take less than this part of the time of the rule's
 
 def specs() -> Iterator[tuple[ScanSpec, bool]]:
     """Yield the specs of the table with whether lines are few: every kind on every shape."""
-    for shape in SHAPES:
+    for length, inner, few in SHAPES:
         for kind in KINDS:
-            sizes = {name: size for name, size in shape.items() if name != "few"}
-            yield ScanSpec(**kind, **sizes), "few" in shape
-
-
-# ---- plans to try
-
-
-def rule_plan(spec: ScanSpec, target: str, few: bool) -> Plan:
-    """Return the plan of the strategy's own rule, without any measured table."""
-    row = target_named(target)
-    return by_rule(strategy_of(spec, row, few), spec, row, few)
+            yield ScanSpec(**kind, length=length, inner=inner), few
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
@@ -108,132 +86,68 @@ def drawn(own: Plan, count: int) -> list[Plan]:
     return list(found)
 
 
-def near(best: Plan, own: Plan, count: int) -> list[Plan]:
-    """Return up to ``count`` neighbours of ``best``."""
-    found = [plan for plan in neighbours(best) if plan != own]
-    return random.sample(found, min(count, len(found)))
-
-
-# ---- measuring them
-
-
-def operands_of(spec: ScanSpec, few: bool) -> Operands:
-    """Return tensors of about ITEMS items for one spec, with random values."""
-    operands = Operands(spec, lines_for(spec, require_gpu()[2], ITEMS, few), "cuda")
-    operands.fill_exactly()  # masks and flags
-    operands.fill_randomly()
-    return operands
-
-
-@dataclass(slots=True)
 class Search:
-    """The plans of one spec, their times so far, and the rule's own."""
+    """The plans of one spec and the median times of those that were measured; the first is the rule's own."""
 
-    spec: ScanSpec
-    own: Plan
-    builds: dict[Plan, StoreEntry | ScanopsError]
-    times: dict[Plan, float]
+    def __init__(self, spec: ScanSpec, few: bool, target: str, multiprocessors: int) -> None:
+        row = target_named(target)
+        self.own = by_rule(strategy_of(spec, row, few), spec, row, few)
+        lines = lines_for(spec, multiprocessors, ITEMS, few)
+        self.moved = lines * spec.capacity * item_bytes(spec)
+        self.laboratory, self.times = GpuLaboratory(spec, lines, jobs_that_fit()), dict[Plan, float]()
 
-    def measure(self, stopwatch: Stopwatch) -> None:
-        """Build, check and time the plans that were not timed yet."""
-        operands, wanted = operands_of(self.spec, self.own.few), None
-        for plan, build in self.builds.items():
-            if plan in self.times and plan != self.own:
-                continue
-            try:
-                if isinstance(build, ScanopsError):
-                    raise build
-                kernel = Kernel(self.spec, plan.target.name, build)
-                result = operands.run(kernel)
-                if wanted is None:
-                    wanted = result.clone()
-                elif not same(result, wanted, exactly=False):
-                    print(f"   WRONG {self.spec}: {plan.describe()}", flush=True)
-                    continue
-                used = kernel.resources
-                if used is not None and (used.spill_store_bytes or 0) > 0 and plan != self.own:
-                    continue
-                self.times[plan] = _median(stopwatch, operands, kernel, RUNS)
-            except ScanopsError as problem:
-                print(f"   {self.spec}: {plan.describe()}: {str(problem).splitlines()[0]}", flush=True)
+    def measure(self, plans: Sequence[Plan]) -> None:
+        """Build, check and time the plans that were not timed yet, beside the rule's."""
+        new = [self.own, *(plan for plan in plans if plan not in self.times and plan != self.own)]
+        problems = dict(self.laboratory.build(new, lambda done, of: None))
+        if self.own in problems:
+            raise SystemExit(f"{self.own.spec}: {problems[self.own]}")
+        problems |= {plan: "WRONG" for plan in new if plan not in problems and not self.laboratory.agrees(plan)}
+        for plan, problem in problems.items():
+            print(f"   {plan.spec}: {plan.describe()}: {problem.splitlines()[0]}", flush=True)
+        usable = [plan for plan in new if plan not in problems]
+        self.times |= self.medians(usable, RUNS)
 
-    def best(self) -> Plan:
-        """Return the fastest plan so far."""
-        return min(self.times, key=self.times.__getitem__)
+    def medians(self, plans: Sequence[Plan], runs: int) -> dict[Plan, float]:
+        """Return the median microseconds of these plans, in turns."""
+        return {plan: statistics.median(times) for plan, times in self.laboratory.times(plans, runs).items()}
 
-    def decide(self, stopwatch: Stopwatch, gpu: str) -> Entry:
+    def near(self, count: int) -> list[Plan]:
+        """Return up to ``count`` neighbours of the fastest plan so far."""
+        found = neighbours(min(self.times, key=self.times.__getitem__))
+        return random.sample(found, min(count, len(found)))
+
+    def decide(self, timer: Timer, gpu: str) -> Entry:
         """Time the fastest few against the rule's plan, in turns, and return the entry of the winner."""
-        finalists = [self.own, *[plan for plan in sorted(self.times, key=self.times.__getitem__) if plan != self.own]]
-        finalists = finalists[: FINAL + 1]
-        operands = operands_of(self.spec, self.own.few)
-        built = {plan: build for plan in finalists if not isinstance(build := self.builds[plan], ScanopsError)}
-        kernels = {plan: Kernel(self.spec, plan.target.name, build) for plan, build in built.items()}
-        rounds: dict[Plan, list[float]] = {plan: [] for plan in finalists}
-        for _ in range(LAST_RUNS):
-            for plan, kernel in kernels.items():
-                rounds[plan].append(1e3 * stopwatch.once(lambda kernel=kernel: operands.run(kernel), operands.moved))  # type: ignore[misc]
-        medians = {plan: statistics.median(times) for plan, times in rounds.items()}
-        best = min(medians, key=medians.__getitem__)
-        if medians[best] > GAIN * medians[self.own]:
-            best = self.own
-        copy = _copy_us(stopwatch, operands.moved)
-        print(
-            f"{copy / medians[best]:.3f} (rule {copy / medians[self.own]:.3f})  {self.spec}  {best.describe()}",
-            flush=True,
-        )
-        measured = Measured(
-            lines=operands.lines,
-            default_us=round(medians[self.own], 2),
-            tuned_us=round(medians[best], 2),
-            rounds=LAST_RUNS,
-        )
-        return Entry.of(best, gpu, measured)
-
-
-def _median(stopwatch: Stopwatch, operands: Operands, kernel: Kernel, runs: int) -> float:
-    return statistics.median(stopwatch.once(lambda: operands.run(kernel), operands.moved) for _ in range(runs))
-
-
-def _copy_us(stopwatch: Stopwatch, moved: int) -> float:
-    source = torch.empty(moved // 8, dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    return 1e3 * statistics.median(stopwatch.once(lambda: target.copy_(source), moved) for _ in range(RUNS))
-
-
-def _build_all(plans: Sequence[tuple[Search, Plan]]) -> None:
-    """Build these plans, several at a time."""
-    entries = at_once(entry_of, [plan for _, plan in plans], jobs_that_fit())
-    for (search, plan), entry in zip(plans, entries, strict=True):
-        search.builds[plan] = entry
-
-
-def _classified(entry: Entry) -> Entry:
-    """The entry under its class as the planner now tells classes apart."""
-    return replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
+        ranked = [plan for plan in sorted(self.times, key=self.times.__getitem__) if plan != self.own]
+        medians = self.medians([self.own, *ranked[:FINAL]], LAST_RUNS)
+        best, rule = min(medians, key=medians.__getitem__), medians[self.own]
+        best = best if medians[best] <= GAIN * rule else self.own
+        copy = timer.copy(self.moved)
+        copy_us = 1e3 * statistics.median(timer.once(copy, self.moved) for _ in range(RUNS))
+        fractions = f"{copy_us / medians[best]:.3f} (rule {copy_us / rule:.3f})"
+        print(f"{fractions}  {best.spec}  {best.describe()}", flush=True)
+        us = {"default_us": round(rule, 2), "tuned_us": round(medians[best], 2)}
+        return Entry.of(best, gpu, Measured(lines=self.laboratory.lines, rounds=LAST_RUNS, **us))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search the plans of all specs and write them as they are decided."""
-    flags = parser(__doc__, filtered="specs")
-    given = flags.parse_args(arguments)
+    given = parser(__doc__, filtered="specs").parse_args(arguments)
     random.seed(2026)
-    (target, gpu, _), stopwatch = require_gpu(), Stopwatch()
-    path: Path | None = given.output
-    entries = {(entry.spec, entry.few): _classified(entry) for entry in read(path).values()} if path else {}
-    for _, group in itertools.groupby(specs(), lambda each: (each[0].length, each[0].inner)):
-        wanted = [(spec, few) for spec, few in group if re.search(given.filter, spec.slug)]
-        searches = [Search(spec, rule_plan(spec, target, few), {}, {}) for spec, few in wanted]
-        _build_all([(search, plan) for search in searches for plan in (search.own, *drawn(search.own, DRAWN))])
-        for search in searches:
-            search.measure(stopwatch)
+    (target, gpu, multiprocessors), timer = require_gpu(), Timer(0.0)
+    entries = {(entry.spec, entry.few): entry for entry in (read(given.output) if given.output else {}).values()}
+    for key, entry in entries.items():  # under its class as the planner now tells classes apart
+        entries[key] = replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
+    for spec, few in specs():
+        if not re.search(given.filter, spec.slug):
+            continue
+        search = Search(spec, few, target, multiprocessors)
+        search.measure(drawn(search.own, DRAWN))
         for _ in range(ROUNDS):
-            further = [(search, plan) for search in searches for plan in near(search.best(), search.own, NEAR)]
-            _build_all([(search, plan) for search, plan in further if plan not in search.builds])
-            for search in searches:
-                search.measure(stopwatch)
-        for search in searches:
-            entry = search.decide(stopwatch, gpu)
-            entries[entry.spec, entry.few] = entry
-        if path:
-            write(path, entries.values())
+            search.measure(search.near(NEAR))
+        entry = search.decide(timer, gpu)
+        entries[entry.spec, entry.few] = entry
+        if given.output:
+            write(given.output, entries.values())
     return 0

@@ -1,7 +1,7 @@
 """Write the tables of docs/benchmarks.md, the excerpt in the README and the picture from the committed results.
 
 The results of the grid are those of ``python -m benchmarks grid -o benchmarks/results/bench_h200.json``; the commands
-``variants``, ``bounds`` and ``workloads`` write those of the other tables. ``--check`` needs no matplotlib.
+``variants``, ``bounds``, ``workloads`` and ``builds`` write those of the other tables. ``--check`` needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -132,6 +132,19 @@ def workloads_table() -> list[str]:
     return [f"{_source(document)}. {said}", "", *markdown(headings, rows)]
 
 
+def builds_table() -> list[str]:
+    """Return the table of what kernels cost to build."""
+    rows, documents = [], {"nvrtc": results("build_cost_nvrtc"), "nvcc": results("build_cost")}
+    for compiler, document in documents.items():
+        times = document["times"]["all"]["cpu_seconds"]
+        largest = max(row["cubin_bytes"]["most"] for row in document["worst"])
+        counts = [document["kernels"], len(document["refused"]), len(document["spilled"])]
+        seconds = [f"{times[name]:.2f} s" for name in ("median", "95 %", "most")]
+        rows.append([f"{compiler} {document[compiler]}, {document['date']}", *counts, *seconds, f"{largest:,} bytes"])
+    headings = ["compiler", "kernels", "refused", "with spills", "CPU time, median", "95 %", "most", "largest cubin"]
+    return markdown(headings, rows, texts=1)
+
+
 def _source(document: Row, driver: bool = False) -> str:
     versions = document["versions"]
     drivers = f", driver {versions['driver']}" if driver else ""
@@ -159,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     document = results()
     page = PAGE.read_text(encoding="utf-8")
-    for name, lines in (("cells", table(document)), ("variants", variants_table()), ("workloads", workloads_table())):
+    parts = {"cells": table(document), "variants": variants_table(), "workloads": workloads_table()}
+    for name, lines in {**parts, "builds": builds_table()}.items():
         page = _filled(page, name, lines)
     fresh = {README: _filled(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
     if not check:

@@ -92,7 +92,7 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def other_bits(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return whether two results differ in a bit, on their device and without a synchronisation."""
-    bits = _BITS[first.element_size()]
+    bits = _BITS.get(first.element_size(), torch.uint8)
     return (first.view(bits) != second.view(bits)).any()
 
 

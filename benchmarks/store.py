@@ -67,7 +67,7 @@ print(time.perf_counter() - began)
 
 def times(program: str, variables: dict[str, str], *words: object) -> list[float]:
     """Run a program in a new process and return the milliseconds that it prints as seconds."""
-    return [1e3 * float(word) for word in child("-c", program, *words, **variables).split()]
+    return [1e3 * float(word) for word in child("-c", program, *words, variables=variables).split()]
 
 
 def look_ups(processes: int, variables: dict[str, str]) -> dict[str, float]:

@@ -7,7 +7,7 @@ products by direction, inclusiveness and mask; ``offsets`` inputs off the 16-byt
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from benchmarks.cells import Cell, Shape, rows_of
@@ -18,65 +18,76 @@ __all__ = ["GROUPS", "RANDOM_LENGTHS", "SLACK", "cells", "row_floor", "select"]
 RANDOM_LENGTHS = 200
 LONGEST_RANDOM = 200_000
 SLACK = 0.02  # what unnamed shapes, offsets and views may lose below the floor of their class
-# (family, row lengths, floor, goal): float32 sums
-_ROWS: tuple[tuple[str, tuple[int, ...], float, float], ...] = (
-    ("rows of 4 to 256, powers of two", (4, 16, 64, 128, 256), 0.99, 1.00),
-    ("rows of 1 to 100", (1, 2, 3, 5, 7, 31, 100), 0.98, 1.00),
-    ("rows of 127 to 500", (127, 255, 257), 0.97, 0.99),
-    ("rows of 127 to 500", (200, 383, 500), 0.985, 0.99),
-    ("rows of 512 to 8192", (512, 1000, 1001, 1024, 2048, 4096, 8192), 0.99, 1.00),
-    ("rows of 16384 to 65536", (16384,), 0.975, 0.99),
-    ("rows of 16384 to 65536", (32768,), 0.98, 0.99),
-    ("rows of 16384 to 65536", (65536,), 0.97, 0.99),
-    ("odd rows of 4097 to 65535", (4097,), 0.98, 0.99),
-    ("odd rows of 4097 to 65535", (8191,), 0.985, 0.99),
-    ("odd rows of 4097 to 65535", (32767,), 0.965, 0.98),
-    ("odd rows of 4097 to 65535", (65535,), 0.95, 0.98),
-)
-LENGTHS = frozenset(length for _, lengths, _, _ in _ROWS for length in lengths)
-# (family, shape, dim, floor, goal): float32 sums
-_SHAPES: tuple[tuple[str, Shape, int, float, float], ...] = (
-    ("rows split over blocks", (256, 1048576), 1, 0.975, 0.985),
-    ("rows split over blocks", (16, 16777216), 1, 0.975, 0.985),
-    ("rows split over blocks", (1, 2**29), 1, 0.975, 0.985),
-    ("middle dims", (1, 32768, 8192), 1, 0.945, 0.975),
-    ("middle dims", (64, 4096, 1024), 1, 0.95, 0.975),
-    ("middle dims", (1024, 4096, 64), 1, 0.955, 0.975),
-    ("middle dims", (4096, 4096, 16), 1, 0.96, 0.975),
-    ("middle dims", (16384, 4096, 4), 1, 0.965, 0.98),
-    ("middle dims", (256, 1024, 1024), 1, 0.97, 0.98),
-    ("middle dims", (1, 4194304, 64), 1, 0.88, 0.95),
-)
-# (family, variants, row length, floor, goal)
-_TYPES: tuple[tuple[str, tuple[str, ...], int, float, float], ...] = (
-    ("rows of half types", ("sum_bf16", "sum_f16"), 1024, 0.99, 1.00),
-    ("rows of half types", ("sum_bf16", "sum_f16"), 32768, 0.97, 0.985),
-    ("rows of 64-bit types", ("sum_f64", "sum_i64"), 1024, 0.99, 1.00),
-    ("rows of 64-bit types", ("sum_f64", "sum_i64"), 32768, 0.97, 0.985),
-    ("int8 and bool to int64", ("sum_i8", "sum_b8"), 1024, 0.95, 0.98),
-    ("int8 and bool to int64", ("sum_i8", "sum_b8"), 32768, 0.95, 0.98),
-    ("masked rows", ("masked",), 32768, 0.985, 0.99),
-)
-# (variant, dim, floor in ms, goal in ms): float32, 32768 x 32768
-_ORIGIN: tuple[tuple[str, int, float, float], ...] = (
-    ("sum", 1, 2.04, 2.02),
-    ("prod", 1, 2.04, 2.02),
-    ("reverse", 1, 2.04, 2.02),
-    ("exclusive", 1, 2.04, 2.02),
-    ("masked", 1, 2.29, 2.27),
-)
-# (shape, floor in microseconds); the goal is a copy and 2 us
-_SMALL: tuple[tuple[Shape, float], ...] = (
-    ((1, 2**16), 7.2),
-    ((1, 2**18), 8.3),
-    ((1, 2**20), 10.4),
-    ((1, 2**22), 17.6),
-    ((1, 2**24), 45.0),
-    ((64, 65536), 16.6),
-    ((8, 1048576), 28.0),
-)
-_SMALL_GOAL_MS = 0.002
 
+
+def _rows(family: str, floor: float, goal: float, *lengths: int, variants: tuple[str, ...] = ("sum",)) -> list[Cell]:
+    """Return a cell for each length of large rows and each variant."""
+    return [
+        Cell(group="table", family=family, variant=variant, shape=rows_of(length), floor=floor, goal=goal)
+        for length in lengths
+        for variant in variants
+    ]
+
+
+def _shapes(family: str, goal: float, shapes: dict[Shape, float]) -> list[Cell]:
+    """Return a cell for each shape, scanned along dimension 1, with its floor."""
+    return [
+        Cell(group="table", family=family, variant="sum", shape=shape, floor=floor, goal=goal)
+        for shape, floor in shapes.items()
+    ]
+
+
+_HALVES, _WIDE, _NARROW = ("sum_bf16", "sum_f16"), ("sum_f64", "sum_i64"), ("sum_i8", "sum_b8")
+_SUMS = (  # float32 sums along rows
+    *_rows("rows of 4 to 256, powers of two", 0.99, 1.00, 4, 16, 64, 128, 256),
+    *_rows("rows of 1 to 100", 0.98, 1.00, 1, 2, 3, 5, 7, 31, 100),
+    *_rows("rows of 127 to 500", 0.97, 0.99, 127, 255, 257),
+    *_rows("rows of 127 to 500", 0.985, 0.99, 200, 383, 500),
+    *_rows("rows of 512 to 8192", 0.99, 1.00, 512, 1000, 1001, 1024, 2048, 4096, 8192),
+    *_rows("rows of 16384 to 65536", 0.975, 0.99, 16384),
+    *_rows("rows of 16384 to 65536", 0.98, 0.99, 32768),
+    *_rows("rows of 16384 to 65536", 0.97, 0.99, 65536),
+    *_rows("odd rows of 4097 to 65535", 0.98, 0.99, 4097),
+    *_rows("odd rows of 4097 to 65535", 0.985, 0.99, 8191),
+    *_rows("odd rows of 4097 to 65535", 0.965, 0.98, 32767),
+    *_rows("odd rows of 4097 to 65535", 0.95, 0.98, 65535),
+)
+LENGTHS = {cell.length: cell for cell in _SUMS}
+_ORIGIN = {"sum": (2.04, 2.02), "prod": (2.04, 2.02), "reverse": (2.04, 2.02), "exclusive": (2.04, 2.02)}
+_ORIGIN["masked"] = (2.29, 2.27)  # floor and goal in ms: float32, 32768 x 32768
+_SMALL = {  # shape: floor in microseconds; the goal is a copy and 2 us
+    **{(1, 2**16): 7.2, (1, 2**18): 8.3, (1, 2**20): 10.4, (1, 2**22): 17.6, (1, 2**24): 45.0},
+    **{(64, 65536): 16.6, (8, 1048576): 28.0},
+}
+_SMALL_GOAL_MS = 0.002
+_CELLS = (
+    *_SUMS,
+    *_shapes("rows split over blocks", 0.985, {(256, 1048576): 0.975, (16, 16777216): 0.975, (1, 2**29): 0.975}),
+    *_shapes("middle dims", 0.975, {(1, 32768, 8192): 0.945, (64, 4096, 1024): 0.95, (1024, 4096, 64): 0.955}),
+    *_shapes("middle dims", 0.975, {(4096, 4096, 16): 0.96}),
+    *_shapes("middle dims", 0.98, {(16384, 4096, 4): 0.965, (256, 1024, 1024): 0.97}),
+    *_shapes("middle dims", 0.95, {(1, 4194304, 64): 0.88}),
+    *_rows("rows of half types", 0.99, 1.00, 1024, variants=_HALVES),
+    *_rows("rows of half types", 0.97, 0.985, 32768, variants=_HALVES),
+    *_rows("rows of 64-bit types", 0.99, 1.00, 1024, variants=_WIDE),
+    *_rows("rows of 64-bit types", 0.97, 0.985, 32768, variants=_WIDE),
+    *_rows("int8 and bool to int64", 0.95, 0.98, 1024, 32768, variants=_NARROW),
+    *_rows("masked rows", 0.985, 0.99, 32768, variants=("masked",)),
+    *(
+        Cell(
+            group="table", family="origin problems", variant=variant, shape=(32768, 32768),
+            floor_ms=floor_ms, goal_ms=goal_ms,
+        )
+        for variant, (floor_ms, goal_ms) in _ORIGIN.items()
+    ),
+    *(
+        Cell(
+            group="table", family="small inputs", variant="sum", shape=shape,
+            floor_ms=floor_us / 1e3, goal_over_copy_ms=_SMALL_GOAL_MS,
+        )
+        for shape, floor_us in _SMALL.items()
+    ),
+)  # fmt: skip
 # One or two of each family, measured in about a minute.
 _QUICK = frozenset(
     {
@@ -94,39 +105,15 @@ _COMPILED = frozenset(
         *("sum 256x1048576 dim 1", "sum 1x536870912 dim 1", "sum 64x4096x1024 dim 1", "sum 256x1024x1024 dim 1"),
         *("sum_bf16 8192x32768 dim 1", "sum_f64 8192x32768 dim 1", "sum_i8 8192x32768 dim 1"),
         *("masked 8192x32768 dim 1", "sum 1x1048576 dim 1", "sum 1x16777216 dim 1", "sum 64x65536 dim 1"),
-        *(f"{variant} 32768x32768 dim 1" for variant, *_ in _ORIGIN),
+        *(f"{variant} 32768x32768 dim 1" for variant in _ORIGIN),
     }
 )
 
 
-def _table(seed: int = 0) -> Iterator[Cell]:
-    """Yield the cells that are named one by one; ``seed`` changes nothing."""
-    del seed
-    for cell in _cells():
+def _table(_: int = 0) -> Iterator[Cell]:
+    """Yield the cells that are named one by one."""
+    for cell in _CELLS:
         yield replace(cell, quick=cell.name in _QUICK, compiled=cell.name in _COMPILED)
-
-
-def _cells() -> Iterator[Cell]:
-    group = "table"
-    for family, lengths, floor, goal in _ROWS:
-        for length in lengths:
-            yield Cell(group=group, family=family, variant="sum", shape=rows_of(length), floor=floor, goal=goal)
-    for family, shape, dim, floor, goal in _SHAPES:
-        yield Cell(group=group, family=family, variant="sum", shape=shape, dim=dim, floor=floor, goal=goal)
-    for family, variants, length, floor, goal in _TYPES:
-        for variant in variants:
-            yield Cell(group=group, family=family, variant=variant, shape=rows_of(length), floor=floor, goal=goal)
-    for variant, dim, floor_ms, goal_ms in _ORIGIN:
-        shape = (32768, 32768)
-        yield Cell(
-            group=group, family="origin problems", variant=variant, shape=shape, dim=dim,
-            floor_ms=floor_ms, goal_ms=goal_ms,
-        )  # fmt: skip
-    for shape, floor_us in _SMALL:
-        yield Cell(
-            group=group, family="small inputs", variant="sum", shape=shape,
-            floor_ms=floor_us / 1e3, goal_over_copy_ms=_SMALL_GOAL_MS,
-        )  # fmt: skip
 
 
 # Lengths that the table does not name are held to their class:
@@ -146,9 +133,8 @@ _CLASSES: tuple[tuple[int, float, float], ...] = (
 
 def row_floor(length: int) -> float:
     """Return the floor of rows of ``length``: the table's, else that of their class."""
-    for row in _ROWS:
-        if length in row[1]:
-            return row[2]
+    if length in LENGTHS and (floor := LENGTHS[length].floor):
+        return floor
     for longest, whole, ragged in _CLASSES:
         if length <= longest:
             return ragged if length % 4 else whole
@@ -237,7 +223,13 @@ def _views(_: int) -> Iterator[Cell]:
         )  # fmt: skip
 
 
-GROUPS = {"table": _table, "random": _random, "variants": _variants, "offsets": _offsets, "views": _views}
+GROUPS: dict[str, Callable[[int], Iterator[Cell]]] = {
+    "table": _table,
+    "random": _random,
+    "variants": _variants,
+    "offsets": _offsets,
+    "views": _views,
+}
 
 
 def cells(seed: int, groups: Iterable[str] = tuple(GROUPS)) -> list[Cell]:

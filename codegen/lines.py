@@ -63,9 +63,9 @@ def check_lines(spec: ScanSpec, lines: int) -> None:
         )
 
 
-def fill_panels(lines: int, multiprocessors: int) -> bool:
-    """Whether panels of neighbouring lines keep at least half of the multiprocessors busy (transposed inputs)."""
-    return lines >= PANEL_LINES * multiprocessors // 2
+def pays_to_transpose(lines: int, multiprocessors: int, run_bytes: int) -> bool:
+    """Whether lines fill half of the GPU as panels, and contiguous runs are long enough, to transpose tiles."""
+    return lines >= PANEL_LINES * multiprocessors // 2 and run_bytes >= WHOLE_BYTES
 
 
 # The longest lines of kernels that take their length: one shape of a strategy serves all up to there.

@@ -21,7 +21,7 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, check_spec
-from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
+from scanops.codegen.strategies import block, columns, panels, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, ceil_div, require
 from scanops.codegen.strategies.base import Plan as Plan
 from scanops.codegen.strategies.rows import fills_registers
@@ -77,7 +77,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         free={"vectors": range(1, 17)},
     ),
     "split": Strategy(
-        plan=split.plan,
+        plan=block.split,
         fits=lambda spec, target, few: spec.inner == 1 and few and spec.capacity >= LONG,
         free={"threads": (128, 256, 384, 512, 768, 1024), "vectors": range(1, 17)},
     ),

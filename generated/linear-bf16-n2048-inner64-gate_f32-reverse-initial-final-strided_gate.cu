@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 6a311e09e7f08528 of everything below this banner
+// content  sha256 abbedb4ea078eee2 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -129,7 +129,7 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item, int count = kVector>
-struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
 template <typename Item>

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 8476f0d4774a8455 of everything below this banner
+// content  sha256 37b3c289e88ed63d of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -141,7 +141,7 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item, int count = kVector>
-struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
 template <typename Item>
@@ -259,11 +259,6 @@ __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unus
     return {line + index_of(first, 1, length) * step, forward, forward};
 }
 
-template <typename Item, int count>
-struct alignas(count * sizeof(Item)) Run {  // contiguous items, as one access
-    Item item[count];
-};
-
 // Items of one line that a lane reads or writes at once in shared memory.
 template <typename Item>
 constexpr int kPiece = kRun * sizeof(Item) < 16 ? kRun : 16 / sizeof(Item);
@@ -305,7 +300,7 @@ __device__ __forceinline__ void each_access(Pointer first, long long pitch, int 
 template <bool order, int access, typename Item>
 __device__ __forceinline__ void copy_slab(Item* slab, const Source<Item>& x, int lines, Position live) {
     each_access<order, access, Item>(x.first, x.pitch, lines, live, [&](int place, const Item* from) {
-        copy_async<kStreams>(reinterpret_cast<Run<Item, access>*>(slab + place), from);
+        copy_async<kStreams>(reinterpret_cast<Access<Item, access>*>(slab + place), from);
     });
 }
 
@@ -317,16 +312,16 @@ __device__ __forceinline__ void move_lines(Item* slab, Rows<Item>& rows) {
 #pragma unroll
         for (int begin = 0; begin < kRun; begin += kPiece<Item>) {
             const int place = place_of<kAlong, Item>(threadIdx.x % 32 * kPitch + c * kSpacing, begin);
-            auto& slot = *reinterpret_cast<Run<Item, kPiece<Item>>*>(slab + place);
-            Run<Item, kPiece<Item>> piece;
+            auto& slot = *reinterpret_cast<Access<Item, kPiece<Item>>*>(slab + place);
+            Access<Item, kPiece<Item>> piece;
             if (!store) piece = slot;
 #pragma unroll
             for (int k = 0; k < kPiece<Item>; ++k) {
                 Item& item = rows.row[kReverse ? kRun - 1 - begin - k : begin + k].column[c];
                 if (store)
-                    piece.item[k] = item;
+                    piece.column[k] = item;
                 else
-                    item = piece.item[k];
+                    item = piece.column[k];
             }
             if (store) slot = piece;
         }
@@ -358,7 +353,7 @@ __device__ __forceinline__ void store_along(Item* first, Rows<Item>& y, Item* sl
     move_lines<true>(slab, y);
     __syncwarp();
     each_access<kAlong, access, Item>(first, pitch, lines, live, [&](int place, Item* to) {
-        *reinterpret_cast<Run<Item, access>*>(to) = *reinterpret_cast<Run<Item, access>*>(slab + place);
+        *reinterpret_cast<Access<Item, access>*>(to) = *reinterpret_cast<Access<Item, access>*>(slab + place);
     });
 }
 

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 688b87c85c49739b of everything below this banner
+// content  sha256 68a2576dbf92f22b of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -126,7 +126,7 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item, int count = kVector>
-struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
 template <typename Item>
@@ -367,15 +367,16 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
 }
 
-__device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
+__device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-// Inclusive scan across the slots of a warp.
-__device__ __forceinline__ States scan_slots(States s, int lane) {
+// Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
+template <int first, class Of>
+__device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 #pragma unroll
-    for (int distance = kLanes; distance < 32; distance *= 2) {
-        const States older = shuffle_up_each(s, distance);
+    for (int distance = first; distance < 32; distance *= 2) {
+        const Of older = shuffle_up(s, distance);
         if (lane >= distance) s = combine(older, s);
     }
     return s;
@@ -383,7 +384,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
-    const States older = shuffle_up_each(inclusive, kLanes);
+    const States older = shuffle_up(inclusive, kLanes);
     return lane >= kLanes ? older : identities();
 }
 
@@ -481,14 +482,88 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], 
     return total;
 }
 
-// Inclusive scan across the lanes of a column.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
+// Replace the carry-in of a panel's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
+// in an order that depends on the tile's position alone. Each total is published as soon as it is known, by the lane
+// that holds it, because other blocks wait for it. Called by the first kFoldWarps warps. `launch` stays in shared
+// memory, as registers are scarce.
+__device__ __forceinline__ void look_back(const Board& board, const unsigned& launch, unsigned panel, int tile,
+                                          int tiles_a_line, States (*warp_total)[kLanes], States* ahead) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
+    const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
+    const int group = tile / kGroup, stretch = tile / (kGroup * kStretch);
+    const int groups_at = group_status(tiles_a_line), stretches_at = stretch_status(tiles_a_line);
+    const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line) + folded;
+    const auto status_of = [&](int index) { return statuses + (long long)index * kColumns; };
+
+    // the totals that this lane folds: of tiles, then of groups, then the chained prefix
+    bool needed[kLooks], waits[kLooks];
+    long long place[kLooks];
+    Words words[kLooks];
 #pragma unroll
-    for (int distance = kFoldColumns; distance < 32; distance *= 2) {
-        const State older = shuffle_up(s, distance);
-        if (lane >= distance) s = combine(older, s);
+    for (int k = 0; k < kLooks; ++k) {
+        const int first_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
+        const int first_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
+        int status = first_tile;
+        needed[k] = first_tile < tile;
+        if (k >= kTileLooks) {
+            status = groups_at + first_group;
+            needed[k] = first_group < group;
+        }
+        if (k >= kTileLooks + kGroupLooks) {
+            status = stretches_at + stretch - 1;
+            needed[k] = last && stretch > 0;
+        }
+        place[k] = status_of(status);
+        waits[k] = needed[k];
     }
-    return s;
+    const auto look = [&] {  // at all missing words at once: one memory round trip
+#pragma unroll
+        for (int k = 0; k < kLooks; ++k)
+            if (waits[k]) words[k] = peek(board, place[k]);
+#pragma unroll
+        for (int k = 0; k < kLooks; ++k) waits[k] = waits[k] && is_missing(words[k], launch);
+    };
+    const auto waiting = [&](int begin, int end) {
+        bool any = false;
+#pragma unroll
+        for (int k = 0; k < kLooks; ++k) any = any || (k >= begin && k < end && waits[k]);
+        return any;
+    };
+    const auto fold = [&](int begin, int end) {
+        State sum = identity();
+#pragma unroll
+        for (int k = 0; k < kLooks; ++k)
+            if (k >= begin && k < end && needed[k]) sum = combine(sum, total_of(words[k]));
+        return scan_lanes<kFoldColumns>(sum, lane);
+    };
+
+    // ---- publish the tile's total before looking back: other blocks wait for it
+    State total = identity();
+    if (last) {
+        total = scan_warp_totals(warp_total, folded);
+        if (kHasPeers) publish(board, launch, status_of(tile), total);
+    }
+
+    // ---- fold the tiles above it in its group, then the groups above it, and the groups of groups above those
+    State tiles = identity(), groups = identity();
+    if constexpr (kHasPeers) {
+        while (waiting(0, kTileLooks)) look();
+        tiles = fold(0, kTileLooks);
+    }
+    if (kHasGroups && last && tile % kGroup == kGroup - 1)
+        publish(board, launch, status_of(groups_at + group), kHasPeers ? combine(tiles, total) : total);
+    while (waiting(kTileLooks, kLooks)) look();
+    if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
+    if (last) {
+        State before = column_of(ahead, folded);
+        if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
+        if (kHasGroups) before = combine(before, groups);
+        if (kHasPeers) before = combine(before, tiles);
+        if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1)
+            publish(board, launch, status_of(stretches_at + stretch), combine(before, total));
+        column_of(ahead, folded) = before;
+    }
 }
 
 // A dense operand of so many items.
@@ -502,8 +577,8 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
-    __shared__ States ahead[kLanes];  // the tile's exclusive prefix
-    __shared__ unsigned launch;  // epoch of this launch
+    __shared__ States ahead[kLanes];               // the carry-in, later the tile's exclusive prefix
+    __shared__ unsigned launch;                    // epoch of this launch
 
     // ---- one tile per block, by rows of tiles of kAbreast panels: blocks start in the order of their index, so the
     // tiles above are resident, or done
@@ -529,90 +604,15 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     // shared memory holds the items until they are lifted again
     Items copied = lift_items(staged(ring, 0, from));
     const States run = scan_items(copied);
-    const States inclusive = scan_slots(run, lane);
+    const States inclusive = scan_lanes<kLanes>(run, lane);
     const States inside = slots_before(inclusive, lane);
     if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
+    if (threadIdx.x < kLanes) ahead[place] = identities();
     if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
 
-    // ---- the lanes of a column fold the tile's exclusive prefix in a fixed order
-    if (warp < kFoldWarps) {
-        const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
-        const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
-        const int group = tile / kGroup, stretch = tile / (kGroup * kStretch);
-        const int groups_at = group_status(tiles_a_line), stretches_at = stretch_status(tiles_a_line);
-        const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line) + folded;
-        const auto status_of = [&](int index) { return statuses + (long long)index * kColumns; };
-
-        // the totals that this lane folds: of tiles, then of groups, then the chained prefix
-        bool needed[kLooks], waits[kLooks];
-        long long place[kLooks];
-        Words words[kLooks];
-#pragma unroll
-        for (int k = 0; k < kLooks; ++k) {
-            const int first_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
-            const int first_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
-            int status = first_tile;
-            needed[k] = first_tile < tile;
-            if (k >= kTileLooks) {
-                status = groups_at + first_group;
-                needed[k] = first_group < group;
-            }
-            if (k >= kTileLooks + kGroupLooks) {
-                status = stretches_at + stretch - 1;
-                needed[k] = last && stretch > 0;
-            }
-            place[k] = status_of(status);
-            waits[k] = needed[k];
-        }
-        const auto look = [&] {  // at all missing words at once: one memory round trip
-#pragma unroll
-            for (int k = 0; k < kLooks; ++k)
-                if (waits[k]) words[k] = peek(board, place[k]);
-#pragma unroll
-            for (int k = 0; k < kLooks; ++k) waits[k] = waits[k] && is_missing(words[k], launch);
-        };
-        const auto waiting = [&](int begin, int end) {
-            bool any = false;
-#pragma unroll
-            for (int k = 0; k < kLooks; ++k) any = any || (k >= begin && k < end && waits[k]);
-            return any;
-        };
-        const auto fold = [&](int begin, int end) {
-            State sum = identity();
-#pragma unroll
-            for (int k = 0; k < kLooks; ++k)
-                if (k >= begin && k < end && needed[k]) sum = combine(sum, total_of(words[k]));
-            return scan_lanes(sum, lane);
-        };
-
-        // ---- publish the tile's total before looking back: other blocks wait for it
-        State total = identity();
-        if (last) {
-            total = scan_warp_totals(warp_total, folded);
-            if (kHasPeers) publish(board, launch, status_of(tile), total);
-        }
-
-        // ---- fold the tiles above it in its group, then the groups above it, and the groups of groups above those
-        State tiles = identity(), groups = identity();
-        if constexpr (kHasPeers) {
-            while (waiting(0, kTileLooks)) look();
-            tiles = fold(0, kTileLooks);
-        }
-        if (kHasGroups && last && tile % kGroup == kGroup - 1)
-            publish(board, launch, status_of(groups_at + group), kHasPeers ? combine(tiles, total) : total);
-        while (waiting(kTileLooks, kLooks)) look();
-        if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
-        if (last) {
-            State before = identity();
-            if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
-            if (kHasGroups) before = combine(before, groups);
-            if (kHasPeers) before = combine(before, tiles);
-            if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1)
-                publish(board, launch, status_of(stretches_at + stretch), combine(before, total));
-            column_of(ahead, folded) = before;
-        }
-    }
+    // ---- look-back
+    if (warp < kFoldWarps) look_back(board, launch, panel, tile, tiles_a_line, warp_total, ahead);
     __syncthreads();
 
     // ---- store

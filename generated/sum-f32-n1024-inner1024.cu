@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 8515502650445513 of everything below this banner
+// content  sha256 c00cb133c2431a30 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -100,7 +100,7 @@ constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item, int count = kVector>
-struct alignas(alignment_of(count * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
 template <typename Item>
@@ -316,15 +316,16 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
 }
 
-__device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
+__device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-// Inclusive scan across the slots of a warp.
-__device__ __forceinline__ States scan_slots(States s, int lane) {
+// Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
+template <int first, class Of>
+__device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 #pragma unroll
-    for (int distance = kLanes; distance < 32; distance *= 2) {
-        const States older = shuffle_up_each(s, distance);
+    for (int distance = first; distance < 32; distance *= 2) {
+        const Of older = shuffle_up(s, distance);
         if (lane >= distance) s = combine(older, s);
     }
     return s;
@@ -332,7 +333,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
-    const States older = shuffle_up_each(inclusive, kLanes);
+    const States older = shuffle_up(inclusive, kLanes);
     return lane >= kLanes ? older : identities();
 }
 
@@ -379,7 +380,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         Items s = lift_items(staged(ring, tile % kStages, from));
 
         // ---- scan the rows of the thread, then across the slots of the warp
-        const States inclusive = scan_slots(scan_items(s), lane);
+        const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
         const States inside = slots_before(inclusive, lane);
 
         // ---- combine the totals of the warps before this one, in order

@@ -75,8 +75,8 @@ def scan(
         return_final: also return the carry-out, the final state of each line. A stream scanned in chunks, each with
             the carry-out of the chunk before as ``initial``, equals the scan in one piece: exactly for integers, to
             within rounding for floats.
-        complete: one result more than items: what the line starts from, then those that include x[0], x[1] and so on
-            (with ``reverse`` the start is last): offsets from lengths. Not with exclusive, return_final or segments.
+        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then the
+            inclusive results; with ``reverse`` the carry-in is last. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
             scan starts again from the identity. Segments are the same items in both directions; in reverse each is
             scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.

@@ -65,7 +65,7 @@ def export(
         raise _refused("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
     slugs = [spec.slug for spec in listed]
     asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, in a file each"
-    instead = "export the inclusive scan, and add what it starts from" if listed[0].complete else instead
+    instead = "export the inclusive scan, and pad its result" if listed[0].complete else instead
     for allowed, holds in _rules(format, listed).items():
         if not holds:
             raise _refused(asked, allowed, ", ".join(slugs), instead)

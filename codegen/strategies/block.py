@@ -1,10 +1,11 @@
-"""One row per block, held in registers."""
+"""Rows in the registers of a block; few rows in those of several blocks, a tile each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
@@ -49,6 +50,10 @@ SHIFTED_MASKED_VECTORS = (
     (2304, 11, 11),  # 4097: 0.997, 0.94 with 13, 0.93 with 4, 0.75 with 6
     (2**31, 10, 10),  # 12001, 17001, 20001: 0.97, 0.94, 0.99, with 11 0.85, 0.91, 0.98
 )
+# Few rows: (bytes of all states of a row, up to; threads; accesses per thread). Large tiles mean few blocks and short
+# look-backs, but leave multiprocessors idle.
+SPLIT_SHAPES = ((2**18, 256, 4), (2**62, 512, 8))
+BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bfloat16 spills 92 to 144 bytes without
 # Accesses of a row, up to, where a tile of the wave is faster than a block's registers beyond: 2 % at 32768 float16;
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
 LONGEST = {"half": 2048, "narrow": 2048}
@@ -115,7 +120,26 @@ class BlockPlan(RowPlan):
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         sizes = [*(source.dtype.bytes for source in self.spec.sources), *self.spec.result_bytes]
-        return self._may_run and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
+        return (
+            self.vectors > 1
+            and rows.runs_pay(self.spec)
+            and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan(RowPlan):
+    """One tile per block. A tile's total is published (tile status) before the block looks back at preceding ones."""
+
+    strategy: ClassVar[str] = "split"
+    template: ClassVar[str] = "registers.cu.j2"
+
+    alone: bool  # a block has the registers of a multiprocessor to itself
+
+    @property
+    def launch(self) -> Launch:
+        """What a launch follows from: a block for each tile of each row."""
+        return self._launch("workspace", lead=self._lead, tile=self.tile, statuses=(1,))
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
@@ -138,6 +162,26 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
         vectors=vectors,
         boundary=boundary,
         alone=many or (_kind(spec) != "flagged" and rows.fills_registers(spec, items, vectors, threads)),
+    )
+
+
+def split(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:
+    """Plan tiles in registers, smaller for shorter rows."""
+    items, boundary, _ = rows.row_of(spec)
+    row_bytes = spec.capacity * fragments(spec).state_bytes
+    threads, preferred = next((threads, each) for limit, threads, each in SPLIT_SHAPES if row_bytes <= limit)
+    vectors = min(preferred, rows.vectors_in_registers(spec, items))
+    while vectors > 1 and rows.registers_of(spec, items, vectors) + BOARD_REGISTERS > most_registers(target, threads):
+        vectors -= 1
+    return SplitPlan(
+        spec=spec,
+        target=target,
+        why=f"few rows of {spec.items_text}: each is split over several blocks at once",
+        threads=threads,
+        items=items,
+        vectors=vectors,
+        boundary=boundary,
+        alone=rows.fills_registers(spec, items, vectors, threads),
     )
 
 

@@ -34,7 +34,6 @@ class Operand:
     name: str  # name of the kernel's parameter
     type: str  # C type of an item; an access is a Vector of these
     pointer: str  # C name of a thread's accesses
-    bytes: int  # of an item
     layout: Literal["dense", "strided", "realigned"]  # strided: the items of a row are read one by one
     placed: bool  # rows start anywhere; otherwise they lie as in the output
     realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place
@@ -125,7 +124,6 @@ class RowPlan(Plan):
             name=source.name,
             type=source.type,
             pointer=source.pointer,
-            bytes=source.dtype.bytes,
             placed=source.layout != "dense",
             layout="strided" if strided else "realigned" if realigned else "dense",
             realigned=realigned,
@@ -136,12 +134,6 @@ class RowPlan(Plan):
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         return False
-
-    @property
-    def _may_run(self) -> bool:
-        """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
-        plain = not (self.boundary or self.realigns or self.takes_place or self.spec.takes_length)
-        return self.picks and plain and self.vectors > 1 and not self.spec.operator.own
 
     @property
     def run(self) -> int:
@@ -173,6 +165,14 @@ def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
         return 0
     # At most what a warp accesses at once: only a thread's first access may start before the row.
     return max(items, min(to // max(spec.result_bytes), WARP * items))
+
+
+def runs_pay(spec: ScanSpec) -> bool:
+    """Whether several accesses of a thread had better be consecutive: combine is expensive, and rows start on them."""
+    items, operator = spec.access_items, spec.operator
+    misaligned = boundary_of(spec, items) or (items > 1 and "rows" in spec.layouts)
+    placed = spec.takes_length or spec.segments or operator.places_items or operator.own
+    return bool(operator.append) and not (misaligned or placed or fragments(spec).calls)
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:

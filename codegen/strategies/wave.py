@@ -102,8 +102,7 @@ class WavePlan(RowPlan):
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
-        alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
-        return self._may_run and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
+        return self.vectors > 1 and _in_runs(self.spec)
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
@@ -224,11 +223,8 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
 
 
 def _in_runs(spec: ScanSpec) -> bool:
-    """Whether a thread's items will be consecutive, as in ``WavePlan.in_runs``."""
-    dense = spec.aligned and spec.divides(spec.access_items) and "rows" not in spec.layouts
-    alike = spec.input.bytes == spec.out.bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
-    plain = not (spec.takes_length or spec.segments or spec.operator.own)
-    return bool(spec.operator.append) and dense and alike and plain
+    """Whether a thread's items are consecutive if it makes several accesses."""
+    return rows.runs_pay(spec) and spec.keeps_bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
 
 
 def _most_threads(spec: ScanSpec) -> int:

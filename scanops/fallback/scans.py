@@ -68,7 +68,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 
 
 def _completed(inputs: Inputs, call: Call) -> torch.Tensor:
-    """The results of an inclusive scan behind what it starts from, which an exclusive scan of one item gives."""
+    """The results of a complete scan: an exclusive scan of one item gives the carry-in or the identity."""
     dim = call.dim
     shape = [1 if d == dim else size for d, size in enumerate(inputs.x.shape)]
     one = Inputs(

@@ -208,7 +208,7 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
 
 
 def _of_complete(kind: Kind, inclusive: Kind, needs: Needs, given: Tensors, policy: str | None) -> Tensors:
-    """The gradients of a call with complete results: of the inclusive scan, and of the carry-in before it."""
+    """The gradients of a complete scan: those of its inclusive results, and that of the carry-in added."""
     gy, _, *saved = given
     request, inclusive.lasts = kind.request, kind.lasts
     assert gy is not None

@@ -53,7 +53,7 @@ class Call:
     accumulate: torch.dtype | str | None = None
     start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
-    complete: bool = False  # whether the results are those of an inclusive scan behind what it starts from
+    complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
 
     @property
     def name(self) -> str:

@@ -176,7 +176,7 @@ def _inexact(who: str, allowed: str, value: str, dtype: torch.dtype) -> Unsuppor
 
 
 def check_complete(who: str, x: torch.Tensor, **others: bool) -> None:
-    """Raise unless complete results can be given: for lines of x, and without the ``others`` that a call asks for."""
+    """Raise unless a complete scan of x is possible; ``others``: what else the call asks for, all incompatible."""
     wrong = [name for name, given in others.items() if given]
     if wrong or x.ndim == 0:
         raise UnsupportedRequest(

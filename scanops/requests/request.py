@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops.codegen.dtypes import default_result
-from scanops.codegen.lines import WHOLE_BYTES, fill_panels
+from scanops.codegen.lines import pays_to_transpose
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
@@ -103,20 +103,20 @@ class Request:
 
     @property
     def inclusive(self) -> Request:
-        """The request without the result that complete results begin with."""
+        """The request for the inclusive results of a complete scan alone."""
         return replace(self, call=replace(self.call, complete=False), outs=())
 
     def within(self, results: torch.Tensor) -> torch.Tensor:
-        """The results of ``inclusive`` among complete ones, or among their gradients."""
+        """The inclusive results in those of a complete scan, as a view; likewise of their gradients."""
         dim = self.call.dim
         return results.narrow(dim, 0 if self.call.reverse else 1, results.shape[dim] - 1)
 
     def start_in(self, results: torch.Tensor) -> torch.Tensor:
-        """What complete results begin with, or its gradient: one number a line."""
+        """The carry-in in the results of a complete scan, as a view, one per line; likewise of their gradients."""
         return results.select(self.call.dim, -1 if self.call.reverse else 0)
 
     def extended(self, results: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The results of ``inclusive`` behind what each line starts from: complete results, or their tangents."""
+        """The results of a complete scan, from inclusive ones and the carry-in of each line; likewise of tangents."""
         first = start.to(results.dtype).expand(line_shape(results.shape, self.call.dim)).unsqueeze(self.call.dim)
         return torch.cat([results, first] if self.call.reverse else [first, results], self.call.dim)
 
@@ -159,7 +159,7 @@ class Request:
         x, dim = self.x, self.call.dim
         outer, length, inner = split_shape(x.shape, dim)
         found = neighbours_of(operands, dim)
-        if found is None or not fill_panels(outer * inner, multiprocessors):
+        if found is None:
             return layouts, True
         # (bytes that lie side by side) of what is read and written along a line and across lines
         out_bytes = self.dtype.itemsize
@@ -168,7 +168,7 @@ class Request:
             if inner > 1
             else (out_bytes * length, x.itemsize * found.size)
         )
-        if min(runs) < WHOLE_BYTES:
+        if not pays_to_transpose(outer * inner, multiprocessors, min(runs)):
             return layouts, True
         # The input, and operands beside it that have not the output's layout.
         as_output = ("dense", "rows") if inner == 1 else ("dense",)
@@ -269,7 +269,7 @@ class Kind:
         self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )
-        # Of a call with complete results: of the inclusive scan that the others belong to, and their gradients.
+        # Of a complete scan: the kind of its inclusive results, which computes their gradients.
         self.inclusive: Kind | None = Kind(request.inclusive) if request.call.complete else None
         self.indexed = request.operator.indices
         self.final = request.call.final

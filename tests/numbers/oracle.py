@@ -307,7 +307,8 @@ def call(
     if "starts" in options:
         options["segment_starts"] = options.pop("starts")
     if OPERATORS[op].indices:
-        options.pop("dtype", None)
+        for name in ("dtype", "complete"):  # which these have not
+            options.pop(name, None)
         found = getattr(scanops, op)(x, dim, **options)
         return (*found[0], found[1]) if final else tuple(found)
     found = scanops.scan(x, op, dim, **options) if gate is None else scanops.linear_scan(gate, x, dim, **options)

@@ -14,7 +14,7 @@ from scanops.artifact import BuildRequest
 from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panel, panels, split, transposed, warp, wave
+from scanops.codegen.strategies import block, columns, panel, panels, transposed, warp, wave
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
@@ -75,7 +75,7 @@ def small(make: Make) -> Make:
 ROWS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "warp": (warp.plan, (36, 131)),
     "block": (block.plan, (1024, 1027)),
-    "split": (small(split.plan), (2048, 4099)),
+    "split": (small(block.split), (2048, 4099)),
     "wave": (small(wave.plan), (2048, 4099)),
 }
 

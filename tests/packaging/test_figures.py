@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
     "files of scanops over 300 lines": 1,
+    "lines of benchmarks": 5_320,
     "lines of codegen": 5_500,
     "lines of templates": 4_090,
 }

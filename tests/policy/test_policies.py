@@ -13,8 +13,10 @@ import torch
 
 import scanops
 from scanops import environment
+from scanops.builders.build import unavailable
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import calls, kernels, launcher
+from scanops.runtime.policies import POLICIES
 from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
 
@@ -36,6 +38,20 @@ def test_what_a_miss_builds(name: str | None, store: Path, monkeypatch: pytest.M
         monkeypatch.setenv("SCANOPS_POLICY", "never")
         with scanops.policy(name or "build"):
             assert torch.equal(scanned(), Y)
+    assert kept(store) == STORED[name]
+
+
+@pytest.mark.parametrize("builder", ["nvrtc", "nvcc", "load_inline"])
+@pytest.mark.parametrize("name", ["build", "generic", "fallback", "never"])
+def test_what_a_miss_on_a_gpu_builds(name: str, builder: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing := unavailable(builder, "sm_90"):
+        pytest.skip(str(missing))
+    monkeypatch.setenv("SCANOPS_BUILDER", builder)
+    answers = {"fallback": pytest.warns(RuntimeWarning), "never": pytest.raises(MissingKernel)}
+    with answers.get(name, contextlib.nullcontext()):
+        kernel = kernels.obtain(SPEC, "sm_90", POLICIES[name])
+        assert ({kernel.spec.slug} if kernel else set()) == STORED[name]
+        assert kernel is None or kernel.builder == builder
     assert kept(store) == STORED[name]
 
 

@@ -1,4 +1,4 @@
-"""Complete results: what a scan starts from, then its inclusive results; the composition of both is the reference."""
+"""Complete scans: the carry-in or the identity, then the inclusive results; compared with their concatenation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STARTS = {"sum": 0.0, "prod": 1.0, "linear": 0.0, "logcumsumexp": -torch.inf, "m
 
 
 def composed(x: torch.Tensor, op: str, dim: int, start: torch.Tensor | None, **options: Any) -> torch.Tensor:
-    """The start of each line, or the identity, beside the results of the inclusive scan."""
+    """The carry-in or the identity of each line, concatenated with the inclusive results."""
     y = scan(x, op, dim, initial=start, **options)
     first = torch.full_like(y.select(dim, 0), STARTS[op]) if start is None else start
     parts = [first.unsqueeze(dim), y]
@@ -32,7 +32,7 @@ def scan(x: torch.Tensor, op: str, dim: int, gate: torch.Tensor | None = None, *
 @pytest.mark.parametrize("op", STARTS)
 @pytest.mark.parametrize(("shape", "dim"), [((3, 40), 1), ((4, 9, 6), 1)], ids=["rows", "columns"])
 def test_gradients(kernels: str, shape: tuple[int, ...], dim: int, op: str, reverse: bool, carried: bool) -> None:
-    """Of items, gates, numeric masks and carry-ins, where the results are no view of those of the inclusive scan."""
+    """Gradients of items, gates, numeric masks and carry-ins."""
     generator = torch.Generator().manual_seed(1)
     lines = [size for d, size in enumerate(shape) if d != dim]
     options: dict[str, torch.Tensor] = {"x": torch.rand(shape, generator=generator).mT.contiguous().mT + 0.5}
