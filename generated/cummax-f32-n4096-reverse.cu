@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 433f09aa0252ed18 of everything below this banner
+// content  sha256 40f16266db7740da of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -128,10 +128,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Index* z;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -263,7 +263,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const Row row = {dense(input, line, part), dense(output, line, part), dense(indices, line, part)};
+    const Row row = {dense(input, line, part, length), dense(output, line, part, length), dense(indices, line, part, length)};
 
     // ---- load
     Accesses a = load(part, row);

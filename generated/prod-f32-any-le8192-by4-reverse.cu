@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ae5f463811227e96 of everything below this banner
+// content  sha256 f2320a58e3f7c1a8 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -121,10 +121,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -256,7 +256,7 @@ scan_kernel(const Input* input, Output* output, Position length, int stripes) {
     Part part = {first, length, length, lane};
     part.end = first + warp_items - lane * kItems < length ? first + warp_items - lane * kItems : length;
     part.accesses = stripes;
-    const Row row = {dense(input, line, part), dense(output, line, part)};
+    const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
 
     // ---- load
     Accesses a = load(part, row);

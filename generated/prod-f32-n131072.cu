@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 7fa1c9f1501b4dd1 of everything below this banner
+// content  sha256 26c0bbe13fdc0808 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -169,10 +169,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -410,7 +410,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
-            const Row row = {dense(input, line, part), dense(output, line, part)};
+            const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
             read(ring, stage, warp, part, row);
         }
         copy_async_commit();
@@ -521,7 +521,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
 
         // ---- store
         if (tile[0].number >= 0) {
-            const Row row = {dense(input, line, part), dense(output, line, part)};
+            const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5e25a0be525390f5 of everything below this banner
+// content  sha256 a84638928d88eeed of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -132,10 +132,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
@@ -392,7 +392,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lead = lead_of(line, output, length);
     const Position first = warp * warp_items + lane * kItems - lead;
     Part part = {first, length, length, lane};
-    const Row row = {dense(input, line, part), dense(mask, line, part), dense(output, line, part)};
+    const Row row = {dense(input, line, part, length), dense(mask, line, part, length), dense(output, line, part, length)};
 
     // ---- load
     Accesses a = load(part, row);

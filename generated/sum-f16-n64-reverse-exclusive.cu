@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 8e51c4491b593d71 of everything below this banner
+// content  sha256 cf33d11c87e6e96d of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -125,10 +125,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -247,7 +247,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Position first = lane * kItems;
     Part part = {first, length, length, lane};
     part.live = line < lines;
-    const Row row = {dense(input, line, part), dense(output, line, part)};
+    const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
 
     // ---- load
     Accesses a = load(part, row);

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 b2ce9f1c7f408177 of everything below this banner
+// content  sha256 6a3475700ca27941 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -128,10 +128,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -346,7 +346,7 @@ scan_kernel(const Input* input, Output* output, unsigned long long* workspace) {
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
     const Position first = index * (Position)kTile + warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const Row row = {dense(input, line, part), dense(output, line, part)};
+    const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
 
     // ---- load
     Accesses a = load(part, row);

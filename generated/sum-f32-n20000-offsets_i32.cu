@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 fee0d085885b9210 of everything below this banner
+// content  sha256 25bf8c399b253289 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -227,10 +227,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -469,7 +469,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
-            const Row row = {dense(input, line, part), dense(output, line, part)};
+            const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
             read(ring, stage, warp, part, row);
         }
         copy_async_commit();
@@ -584,7 +584,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 
         // ---- store
         if (tile[0].number >= 0) {
-            const Row row = {dense(input, line, part), dense(output, line, part)};
+            const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);

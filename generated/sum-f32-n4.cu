@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 7bde1ed764ed3a59 of everything below this banner
+// content  sha256 72bc8beeedd3b7da of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -111,10 +111,10 @@ struct Row {  // addresses of a thread's first access of each operand and output
     Output* y;
 };
 
-// The first access of a tensor that lies as the output does.
+// The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part) {
-    return items + line * part.length + memory_index(part.first, kItems, part.length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
 }
 
 // ---- loads and stores
@@ -205,7 +205,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Position first = lane * kItems;
     Part part = {first, length, length, lane};
     part.live = line < lines;
-    const Row row = {dense(input, line, part), dense(output, line, part)};
+    const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
 
     // ---- load
     Accesses a = load(part, row);

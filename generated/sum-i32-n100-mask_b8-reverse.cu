@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 2dbe3b43c5ae4d65 of everything below this banner
+// content  sha256 8d280e3c5baab3c2 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -145,6 +145,12 @@ __device__ __forceinline__ Rows advance(const Rows& rows, long long items) {
     return {rows.input + items, rows.mask + items, rows.output + items};
 }
 
+// The same from so many rows further on.
+__device__ __forceinline__ Rows advance_rows(const Rows& rows, long long count, Position length) {
+    return {rows.input + count * length, rows.mask + count * length,
+            rows.output + count * length};
+}
+
 // Items between the preceding 16-byte boundary and the rows.
 template <class Item>
 __device__ __forceinline__ int phase(const Item* rows) {
@@ -185,7 +191,8 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
-    return {staged.input + phase(rows.input), staged.mask + phase(rows.mask), staged.output + phase(rows.output)};
+    return {staged.input + phase(rows.input), staged.mask + phase(rows.mask),
+            staged.output + phase(rows.output)};
 }
 
 // Copy the results of a warp's rows to global memory.
@@ -319,9 +326,10 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     if (kWarps > 1 && line >= lines) return;
 
     // ---- copy the rows to shared memory
-    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
-    const Rows global = advance({input, mask, output}, line * length);
-    const Rows copied = read_rows(of_warp[warp], global, count, lane);
+    const int count = (int)(lines - line < rows ? lines - line : rows);  // rows that exist
+    const Rows all = {input, mask, output};
+    const Rows global = advance_rows(all, line, length);
+    const Rows copied = read_rows(of_warp[warp], global, count * length, lane);
 
     // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
     const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
@@ -330,7 +338,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
         const Piece own = {
-            advance(copied, row * length + memory_index(start, kItems, length)), start,
+            advance(advance_rows(copied, row, length), memory_index(start, kItems, length)), start,
             identity()};
         if (lane_bits == 0)
             scan_row<true>(own, length, 0, length);
@@ -339,7 +347,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     }
 
     // ---- copy the results out
-    write_rows(global, of_warp[warp], count, lane);
+    write_rows(global, of_warp[warp], count * length, lane);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

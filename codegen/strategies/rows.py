@@ -151,7 +151,7 @@ def vector_width(spec: ScanSpec) -> int:
 
 def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
     """Whether items of a row are contiguous but may start off the boundary of an access."""
-    return layout == "rows" or (layout == "dense" and not spec.aligned)
+    return layout == "rows" or (layout == "dense" and (spec.complete or not spec.aligned))
 
 
 def gathers(spec: ScanSpec) -> bool:

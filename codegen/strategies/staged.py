@@ -134,7 +134,7 @@ def fits(spec: ScanSpec) -> bool:
     """Whether rows are contiguous and short, and would waste lanes or accesses if lanes read them directly."""
     if spec.inner > 1 or spec.strided:
         return False
-    width = vector_width(spec)
+    width = _width(spec)
     whole = width == spec.access_items
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) > MAX_BYTES or (whole and spec.capacity > MAX_LENGTH):
         return False
@@ -155,14 +155,14 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
     rows = _rows(spec)
     least = WARP // min(WARP, rows)
     choices = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
-    cycles = {lanes: _best_piece(spec, lanes, vector_width(spec))[0] for lanes in choices}
+    cycles = {lanes: _best_piece(spec, lanes, _width(spec))[0] for lanes in choices}
     lanes = next(lanes for lanes in choices if cycles[lanes] <= CLOSE * min(cycles.values()))
     return shaped(spec, target, threads=threads, rows=rows, lanes=lanes)
 
 
 def shaped(spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0) -> StagedPlan:
     """Plan with a given shape."""
-    items, count = items or vector_width(spec), "" if spec.takes_length else f"{rows} "
+    items, count = items or _width(spec), "" if spec.takes_length else f"{rows} "
     piece = ceil_div(_any_room(spec), WARP) | 1 if spec.takes_length else _best_piece(spec, lanes, items)[1]
     return StagedPlan(
         spec=spec,
@@ -220,8 +220,13 @@ def _kept(spec: ScanSpec, lanes: int, piece: int) -> bool:
     return lanes > 1 and piece * fragments(spec).state_bytes <= KEPT_BYTES
 
 
+def _width(spec: ScanSpec) -> int:
+    """Items of an access: of a complete scan, whose rows of items and of results begin apart, one."""
+    return 1 if spec.complete else vector_width(spec)
+
+
 def _in_place(spec: ScanSpec) -> bool:
-    return spec.aligned and spec.input.storage == spec.out.storage
+    return spec.aligned and spec.input.storage == spec.out.storage and not spec.complete
 
 
 def _rows(spec: ScanSpec) -> int:
@@ -240,7 +245,8 @@ def _any_room(spec: ScanSpec) -> int:
 
 
 def _on_boundary(spec: ScanSpec, rows: int) -> bool:
-    return spec.aligned and not any(rows * spec.capacity * size % ACCESS_BYTES for size in _sizes(spec))
+    lengths = {spec.capacity, spec.capacity - spec.complete}
+    return spec.aligned and not any(rows * n * size % ACCESS_BYTES for n in lengths for size in _sizes(spec))
 
 
 def _sizes(spec: ScanSpec) -> list[int]:

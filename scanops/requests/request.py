@@ -130,9 +130,8 @@ class Request:
         _, length, inner = split_shape(self.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
-        if self.call.complete:  # lines of results are longer than those of operands
-            beside: Layout = "columns" if inner > 1 else "rows"
-            layouts = {name: beside if layout == "dense" else layout for name, layout in layouts.items()}
+        if self.call.complete and inner > 1:  # batches of results are longer than those of operands
+            layouts = {name: "columns" if layout == "dense" else layout for name, layout in layouts.items()}
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
         if (
             layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete

@@ -78,7 +78,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     *(({name: "sparse"}, ("'sparse'", LAYOUTS)) for name in ("input_layout", "mask_layout")),
     ({"complete": True}, ("exclusive=False", "exclusive=True without")),
     ({"complete": True, "exclusive": True, "final": True, "input_layout": "rows"}, ("final=True", "is the carry-out")),
-    ({"complete": True, "exclusive": True}, ("input_layout='dense'", "one item less")),
+    ({"complete": True, "exclusive": True, "inner": 4}, ("input_layout='dense'", "one item less")),
     *(
         ({name: 1}, (f"{name}=1", "True or False"))
         for name in ("initial", "final", "reverse", "exclusive", "complete", "aligned")
@@ -105,9 +105,7 @@ SLUGS: dict[str, dict[str, Any]] = {
     "prod-f64-n1-inner7-out_f32-exclusive": {
         "op": "prod", "dtype": "float64", "length": 1, "inner": 7, "out_dtype": "float32", "exclusive": True,
     },
-    "sum-f32-n9-exclusive-complete-rows": {
-        "length": 9, "exclusive": True, "complete": True, "input_layout": "rows",
-    },
+    "sum-f32-n9-exclusive-complete": {"length": 9, "exclusive": True, "complete": True},
     "sum-f32-any": {"length": None},
     "sum-f32-any-le4096-by4-inner3-reverse": {
         "length": None, "at_most": 4096, "multiple": 4, "inner": 3, "reverse": True,
