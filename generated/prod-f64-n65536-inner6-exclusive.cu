@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 76f5dcabf687898f of everything below this banner
+// content  sha256 68a2576dbf92f22b of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -484,8 +484,9 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], 
 
 // Replace the carry-in of a panel's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
 // in an order that depends on the tile's position alone. Each total is published as soon as it is known, by the lane
-// that holds it, because other blocks wait for it. For the first kFoldWarps warps.
-__device__ __forceinline__ void look_back(const Board& board, unsigned launch, unsigned panel, int tile,
+// that holds it, because other blocks wait for it. Called by the first kFoldWarps warps. `launch` stays in shared
+// memory, as registers are scarce.
+__device__ __forceinline__ void look_back(const Board& board, const unsigned& launch, unsigned panel, int tile,
                                           int tiles_a_line, States (*warp_total)[kLanes], States* ahead) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column

@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.artifact import request_of, sources_key
 from scanops.cli import main
-from scanops.codegen.spec import ScanSpec
 from scanops.store import layers
 from scanops.store.store import Store
+from tests.packs.conftest import PKCS8, PRIVATE, SPEC, SPKI, keep
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
-SPEC = ScanSpec(op="sum", dtype="float32", length=24)
 PASSPHRASE = "open"
 
 
@@ -78,9 +76,6 @@ def folder(made: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
     """A private key encrypted with PASSPHRASE, and its public key."""
-    private, public = tmp_path / "key.pem", tmp_path / "pub.pem"
-    key, encryption = Ed25519PrivateKey.generate(), BestAvailableEncryption(PASSPHRASE.encode())
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    public.chmod(0o644)
-    return private, public
+    encryption = BestAvailableEncryption(PASSPHRASE.encode())
+    private = keep(tmp_path / "key.pem", PRIVATE.private_bytes(*PKCS8, encryption))
+    return private, keep(tmp_path / "pub.pem", PRIVATE.public_key().public_bytes(*SPKI))

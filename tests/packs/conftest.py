@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 
 from scanops.artifact import BuildRequest, request_of
 from scanops.codegen.spec import ScanSpec
@@ -18,7 +20,17 @@ from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
+PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PKCS8 = (Encoding.PEM, PrivateFormat.PKCS8)
+SPKI = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 OTHER = BuildRequest(name="of-a-user", source=CPU_SOURCE, target="cpu")
+
+
+def keep(file: Path, data: bytes) -> Path:
+    """Write a key to a file that nobody else may read."""
+    file.write_bytes(data)
+    file.chmod(0o600)
+    return file
 
 
 def kernel(pack: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import scanops
 from scanops.artifact import ABI
@@ -27,24 +27,15 @@ from scanops.store.entry import read_entry
 from scanops.store.library import load
 from scanops.store.packs import PACK, SIGNATURE
 from scanops.store.store import Store
-from tests.packs.conftest import OTHER, SPEC, kernel
+from tests.packs.conftest import OTHER, PKCS8, PRIVATE, SPEC, SPKI, keep, kernel
 from tests.packs.test_archive import WHEEL
 from tests.store.sources import DAMAGES, linked, resealed
 
-PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-PKCS8 = (Encoding.PEM, PrivateFormat.PKCS8)
-SPKI = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 RSA = generate_private_key(65537, 1024)
 
 
 def unasked() -> str:
     raise AssertionError("asked for a passphrase")
-
-
-def keep(file: Path, data: bytes) -> Path:
-    file.write_bytes(data)
-    file.chmod(0o600)
-    return file
 
 
 @pytest.fixture

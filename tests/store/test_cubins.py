@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.serialization import NoEncryption
 
 import scanops
 from scanops import artifact
@@ -28,7 +29,9 @@ from scanops.store import layers
 from scanops.store.cubin import disagreement
 from scanops.store.entry import Entry, checked, facts_of, read_entry
 from scanops.store.packs import ANY, PACK, read
+from scanops.store.signatures import sign
 from scanops.store.store import Store
+from tests.packs.conftest import PKCS8, PRIVATE, SPKI, keep
 from tests.store.sources import CUDA, flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
 pytestmark = needs_nvrtc
@@ -164,9 +167,7 @@ def test_a_kernel_agrees_with_its_launch(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_signed_pack_of_cubins(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
-    from tests.packs.test_signing import PKCS8, PRIVATE, SPKI, NoEncryption, keep, signing, unasked
-
-    signing.sign(root, keep(tmp_path / "key.pem", PRIVATE.private_bytes(*PKCS8, NoEncryption())), unasked)
+    sign(root, keep(tmp_path / "key.pem", PRIVATE.private_bytes(*PKCS8, NoEncryption())), str)
     public = keep(tmp_path / "pub.pem", PRIVATE.public_key().public_bytes(*SPKI))
     for name, value in (("STORE", "absent"), ("PACKS", "store"), ("REQUIRE_SIGNED", public.name)):
         monkeypatch.setenv(f"SCANOPS_{name}", str(tmp_path / value))
