@@ -1,14 +1,16 @@
-"""``scanops tune``: plans measured on the GPU."""
+"""``scanops tune`` and ``scanops bench``: measurements on the GPU."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from scanops import environment
-from scanops.cli.output import Answer, Command, FilePath, progress
+from scanops.cli.output import Answer, Command, FilePath, as_json, progress
 from scanops.cli.plan import gpu_target
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
@@ -16,7 +18,7 @@ from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import UnsupportedRequest
+from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
 from scanops.tuning import read, write
@@ -24,7 +26,7 @@ from scanops.tuning import read, write
 if TYPE_CHECKING:
     from scanops.measure import Outcome
 
-__all__ = ["tune"]
+__all__ = ["bench", "tune"]
 
 
 @click.command(
@@ -70,6 +72,34 @@ def tune(
     if dry_run:
         return _candidates(specs, target or gpu_target() or DEFAULT_TARGET, lines)
     return _tuned(specs, lines, rounds, jobs, output or environment.tuning_files()[0])
+
+
+@click.command(
+    "bench",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True},
+    example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[GRID OPTION]...")
+def bench(arguments: tuple[str, ...]) -> Answer:
+    """Benchmark scans against torch, Triton and CUB.
+
+    The peers include a copy of the same bytes and torch.compile. Runs `python -m benchmarks grid` of a source checkout,
+    whose --help lists the options: the wheel has no benchmarks. Exits with 1 when a result is wrong or could not be
+    measured.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "grid.py").is_file():
+        raise MissingRequirement(
+            "to run the benchmarks",
+            allowed="a source checkout of scanops, which has a folder benchmarks/",
+            value=f"scanops is installed in {root}, without benchmarks",
+            hint="clone the repository and run `python -m benchmarks grid` there",
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    grid = importlib.import_module("benchmarks.grid")  # which prints its results
+    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json() else [])]))
 
 
 def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path) -> Answer:

@@ -72,6 +72,7 @@ FILES = {
     "number.toml": "specs = 3",
     "empty.toml": "",
     "plans.json": "{",
+    "earlier.json": '{"cells": []}',
     "plain/file": "",
 }
 SPEC, FIELDS, LONG = "sum-f32-n4", "--op sum --dtype f32 --length 8", "9" * 5000
@@ -105,6 +106,9 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "plan sum-f32-n9-inner4 --lines 6": "6",
         f"build {SPEC} --target cpu --target sm_1": "sm_1",
         "tune sum-f32-any": "sum-f32-any",
+        "bench --groups table,everything": "everything",
+        "bench --filter 'no such cell'": "no such cell",
+        "bench --into earlier.json": "earlier.json",
         "precompile one.toml -o pack": "targets",
         "precompile empty.toml -o pack --targets cpu": "empty.toml",
         "store prune --max-size much": "much",
@@ -113,6 +117,7 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
     ("MissingRequirement", 1): {
         f"generate {SPEC} --import no_such_module": "no_such_module",
         f"tune {SPEC}": "--dry-run",
+        "bench": "GPU",
         "record -- /no/such/program": "/no/such/program",
     },
     ("UnusableFile", 1): {
