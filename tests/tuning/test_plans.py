@@ -77,7 +77,7 @@ def test_each_spec_has_one_entry_of_a_class_that_is_measured():
         ("sum-f32-any-le512", TARGET),
         ("sum-f32-n4096-unaligned", TARGET),
         ("sum-f32-n4096-rows", TARGET),
-        ("prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again", TARGET),
+        ("prod_gradient-f32-n4096-gate_f32-reverse-exclusive", TARGET),
         ("cummax-f32-n32768", "sm_80"),
     ],
 )
