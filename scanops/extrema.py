@@ -131,6 +131,7 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    found: Any = called(tensors, tuple(out or (None, None)), *options, None, None)  # no dtype, the default accumulator
+    outs = tuple(out or (None, None))
+    found: Any = called(tensors, outs, False, *options, None, None)  # not complete, no dtype, the default accumulator
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if options[4] else pair

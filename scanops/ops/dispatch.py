@@ -38,19 +38,22 @@ Given = tuple[
 ]
 
 
-def called(tensors: Given, outs: Tensors, *options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def called(
+    tensors: Given, outs: Tensors, complete: Any, *options: Any
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet. ``options`` are the fields of ``Call`` up to ``accumulate``, then ``complete``. Two results
-    and the carry-out are a tuple of three.
+    Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
+    Two results and the carry-out are a tuple of three.
     """
-    found, options, complete = None, options[:7], len(options) > 7 and options[7]
-    if outs[0] is None and not complete and not is_compiling() and native.served is not None:  # no compiler sees C++
+    found = None
+    # C++ knows no complete scans, and a compiler cannot look into it.
+    if outs[0] is None and complete is False and not is_compiling() and native.served is not None:
         found = native.served(tensors, *options)
     if found is None:
         op, dim, *others = options
         call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-        call = replace(call, complete=complete) if complete else call
+        call = call if complete is False else replace(call, complete=complete)
         eager = runs_kernels(given)
         plain = all([out is None for out in outs])
         if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
