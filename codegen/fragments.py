@@ -73,11 +73,7 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         identity=_as_fields(spec, value, operator.identity),
         element=_element(spec, value),
         gate=_converted("g", spec.gate, spec, value),
-        saved=""
-        if spec.former
-        else "(int)v"
-        if operator.saved == "place"
-        else _converted("v", spec.saved, spec, value),
+        saved="" if spec.former else _saved(spec, value),
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),
@@ -133,9 +129,13 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
     """An operand converted to the dtype that is scanned in, then to the accumulator."""
     if dtype is None:
         return ""
-    row, to = dtype_named(dtype), spec.accumulator
-    text = _convert(row.read.format(x=item), row, to)
-    return text if value == to.value else _plain(f"({value})({text})")
+    row = dtype_named(dtype)
+    return _accumulated(row.read.format(x=item), row, spec, value)
+
+
+def _saved(spec: ScanSpec, value: str) -> str:
+    """An item of the saved tensor: a place in the line, or a value converted as other operands are."""
+    return "(int)v" if spec.operator.saved == "place" else _converted("v", spec.saved, spec, value)
 
 
 def _element(spec: ScanSpec, value: str) -> str:
@@ -152,7 +152,12 @@ def _element(spec: ScanSpec, value: str) -> str:
             text = f"{left} * {right}"
         else:
             text = _plain(f"({term.value})(({term.accumulator})({left}) * ({term.accumulator})({right}))")
-    text = _convert(text, term, spec.accumulator)
+    return _accumulated(text, term, spec, value)
+
+
+def _accumulated(text: str, source: DType, spec: ScanSpec, value: str) -> str:
+    """A value converted to the dtype that is scanned in, then to the C type of the accumulator."""
+    text = _convert(text, source, spec.accumulator)
     return text if value == spec.accumulator.value else _plain(f"({value})({text})")
 
 

@@ -93,16 +93,16 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
-    near = tuple(f"{name}_layout" for name, given in present.items() if given)
-    alone = spec.exclusive and not (spec.segments or spec.saved or spec.final)
-    apart = {"transposed", *(("dense",) if spec.inner > 1 else ())}  # batches of results are longer than those of items
-    if spec.complete and not (alone and apart.isdisjoint(getattr(spec, name) for name in near)):
-        allowed = (
-            "exclusive=True without segments, saved tensor and carry-out, and layouts of operands with one item less"
-        )
-        hint = "pass layouts columns, strided or line; the last output is the carry-out"
-        value = told("exclusive", "segments", "saved", "final", *near)
-        yield "complete=True does not fit the other fields", allowed, value, hint
+    if spec.complete:
+        near = tuple(f"{name}_layout" for name, given in present.items() if given)
+        apart = {"transposed", *(("dense",) if spec.inner > 1 else ())}  # batches of results are longer than of items
+        alone = spec.exclusive and not (spec.segments or spec.saved or spec.final)
+        if not (alone and apart.isdisjoint(getattr(spec, name) for name in near)):
+            allowed = "exclusive=True without segments, saved tensor and carry-out, and layouts of operands "
+            allowed += "with one item less"
+            hint = "pass layouts columns, strided or line; the last output is the carry-out"
+            value = told("exclusive", "segments", "saved", "final", *near)
+            yield "complete=True does not fit the other fields", allowed, value, hint
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

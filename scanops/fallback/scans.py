@@ -34,7 +34,7 @@ def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tens
     """Return the outputs of a request by PyTorch's operators, on ``inputs`` in place of its own if given."""
     inputs = request.inputs if inputs is None else inputs
     if request.call.complete:
-        return (_completed(inputs, replace(request.call, complete=False)),)
+        return (_completed(request, inputs),)
     if inputs.x.ndim:
         return outputs(inputs, request.call)
     mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
@@ -67,10 +67,10 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
-def _completed(inputs: Inputs, call: Call) -> torch.Tensor:
+def _completed(request: Request, inputs: Inputs) -> torch.Tensor:
     """The results of a complete scan: an exclusive scan of one item gives the carry-in or the identity."""
-    dim = call.dim
-    shape = [1 if d == dim else size for d, size in enumerate(inputs.x.shape)]
+    call = request.inclusive.call
+    shape = [1 if d == call.dim else size for d, size in enumerate(inputs.x.shape)]
     one = Inputs(
         x=inputs.x.new_zeros(shape),
         mask=None if inputs.mask is None else inputs.mask.new_ones(shape),
@@ -79,7 +79,7 @@ def _completed(inputs: Inputs, call: Call) -> torch.Tensor:
     )
     (start,) = outputs(one, replace(call, exclusive=True))
     (results,) = outputs(inputs, call)
-    return torch.cat([results, start] if call.reverse else [start, results], dim)
+    return request.extended(results, start.select(call.dim, 0))
 
 
 def _widened(terms: torch.Tensor) -> torch.Tensor:

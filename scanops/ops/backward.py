@@ -159,8 +159,9 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     elif gradient.saved == "y":
         saved = kept.y
     inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
-    tiled = _tiled(kept, row, inputs, tape) if row.saved and saved is None else None
+    tiled = None
     if row.saved and saved is None:
+        tiled = _tiled(kept, row, inputs, tape)
         inputs = tiled or inputs._replace(saved=_before(kept, tape))
         if inputs.saved is None and tiled is None:
             return None

@@ -210,11 +210,11 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
 def _of_complete(kind: Kind, inclusive: Kind, needs: Needs, given: Tensors, policy: str | None) -> Tensors:
     """The gradients of a complete scan: those of its inclusive results, and that of the carry-in added."""
     gy, _, *saved = given
-    request, inclusive.lasts = kind.request, kind.lasts
+    kept, request, inclusive.lasts = Kept(kind, needs, *saved), kind.request, kind.lasts
     assert gy is not None
-    if saved[4] is not None:  # the result, which kernels read as a contiguous tensor
-        saved[4] = request.within(saved[4]).contiguous()
-    *others, of_initial = backward_pass(inclusive, needs, (request.within(gy), None, *saved), policy)[0]
+    if kept.y is not None:  # kernels read it as a contiguous tensor
+        kept = kept._replace(y=request.within(kept.y).contiguous())
+    *others, of_initial = backward_pass(inclusive, needs, (request.within(gy), None, *kept.tensors), policy)[0]
     if needs[3] and kind.shapes[3] is not None:
         shape, dtype = kind.shapes[3]
         of_start = summed_to(request.start_in(gy), shape=shape, dtype=dtype)

@@ -215,11 +215,15 @@ def check_out(
     check_tensor(who, name, out)
     check_device(who, name, out, x)
     if out.shape != shape:
+        wanted, allowed, made = "x's shape", f"x.shape={tuple(x.shape)}", "torch.empty_like(x)"
+        if shape != x.shape:  # of a complete scan
+            wanted += ", and one more along dim"
+            allowed, made = f"{tuple(shape)}, as the results are complete", f"x.new_empty({tuple(shape)})"
         raise UnsupportedRequest(
-            f"{who}: {name} must have x's shape" + (", and one more along dim" if shape != x.shape else ""),
-            allowed=f"x.shape={tuple(x.shape)}" if shape == x.shape else f"{tuple(shape)}, as the results are complete",
+            f"{who}: {name} must have {wanted}",
+            allowed=allowed,
             value=f"{name}.shape={tuple(out.shape)}",
-            hint="pass out=torch.empty_like(x)" if shape == x.shape else f"pass out=x.new_empty({tuple(shape)})",
+            hint=f"pass out={made}",
         )
     check_dtype(who, name, out, dtype)
     recorded = torch.is_grad_enabled() if torch.compiler.is_compiling() else is_recorded()

@@ -73,9 +73,9 @@ def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
     return torch.Size(size for d, size in enumerate(shape) if d != dim)
 
 
-def result_shape(shape: Sequence[int], dim: int, *, complete: bool) -> torch.Size:
+def result_shape(shape: torch.Size, dim: int, *, complete: bool) -> torch.Size:
     """Return the shape of the result: ``shape``, one longer along ``dim`` for a complete scan."""
-    return torch.Size(size + int(complete and d == dim) for d, size in enumerate(shape))
+    return torch.Size(size + int(d == dim) for d, size in enumerate(shape)) if complete else shape
 
 
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:

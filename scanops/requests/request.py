@@ -98,8 +98,7 @@ class Request:
     @property
     def shape(self) -> torch.Size:
         """The shape of the result: x's, and one more along the scanned dimension where results are complete."""
-        shape, call = self.inputs.x.shape, self.call
-        return result_shape(shape, call.dim, complete=True) if call.complete else shape
+        return result_shape(self.inputs.x.shape, self.call.dim, complete=self.call.complete)
 
     @property
     def inclusive(self) -> Request:
@@ -133,9 +132,8 @@ class Request:
         if self.call.complete and inner > 1:  # batches of results are longer than those of operands
             layouts = {name: "columns" if layout == "dense" else layout for name, layout in layouts.items()}
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
-        if (
-            layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete
-        ):  # what was saved lies as the output does
+        # Not beside what was saved, which lies as the output does, nor where lines of results are longer.
+        if layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete:
             layouts, whole = self._transposed(layouts, operands, multiprocessors)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
@@ -236,7 +234,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
-    shape = result_shape(x.shape, dim, complete=True) if call.complete else x.shape
+    shape = result_shape(x.shape, dim, complete=call.complete)
     if out is not None:
         call = replace(call, dtype=checks.check_out(who, "out", out, reads, call.dtype, shape))
     if indices is not None:

@@ -78,6 +78,16 @@ def strategy_of(route: Case, strategy: str) -> str:
 KINDS = tuple(f"{prefix}{strategy}" for prefix in ("", "any ") for strategy in STRATEGIES)
 
 
+ENDS = ("final", "both")  # values of the axis carry with a carry-out
+# What complete scans do not go with, and the strategy that reads lines as they lie in the output.
+NOT_COMPLETE = {
+    "segments": {*AXES["segments"][1:]},
+    "carry": {*ENDS},
+    "op": {"cummax", "cummin"},
+    "strategy": {"transposed", "any transposed"},
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One cell of the matrix: a value of each axis."""
@@ -106,8 +116,6 @@ class Cell:
         return OPERATORS.get(self.op, oracle.AFFINE)
 
 
-ENDS = ("final", "both")  # values of the axis carry with a carry-out
-
 Given = dict[str, Any]  # the arguments of ``oracle.scan``, less operator and dimension; final: the carry-out is wanted
 
 
@@ -115,7 +123,9 @@ def is_legal(cell: Cell) -> bool:
     """Whether ScanSpec accepts the cell."""
     if cell.carry in ("initial", "initial_of_lines", "both") and not cell.row.resumes:
         return False
-    if cell.exclusive == "complete" and (cell.segments != "none" or cell.carry in ENDS or cell.row.indices):
+    if cell.exclusive == "complete" and any(
+        getattr(cell, axis) in NOT_COMPLETE[axis] for axis in ("segments", "carry", "op")
+    ):
         return False
     return is_legal_pair(cell.op, cell.dtype, cell.mask)
 
@@ -334,13 +344,6 @@ def triples() -> Iterator[Target]:
 # No shape has this pair: items of 16 bytes are accesses of a warp's lanes already. As a target that is never met, it
 # would draw every draft of a cell towards its dtype.
 UNREACHED = (("dtype", "complex128"), ("strategy", "any staged"))
-# What complete scans do not go with, and the strategy that reads lines as they lie in the output.
-NOT_COMPLETE = {
-    "segments": {*AXES["segments"][1:]},
-    "carry": {*ENDS},
-    "op": {"cummax", "cummin"},
-    "strategy": {"transposed", "any transposed"},
-}
 
 
 def _legal(targets: Iterable[Target]) -> Iterator[Target]:
