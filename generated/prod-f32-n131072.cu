@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 26c0bbe13fdc0808 of everything below this banner
+// content  sha256 2347370107d7a7d2 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -430,7 +430,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
     __syncthreads();
 
-    Tile tile[kAhead + 1];  // tile k is stored k steps later
+    Tile tile[kAhead + 1] = {};  // tile k is stored k steps later; the first steps read tiles before any is scanned
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) tile[k].number = -1;
     State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 25bf8c399b253289 of everything below this banner
+// content  sha256 f82b8bb7d20f1ff9 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -489,7 +489,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
     __syncthreads();
 
-    Tile tile[kAhead + 1];  // tile k is stored k steps later
+    Tile tile[kAhead + 1] = {};  // tile k is stored k steps later; the first steps read tiles before any is scanned
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) tile[k].number = -1;
     State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
