@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import Field, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
 from scanops.codegen.operator import COMPENSATED
@@ -13,6 +13,9 @@ from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
 from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
 from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
+
+if TYPE_CHECKING:
+    from scanops.expressions import Fusion
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
@@ -66,6 +69,7 @@ class ScanSpec:
     mask_layout: Layout = "dense"  # likewise for the mask; line: one item for the whole line (stride 0 along it)
     gate_layout: Layout = "dense"  # likewise for the gate
     starts_layout: Layout = "dense"  # likewise for the head flags
+    map: str = ""  # text of a Fusion: expressions around the scan, and the operands beside the input; "": none
     aligned: bool = True  # dense operands start on a 16-byte boundary, and so do the rows of a columns operand and the
     # runs of a transposed one
 
@@ -94,6 +98,7 @@ class ScanSpec:
     former: bool = derived()  # whether the kernel itself finds the forward result before each item, here or in `saved`
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
+    fusion: Fusion | None = derived()  # what ``map`` is the text of
     access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
     widens: bool = derived()  # whether an item of some output is larger than an input item
     keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory
@@ -103,13 +108,17 @@ class ScanSpec:
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
                 set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
+        fusion = _fusion_of(self.map) if self.map else None
+        set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))
+        further = fusion.operands if fusion else ()
         rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
             ("input", "Input", "x", self.dtype, self.input_layout),
             ("mask", "Mask", "m", self.mask, self.mask_layout),
             ("gate", "Gate", "g", self.gate, self.gate_layout),
             ("saved", "Saved", "v", self.saved, "dense"),
             ("starts", "Start", "b", "bool" if self.segments == "flags" else None, self.starts_layout),
+            *((*each.source(n), each.dtype, each.layout) for n, each in enumerate(further) if n > 0),
         )
         sources = tuple(
             Source(name=name, type=kind, pointer=at, dtype=DTYPES[dtype], layout=layout)
@@ -123,11 +132,13 @@ class ScanSpec:
         out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
         set_derived(self, out_dtype=out.name, input=items, weight=weight, term=term, out=out)
         accumulate, accumulator, carry = accumulators(self, row)
-        operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else out.kind, row)
+        operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else accumulator.kind, row)
+        operator = fusion.row(operator) if fusion else operator
         streams = tuple(source for source in sources if source.layout != LINE)
         layouts = frozenset(source.layout for source in sources)
         second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
-        made = (out.bytes, *second)
+        more = fusion.outputs[1:] if fusion else ()
+        made = (out.bytes, *second, *(DTYPES[each.dtype].bytes for each in more))
         set_derived(
             self,
             accumulate=accumulate,
@@ -145,7 +156,7 @@ class ScanSpec:
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
-            doubled=operator.doubled,
+            doubled=len(made) > 1,
             recomputes=(recomputes := self.saved is None and any(operator.before)),
             former=recomputes or self.saved_results,
             read_bytes=sum(source.dtype.bytes for source in streams),
@@ -206,6 +217,12 @@ class ScanSpec:
 
 FIELDS: tuple[Field[Any], ...] = tuple(each for each in fields(ScanSpec) if each.init)
 """The fields that a spec is given; the others are derived from them."""
+
+
+def _fusion_of(text: str) -> Fusion:
+    from scanops.expressions import fusion_of  # which few scans need
+
+    return fusion_of(text)
 
 
 def check_spec(value: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -35,10 +36,12 @@ def scan(
     x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
 ) -> Tensor: ...
 def scan(
-    x: Tensor,
+    x: Tensor | Sequence[Tensor],
     op: str | Operator,
     dim: int,
     *,
+    map: Function | None = None,
+    then: Function | None = None,
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -50,7 +53,7 @@ def scan(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | Pair | tuple[Tensor, ...]:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
     ``exclusive`` leaves x[i] out of y[i], so that the first result is the identity; ``reverse`` counts i from the last
@@ -115,6 +118,12 @@ def scan(
     Computer Programming, 4.2.2), products by TwoProduct; the bound is that of Ogita, Rump and Oishi, "Accurate Sum and
     Dot Product" (2005), for a tree.
     """
+    if map is not None or then is not None or not isinstance(x, Tensor):
+        from scanops.fused import scan_fused  # which few programs need
+
+        others = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
+        return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
 

@@ -18,7 +18,7 @@ HALF_BYTES = 2
 STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
 TAKEN = {  # a flag of the spec -> parameters of its kernels
-    **{"doubled": ("indices",), "strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
+    **{"strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
     **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
 }
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
@@ -55,6 +55,7 @@ class Result(NamedTuple):
 VALUES = Result("output", "Output", "y")
 SECOND = Result("second", "Second", "z")
 INDICES = Result("indices", "Index", "z")
+FURTHER = ("indices", "third", "fourth")  # parameters of the results after the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ class Plan:
             warps=self.threads // WARP,
             code=code,
             lifted=(*others, former) if spec.former else spec.sources,
-            results=(VALUES, INDICES if spec.indexed else SECOND) if spec.doubled else (VALUES,),
+            results=(VALUES, *_further(spec)),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
             picks=bool(operator.append) and spec.segments is None and not code.calls,
@@ -146,6 +147,7 @@ class Plan:
         chosen = chosen if self.spec.takes_length else ()
         sources = tuple(source.name for source in self.spec.sources)
         among += ("output", *chosen)
+        among += FURTHER[: len(self.results) - 1]
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         return Launch(
             parameters=(*sources, *(name for name in FIELDS if name in taken)),
@@ -189,6 +191,13 @@ class Plan:
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
         return loses and exact and self.spec.out.kind == "float"
+
+
+def _further(spec: ScanSpec) -> tuple[Result, ...]:
+    """The outputs after the first."""
+    if spec.fusion:
+        return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(spec.result_bytes)))
+    return (INDICES if spec.indexed else SECOND,) if spec.doubled else ()
 
 
 def require(plan: Plan, holds: bool, words: str) -> None:
