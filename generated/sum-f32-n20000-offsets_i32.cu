@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 f82b8bb7d20f1ff9 of everything below this banner
+// content  sha256 3a919476efda76a6 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -628,7 +628,7 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

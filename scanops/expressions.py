@@ -431,6 +431,12 @@ class Fusion:
         return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of registers for the operands of an item that outputs read; those of a whole line are held once."""
+        kept = [self.operands[place] for place in self.kept if self.operands[place].layout != "line"]
+        return sum(max(4, DTYPES[each.dtype].bytes) for each in kept)
+
+    @property
     def plain(self) -> bool:
         """Whether the one output is the result of the scan itself."""
         only = self.outputs[0]

@@ -148,8 +148,8 @@ def computed(work: Work, tensors: Tensors) -> Tensors:
     return found
 
 
-def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
-    """The launch for tensors of these shapes and strides, by a kernel that is found or built."""
+def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
+    """Return the spec of the kernel for tensors of these shapes and strides, and which of them it reads, in order."""
     shape, dim = _shape_of(tensors), work.dim
     views = [each.expand(shape) for each in tensors]
     order = _order(work.fusion, [layout_of(each, shape, dim) for each in views])
@@ -158,7 +158,6 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
     layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
     fusion = work.fusion.selected(order).laid(layouts)
     _, length, inner = split_shape(shape, dim)
-    device = device_of(tensors[0])
     spec = ScanSpec(
         op=work.op,
         dtype=fusion.operands[0].dtype,
@@ -173,19 +172,27 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
         aligned=inner % 2 == 1 < inner
         or all(is_aligned(each, layout, dim) for each, layout in zip(views, layouts, strict=True)),
     )
-    few = are_few(spec, line_shape(shape, dim).numel(), device.multiprocessors)
+    return spec, order
+
+
+def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
+    """The launch for tensors of these shapes and strides, by a kernel that is found or built."""
+    spec, order = spec_of(work, tensors)
+    shape, device = _shape_of(tensors), device_of(tensors[0])
+    few = are_few(spec, line_shape(shape, work.dim).numel(), device.multiprocessors)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     if kernel is None:
         return None
-    stored = [getattr(torch, each.dtype) for each in fusion.outputs]
     request: Any = _Request(
-        call=Call(work.op, dim),
+        call=Call(work.op, work.dim),
         x=tensors[0],
-        operands=dict(zip(_NAMES, views, strict=False)),
-        places=tuple((name, shape, each) for name, each in zip(_PLACES, stored, strict=False)),
+        operands={name: tensors[place].expand(shape) for name, place in zip(_NAMES, order, strict=False)},
+        places=tuple(
+            (name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, work.fusion.outputs, strict=False)
+        ),
         shape=shape,
     )
     launcher = _Launcher(kernel, request, device, spec, few)

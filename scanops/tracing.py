@@ -252,6 +252,7 @@ def _unknown(name: str) -> UnsupportedRequest:
 
 def _applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
     """Record an operation on traced items and numbers."""
+    keywords = {key: value for key, value in keywords.items() if not (key == "inplace" and value is False)}
     compute = _OF.get(name)
     if compute is None:
         raise _unknown(name)
