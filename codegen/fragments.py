@@ -32,8 +32,6 @@ class Fragments:
     second: str  # state -> the second output, if it is no index
     final: str  # state -> Carry
     result: str  # state -> Output
-    functions: str  # of a fused scan; else empty
-    lifted: str  # of a fused scan: its operands -> State; else empty
     calls: bool  # combine and result are called instead of inlined
     state_bytes: int  # size of one State
     held_bytes: int  # register bytes of one state; own fields are recomputed from loaded operands
@@ -81,8 +79,6 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),
-        functions=spec.fusion.functions + spec.fusion.further(operator.project) if spec.fusion else "",
-        lifted=spec.fusion.lifted if spec.fusion else "",
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
         state_bytes=state_bytes,
         held_bytes=held_bytes,

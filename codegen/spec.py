@@ -109,17 +109,16 @@ class ScanSpec:
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
                 set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
-        fusion = _fusion_of(self.map) if self.map else None
+        fusion = _fusion_of(self.map) if self.map != "" else None
         set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))
-        further = fusion.operands if fusion else ()
         rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
             ("input", "Input", "x", self.dtype, self.input_layout),
             ("mask", "Mask", "m", self.mask, self.mask_layout),
             ("gate", "Gate", "g", self.gate, self.gate_layout),
             ("saved", "Saved", "v", self.saved, "dense"),
             ("starts", "Start", "b", "bool" if self.segments == "flags" else None, self.starts_layout),
-            *((*each.source(n), each.dtype, each.layout) for n, each in enumerate(further) if n > 0),
+            *(fusion.sources[1:] if fusion else ()),
         )
         sources = tuple(
             Source(name=name, type=kind, pointer=at, dtype=DTYPES[dtype], layout=layout)
@@ -138,8 +137,7 @@ class ScanSpec:
         streams = tuple(source for source in sources if source.layout != LINE)
         layouts = frozenset(source.layout for source in sources)
         second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
-        more = fusion.outputs[1:] if fusion else ()
-        made = (out.bytes, *second, *(DTYPES[each.dtype].bytes for each in more))
+        made = (out.bytes, *second, *(DTYPES[each.dtype].bytes for each in (fusion.outputs[1:] if fusion else ())))
         set_derived(
             self,
             accumulate=accumulate,

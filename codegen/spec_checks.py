@@ -94,9 +94,9 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
     if spec.fusion and (spec.mask or spec.gate or spec.saved or spec.segments or spec.complete or row.indices):
-        allowed = "map with neither mask, gate, saved, segments nor complete, of an operator with one result"
-        hint = "make mask and gate operands of the expression"
-        yield "map does not fit the other fields", allowed, told("mask", "gate", "saved", "segments", "complete"), hint
+        allowed = "map without mask, gate, saved, segments and complete, of operators without indices"
+        value = told("op", "mask", "gate", "saved", "segments", "complete")
+        yield "map does not fit the other fields", allowed, value, "make mask and gate operands of the expression"
     if spec.complete:
         near = tuple(f"{name}_layout" for name, given in present.items() if given)
         apart = {"transposed", *(("dense",) if spec.inner > 1 else ())}  # batches of results are longer than of items

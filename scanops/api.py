@@ -15,6 +15,8 @@ from scanops.ops.dispatch import broadcast_gates, called, plain_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    Function = Callable[..., Any]
+
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
 

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, DType, promote
 from scanops.codegen.operator import Operator
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, shown
 
 Node = tuple[Any, ...]
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 _FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
-_FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf")
+_FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf")
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 # C++ of an operation over the texts of its arguments, each in the dtype of the node, of a comparison in its operands'
@@ -36,6 +36,7 @@ _TEXTS = {
     **{name: f"({{0}} {sign} {{1}})" for name, sign in (*_INFIX.items(), *COMPARISONS.items())},
     **{"neg": "(-{0})", "where": "({0} ? {1} : {2})", "pow": "pow({0}, {1})", "floor": "floor({0})"},
     **{"abs": "({0} < 0 ? -{0} : {0})", "not": "(!{0})", "sigmoid": "(1 / (1 + exp(-{0})))", "detach": "{0}"},
+    "rsqrt": "(1 / sqrt({0}))",
     "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",  # NaN if one is
     "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
     "softplus": "(({0} > 0 ? {0} : 0) + log1p(exp({0} > 0 ? -{0} : {0})))",
@@ -137,7 +138,9 @@ class Graph:
     def number(self, value: float, dtype: str) -> Term:
         """Return a constant."""
         kind = DTYPES[dtype].kind
-        return self.add("number", dtype, bool(value) if kind == "bool" else int(value) if kind == "int" else float(value))
+        return self.add(
+            "number", dtype, bool(value) if kind == "bool" else int(value) if kind == "int" else float(value)
+        )
 
     def operand(self, place: int, dtype: str) -> Term:
         """Return an item of an operand of that dtype."""
@@ -325,11 +328,7 @@ class Operand(NamedTuple):
     """An operand of a fused kernel: its dtype, and its layout as ``ScanSpec`` names it."""
 
     dtype: str
-    layout: str = "dense"
-
-    def source(self, place: int) -> tuple[str, str, str]:
-        """Name of the kernel's parameter, C type of an item, C name of a thread's items."""
-        return ("input", "Input", "x") if place == 0 else (f"further{place}", f"Further{place}", f"x{place}")
+    layout: Any = "dense"
 
 
 class Output(NamedTuple):
@@ -391,6 +390,13 @@ class Fusion:
     def _roots(self) -> tuple[int, ...]:
         return (self.element, *(() if self.gate is None else (self.gate,)), *(each.at for each in self.outputs))
 
+    @functools.cached_property
+    def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
+        """Of each operand: name of the parameter, C type of an item, C name of a thread's items, dtype, layout."""
+        others = ((f"further{n}", f"Further{n}", f"x{n}") for n in range(1, len(self.operands)))
+        names = (("input", "Input", "x"), *others)
+        return tuple((*name, *operand) for name, operand in zip(names, self.operands, strict=True))
+
     def giving(self, outputs: tuple[Output, ...]) -> Fusion:
         """Return the fusion with other outputs."""
         return replace(self, outputs=outputs)
@@ -449,20 +455,17 @@ class Fusion:
         """
         return row if self.plain else _row_with(self, row.handle)
 
-    @property
-    def functions(self) -> str:
-        """C++ of the functions that ``elements``, ``gates`` and ``project`` of a row name, and of further outputs."""
+    def functions(self, project: str) -> str:
+        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result."""
         leaves: dict[tuple[str, Any], str] = {("result", None): "y"}
         for place, (dtype, _) in enumerate(self.operands):
-            leaves["operand", place] = DTYPES[dtype].read.format(x=Operand(dtype).source(place)[2])
+            leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
         printer, taken = _Printer(self.nodes, leaves), ", ".join(self._taken("{1} {2}"))
         inline = "__device__ __forceinline__"
         parts = [f"// What is scanned, of the operands.\n{inline} Value mapped({taken}) {{\n"
                  f"{printer.body(self.element)}}}\n"]  # fmt: skip
         if self.gate is not None:
             parts.append(f"{inline} Value mapped_gate({taken}) {{\n{printer.body(self.gate)}}}\n")
-        if self.plain:
-            return "\n".join(parts)
         own = "".join(f"    s.own{place} = {leaves['operand', place]};\n" for place in self.kept)
         parts.append(f"// With the operands that outputs read.\n{inline} State beside(State s, {taken}) {{\n"
                      f"{own}    return s;\n}}\n")  # fmt: skip
@@ -475,10 +478,14 @@ class Fusion:
             result = DTYPES[self.scanned].value
             parts.append(f"{inline} {made} then{number}([[maybe_unused]] {result} y, [[maybe_unused]] const State& s) "
                          f"{{\n{body}}}\n")  # fmt: skip
+            if number > 0:
+                written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
+                parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n"
+                             f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n")  # fmt: skip
         return "\n".join(parts)
 
     def _taken(self, form: str) -> list[str]:
-        return [form.format(*each.source(place)) for place, each in enumerate(self.operands)]
+        return [form.format(*each) for each in self.sources]
 
     @property
     def lifted(self) -> str:
@@ -487,16 +494,10 @@ class Fusion:
         lift = f"lift(mapped({given}){'' if self.gate is None else f', mapped_gate({given})'})"
         return lift if self.plain else f"beside({lift}, {given})"
 
-    def further(self, project: str) -> str:
-        """C++ of the outputs after the first, each a type of its own; ``project``: the expression of the first."""
-        parts = []
-        for number, (_, dtype) in enumerate(self.outputs[1:], start=1):
-            made = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
-            parts.append(
-                f"\nstruct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n"
-                f"__device__ __forceinline__ Out{number} out{number}_of(State state) {{\n    return {{{made}}};\n}}\n"
-            )
-        return "".join(parts)
+    @property
+    def further(self) -> tuple[tuple[str, str, str], ...]:
+        """Name, C type and C name of a thread's items, of the outputs after the first."""
+        return tuple((f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
 
 
 def _with_fields(row: Operator, text: str) -> str:
@@ -510,6 +511,7 @@ def _with_fields(row: Operator, text: str) -> str:
 def _row_with(fusion: Fusion, handle: Any) -> Operator:
     row: Operator = handle.operator
     names = tuple(f"own{place}" for place in fusion.kept)
+    named = functools.partial(_with_fields, row) if names else str
     kinds = tuple(_FIELD.get(dtype := wide(fusion.operands[place].dtype), dtype) for place in fusion.kept)
     newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
 
@@ -517,7 +519,7 @@ def _row_with(fusion: Fusion, handle: Any) -> Operator:
         if len(texts) < len(row.fields):  # one expression for the whole state
             parts = "".join(f" s.{name} = newer.{name};" for name in names)
             return tuple(f"[&] {{ State s = {text};{parts} return s; }}()" for text in texts)
-        return (*(_with_fields(row, text) for text in texts), *newer)
+        return (*map(named, texts), *newer)
 
     return replace(
         row,
@@ -534,11 +536,11 @@ def _row_with(fusion: Fusion, handle: Any) -> Operator:
         behind=(),
         loss="",
         identity=(*row.identity, *none),
-        project=f"then0(({DTYPES[fusion.scanned].value})({_with_fields(row, row.project)}), state)",
+        project=f"then0(({DTYPES[fusion.scanned].value})({named(row.project)}), state)",
         resume=(*row.resumes, *none) if row.resumes else (),
         resumed=lambda y: y,
         output=lambda h: h,
-        carried=_with_fields(row, row.carried or row.project),
+        carried=named(row.carried or row.project),
         kinds=("int", "float", "complex", "bool"),
         forms={},
         gradient=None,
@@ -547,15 +549,17 @@ def _row_with(fusion: Fusion, handle: Any) -> Operator:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+_read = functools.lru_cache(maxsize=4096)(Fusion.of_text)
+
+
 def fusion_of(text: str) -> Fusion:
-    """Return the fusion with this text, parsed once."""
+    """Return the fusion with this text: of equal texts the same object. Raises UnsupportedRequest for any other."""
     try:
-        return Fusion.of_text(text)
+        return _read(text)
     except (ValueError, TypeError, IndexError, KeyError) as problem:
         raise UnsupportedRequest(
             "map must be the text of expressions that scanops traced",
             allowed="Fusion.text",
-            value=text[:80],
+            value=shown(text),
             hint="call scanops.scan with functions, or take the spec from scanops.explain",
         ) from problem

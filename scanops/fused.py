@@ -26,7 +26,18 @@ from scanops.codegen.lines import are_few
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
-from scanops.expressions import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Graph, Node, Output, Term, fusion_of, is_float, wide
+from scanops.expressions import (
+    MOST_OPERANDS,
+    MOST_OUTPUTS,
+    Fusion,
+    Graph,
+    Node,
+    Output,
+    Term,
+    fusion_of,
+    is_float,
+    wide,
+)
 from scanops.ops.backward import summed_to
 from scanops.ops.dispatch import called, known_name
 from scanops.processes import NO_FORK
@@ -331,7 +342,9 @@ def _adjoint(
     source, graph, local = Graph(fusion.nodes), Graph(), Graph()
 
     def leaf(node: Node) -> Term:  # where the result is a tensor of its own: derivatives are taken by it
-        return local.operand(before if node[0] == "result" else node[2], operands[node[2]].dtype if len(node) > 2 else scanned)
+        return local.operand(
+            before if node[0] == "result" else node[2], operands[node[2]].dtype if len(node) > 2 else scanned
+        )
 
     roots = []
     for place, (at, _) in enumerate(outputs):

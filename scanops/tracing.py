@@ -136,7 +136,7 @@ _OF = {  # by the name of torch's function, and of the method
     "square": lambda graph, to, input: _pow(graph, to, input, 2),
     "reciprocal": lambda graph, to, input: graph.apply("div", to, 1, input),
     "silu": lambda graph, to, input: _float(graph, to, input) * _float(graph, to, input).apply("sigmoid"),
-    "logsigmoid": lambda graph, to, input: -((-_float(graph, to, input)).apply("softplus")),
+    "log_sigmoid": lambda graph, to, input: -((-_float(graph, to, input)).apply("softplus")),
     "clamp_min": lambda graph, to, input, min: _clamp(graph, to, input, min=min),
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
@@ -247,7 +247,9 @@ Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 def _unknown(name: str) -> UnsupportedRequest:
     known = [each for each in FUNCTIONS if not each.startswith("_")]
-    return _refused(f"{name} is not supported", ", ".join(known), did_you_mean(name, known) + "compute it before the call")
+    return _refused(
+        f"{name} is not supported", ", ".join(known), did_you_mean(name, known) + "compute it before the call"
+    )
 
 
 def _applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
@@ -376,7 +378,9 @@ def _traced(map: Any, then: Any, row: Operator, kinds: Kinds, masked: bool, dtyp
     graph = Graph()
     names = [dtype_named(each).name for each, _ in kinds]
     metas = [torch.empty(() if single else (1,), dtype=each, device="meta") for each, single in kinds]
-    items = [Traced(graph.operand(place, name), meta) for place, (name, meta) in enumerate(zip(names, metas, strict=True))]
+    items = [
+        Traced(graph.operand(place, name), meta) for place, (name, meta) in enumerate(zip(names, metas, strict=True))
+    ]
     seen, mask = (items[:-1], items[-1]._term) if masked else (items, None)
     made = _values("map", map, seen, graph) if map else seen[:2] if row.gated else seen[:1]
     if len(made) != 1 + row.gated:
@@ -389,7 +393,9 @@ def _traced(map: Any, then: Any, row: Operator, kinds: Kinds, masked: bool, dtyp
     if mask is not None:
         starts = [number if isinstance(number, int | float) else 0 for number in [row.start_of(scanned), 1]]
         terms = [None if each is None else mask.select(each, start) for each, start in zip(terms, starts, strict=True)]
-    result = Traced(graph.add("result", wide(scanned.name)), torch.empty(1, dtype=getattr(torch, scanned.name), device="meta"))
+    result = Traced(
+        graph.add("result", wide(scanned.name)), torch.empty(1, dtype=getattr(torch, scanned.name), device="meta")
+    )
     outputs = _values("then", then, [result, *seen], graph) if then else [result]
     if not 1 <= len(outputs) <= MOST_OUTPUTS:
         raise _miscounted("then", f"1 to {MOST_OUTPUTS} values", len(outputs))

@@ -104,13 +104,14 @@ class Plan:
         require(self, fits, "a block of whole warps that the target takes")
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
+        second = (INDICES if spec.indexed else SECOND,) if spec.doubled else ()
         others = tuple(source for source in spec.sources if source.name != "saved")
         set_derived(
             self,
             warps=self.threads // WARP,
             code=code,
             lifted=(*others, former) if spec.former else spec.sources,
-            results=(VALUES, *_further(spec)),
+            results=(VALUES, *(map(Result._make, spec.fusion.further) if spec.fusion else second)),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
             picks=bool(operator.append) and spec.segments is None and not code.calls,
@@ -191,13 +192,6 @@ class Plan:
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
         return loses and exact and self.spec.out.kind == "float"
-
-
-def _further(spec: ScanSpec) -> tuple[Result, ...]:
-    """The outputs after the first."""
-    if spec.fusion:
-        return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(spec.result_bytes)))
-    return (INDICES if spec.indexed else SECOND,) if spec.doubled else ()
 
 
 def require(plan: Plan, holds: bool, words: str) -> None:

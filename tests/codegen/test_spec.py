@@ -40,6 +40,7 @@ BAD_GRADIENTS: tuple[dict[str, Any], ...] = (
     {**PRODUCT, "gate_layout": "strided"},
     {**RECURRENCE, "saved_results": "yes"},
 )
+DOUBLED = '[[["operand","float32",0],["add","float32",0,0]],[["float32"]],1,null,"float32",[[1,"float32"]]]'
 # Invalid fields, and words that the error must have.
 BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"op": "median"}, ("'median'", "'sum'", "'prod'")),
@@ -83,6 +84,8 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         ({name: 1}, (f"{name}=1", "True or False"))
         for name in ("initial", "final", "reverse", "exclusive", "complete", "aligned")
     ),
+    *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
+    ({"map": DOUBLED, "mask": "bool"}, ("mask='bool'", "operands of the expression")),
     *((change, ()) for change in BAD_GRADIENTS),
 )
 
