@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 2347370107d7a7d2 of everything below this banner
+// content  sha256 d2fc50bf21ac4e41 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -186,6 +186,14 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
+typedef long long TileNumber;
+
+__device__ __forceinline__ int tiles_of(Position length) {
+    return (int)((length + kLead + kTile - 1) / kTile);
+}
+
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
@@ -302,12 +310,6 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     return before;
 }
 
-struct Tile {  // scanned, without the prefix of preceding tiles
-    long long number;
-    State warps;          // exclusive prefix of this warp in the tile
-    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
-};
-
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = 1;  // status words of a tile
@@ -368,8 +370,9 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-// Wait for the totals of kWarps groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its
-// first tile. Leaves the total of each group in group_total.
+// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kWarps groups
+// from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of each
+// group in group_total.
 __device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
                                              int group, int index) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
@@ -380,13 +383,11 @@ __device__ __forceinline__ void await_groups(State* group_total, const Board& bo
     __syncthreads();
 }
 
-// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
-// so that the division by the tiles of a row takes 32-bit numbers.
-typedef long long TileNumber;
-
-__device__ __forceinline__ int tiles_of(Position length) {
-    return (int)((length + kLead + kTile - 1) / kTile);
-}
+struct Tile {  // scanned, without the prefix of preceding tiles
+    long long number;
+    State warps;          // exclusive prefix of this warp in the tile
+    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
+};
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, unsigned long long* workspace) {
