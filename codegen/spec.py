@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import Field, dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
 from scanops.codegen.operator import COMPENSATED
@@ -13,9 +13,6 @@ from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
 from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
 from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
-
-if TYPE_CHECKING:
-    from scanops.expressions import Fusion
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
@@ -99,7 +96,7 @@ class ScanSpec:
     former: bool = derived()  # whether the kernel itself finds the forward result before each item, here or in `saved`
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
-    fusion: Fusion | None = derived()  # what ``map`` is the text of
+    fusion: Any = derived()  # the scanops.expressions.Fusion that ``map`` is the text of, or None
     access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
     widens: bool = derived()  # whether an item of some output is larger than an input item
     keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory
@@ -109,7 +106,9 @@ class ScanSpec:
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
                 set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
-        fusion = _fusion_of(self.map) if self.map != "" else None
+        if self.map != "":
+            from scanops.expressions import fusion_of  # which few scans need
+        fusion = fusion_of(self.map) if self.map != "" else None
         set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))
         rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
@@ -133,7 +132,7 @@ class ScanSpec:
         set_derived(self, out_dtype=out.name, input=items, weight=weight, term=term, out=out)
         accumulate, accumulator, carry = accumulators(self, row)
         operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else accumulator.kind, row)
-        operator = fusion.row(operator) if fusion else operator
+        operator = fusion.row(operator, self) if fusion else operator
         streams = tuple(source for source in sources if source.layout != LINE)
         layouts = frozenset(source.layout for source in sources)
         second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
@@ -216,12 +215,6 @@ class ScanSpec:
 
 FIELDS: tuple[Field[Any], ...] = tuple(each for each in fields(ScanSpec) if each.init)
 """The fields that a spec is given; the others are derived from them."""
-
-
-def _fusion_of(text: str) -> Fusion:
-    from scanops.expressions import fusion_of  # which few scans need
-
-    return fusion_of(text)
 
 
 def check_spec(value: object) -> None:

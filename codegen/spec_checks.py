@@ -82,7 +82,7 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         if spec.inner == 1 and getattr(spec, name) == "columns":
             hint = "pass strided, or rows if the items of a line are contiguous"
             yield f"{name}='columns' needs inner above 1", "inner above 1, or another layout", told("inner", name), hint
-    if row.gated != (spec.gate is not None or (spec.fusion is not None and spec.fusion.gate is not None)):
+    if row.gated != any(each is not None for each in (spec.gate, spec.fusion and spec.fusion.gate)):
         what = "a gate dtype is required" if row.gated else "the operator has no gate"
         hint = "pass the gate's dtype as gate" if row.gated else "leave gate out"
         yield what, "a gate for operators whose lift reads one, and for no other", told("op", "gate"), hint
@@ -93,10 +93,6 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
-    if spec.fusion and (spec.mask or spec.gate or spec.saved or spec.segments or spec.complete or row.indices):
-        allowed = "map without mask, gate, saved, segments and complete, of operators without indices"
-        value = told("op", "mask", "gate", "saved", "segments", "complete")
-        yield "map does not fit the other fields", allowed, value, "make mask and gate operands of the expression"
     if spec.complete:
         near = tuple(f"{name}_layout" for name, given in present.items() if given)
         apart = {"transposed", *(("dense",) if spec.inner > 1 else ())}  # batches of results are longer than of items

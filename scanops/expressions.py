@@ -448,11 +448,20 @@ class Fusion:
         only = self.outputs[0]
         return len(self.outputs) == 1 and self.nodes[only.at][0] == "result" and only.dtype == self.scanned
 
-    def row(self, row: Operator) -> Operator:
+    def row(self, row: Operator, spec: Any) -> Operator:
         """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.
 
-        The further fields belong to single elements, as those of gradients do: they are not exchanged.
+        The further fields belong to single elements, as those of gradients do: they are not exchanged. Raises
+        UnsupportedRequest where a ScanSpec has fields that do not go with expressions.
         """
+        wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
+        if wrong or row.indices:
+            raise UnsupportedRequest(
+                f"{spec.op}: map does not go with {wrong[0] if wrong else 'an operator with indices'}",
+                allowed="an operator with one result, without mask, gate, saved tensor, segments and complete results",
+                value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
+                hint="make mask and gate operands of the expression",
+            )
         return row if self.plain else _row_with(self, row.handle)
 
     def functions(self, project: str) -> str:
