@@ -113,8 +113,8 @@ def accumulators(spec: ScanSpec, row: Operator) -> tuple[str | None, DType, DTyp
 
     Raises UnsupportedRequest for an accumulator that does not fit the output.
     """
-    kept = kept_result(spec.term) if row.gives == "index" else spec.out
-    kept = dtype_named(spec.fusion.scanned) if spec.fusion else kept
+    scanned = dtype_named(spec.fusion.scanned) if spec.fusion else spec.out
+    kept = kept_result(spec.term) if row.gives == "index" else scanned
     default, accumulate, accumulator = accumulator_of(kept), spec.accumulate, kept
     if accumulate is not None:
         legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]

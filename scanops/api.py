@@ -64,13 +64,16 @@ def scan(
     results.
 
     Args:
-        x: a tensor of any shape and strides. Its dtype is bool, an integer of up to 64 bits, signed or unsigned,
-            float16, bfloat16, float32, float64, complex64, complex128, or one of float8_e4m3fn, float8_e5m2,
-            float8_e4m3fnuz and float8_e5m2fnuz, which are scanned in float32.
+        x: a tensor of any shape and strides, or with ``map`` several that broadcast. Its dtype is bool, an integer of
+            up to 64 bits, signed or unsigned, float16, bfloat16, float32, float64, complex64, complex128, or one of
+            float8_e4m3fn, float8_e5m2, float8_e4m3fnuz and float8_e5m2fnuz, which are scanned in float32.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"``, ``"logical_or"``, or an operator of your own, a ``scanops.Operator``,
             whose name serves as well once it has been used. For indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        map: a function of the tensors that gives the elements, pointwise and traced into the kernel; for ``"linear"``
+            a pair of gates and values. docs/fusion.md lists the operations, and what else goes with functions.
+        then: likewise of the result and the tensors: what is stored, of several values a tuple.
         mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
         reverse: scan from the last item to the first.
@@ -103,7 +106,7 @@ def scan(
 
     Returns:
         A contiguous tensor of x's shape, or with ``complete`` of one more along ``dim``; with ``return_final`` a pair
-        of that and of the carry-out, of x's shape without ``dim``.
+        of that and of the carry-out, of x's shape without ``dim``. A tuple for several values of ``then``.
 
     Raises:
         UnsupportedRequest: an argument that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
@@ -123,7 +126,7 @@ def scan(
     if map is not None or then is not None or not isinstance(x, Tensor):
         from scanops.fused import scan_fused  # which few programs need
 
-        others = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)

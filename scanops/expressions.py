@@ -168,9 +168,10 @@ class Graph:
             if at in found:
                 terms = [Term(self, each) for each in arguments_of(self.nodes[at])]
                 if any(is_float(each.dtype) for each in terms):
-                    for term, gradient in zip(terms, _derivative(Term(self, at), found[at], *terms), strict=False):
-                        if gradient is not None and is_float(term.dtype):
-                            give(term.at, gradient)
+                    gradients = _derivative(Term(self, at), found[at], *terms)
+                    for term, of_term in zip(terms, gradients, strict=False):
+                        if of_term is not None and is_float(term.dtype):
+                            give(term.at, of_term)
         return found
 
     def carried(self, root: int, to: Graph, leaf: Callable[[Node], Term]) -> Term:
@@ -292,7 +293,8 @@ class _Printer:
         uses = [each for at in reached for each in arguments_of(self.nodes[at])]
         repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
         uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
-        lines, texts = [], {}
+        lines: list[str] = []
+        texts: dict[int, str] = {}
         for at in reached:
             node = self.nodes[at]
             text = self._text(node, texts)
@@ -329,6 +331,14 @@ class Operand(NamedTuple):
 
     dtype: str
     layout: Any = "dense"
+
+
+class Result(NamedTuple):
+    """The names of an output: as those of ``codegen.strategies.base``, which few scans need."""
+
+    name: str
+    type: str
+    pointer: str
 
 
 class Output(NamedTuple):
@@ -397,14 +407,6 @@ class Fusion:
         names = (("input", "Input", "x"), *others)
         return tuple((*name, *operand) for name, operand in zip(names, self.operands, strict=True))
 
-    def giving(self, outputs: tuple[Output, ...]) -> Fusion:
-        """Return the fusion with other outputs."""
-        return replace(self, outputs=outputs)
-
-    def within(self, count: int) -> Fusion:
-        """Return the fusion of the first ``count`` operands, when the others are not read."""
-        return replace(self, operands=self.operands[:count])
-
     def selected(self, places: Sequence[int]) -> Fusion:
         """Return the fusion of these operands in this order; those left out are not read."""
         graph, source = Graph(), Graph(self.nodes)
@@ -455,7 +457,7 @@ class Fusion:
         UnsupportedRequest where a ScanSpec has fields that do not go with expressions.
         """
         wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
-        if wrong or row.indices:
+        if wrong or row.indices or row.gives == "index":
             raise UnsupportedRequest(
                 f"{spec.op}: map does not go with {wrong[0] if wrong else 'an operator with indices'}",
                 allowed="an operator with one result, without mask, gate, saved tensor, segments and complete results",
@@ -489,8 +491,8 @@ class Fusion:
                          f"{{\n{body}}}\n")  # fmt: skip
             if number > 0:
                 written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
-                parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n"
-                             f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n")  # fmt: skip
+                function = f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n"
+                parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n{function}")
         return "\n".join(parts)
 
     def _taken(self, form: str) -> list[str]:
@@ -504,9 +506,9 @@ class Fusion:
         return lift if self.plain else f"beside({lift}, {given})"
 
     @property
-    def further(self) -> tuple[tuple[str, str, str], ...]:
-        """Name, C type and C name of a thread's items, of the outputs after the first."""
-        return tuple((f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
+    def further(self) -> tuple[Result, ...]:
+        """The names of the outputs after the first in the text of a kernel."""
+        return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
 
 
 def _with_fields(row: Operator, text: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +32,10 @@ from scanops.expressions import (
     Fusion,
     Graph,
     Node,
+    Operand,
     Output,
     Term,
     fusion_of,
-    is_float,
     wide,
 )
 from scanops.ops.backward import summed_to
@@ -273,8 +273,8 @@ def _followed(
     gate, x = made if isinstance(made, tuple | list) else (None, made)
     shape = torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
     given: Any = (x.expand(shape), mask, gate, None, None, None)
-    y = called(given, (None,), False, op, dim, reverse, exclusive, False, dtype, None)
-    found: Any = y if then is None else then(y, *inputs)
+    y: Any = called(given, (None,), False, op, dim, reverse, exclusive, False, dtype, None)
+    found: torch.Tensor | Tensors = y if then is None else then(y, *inputs)
     return found
 
 
@@ -285,7 +285,7 @@ class _Fused(torch.autograd.Function):
     """The node of a fused scan: it saves the tensors of the call, and nothing else."""
 
     @staticmethod
-    def forward(ctx: Any, work: Work, *tensors: torch.Tensor) -> Tensors:  # type: ignore[override]
+    def forward(ctx: Any, work: Work, *tensors: torch.Tensor) -> Tensors:
         ctx.work = work
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -294,7 +294,7 @@ class _Fused(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         work, tensors = ctx.work, ctx.saved_tensors
         given = tuple(each is not None for each in gradients)
         if not any(given):
@@ -307,15 +307,12 @@ class _Fused(torch.autograd.Function):
         if adjoint.before is not None:
             again = Work(adjoint.before, work.op, work.dim, work.reverse, True)
             read += run(again, tensors)
-        found: dict[int, torch.Tensor] = {}
-        for fusion, places in adjoint.parts:
-            part = Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive)
-            found |= zip(places, run(part, read[: len(fusion.operands)]), strict=True)
+        found: list[torch.Tensor] = []
+        for fusion in adjoint.parts:
+            found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), read)
+        pairs = zip(tensors, adjoint.of, strict=True)
         return None, *(
-            None
-            if adjoint.of[place] is None
-            else summed_to(found[adjoint.of[place]], shape=each.shape, dtype=each.dtype)
-            for place, each in enumerate(tensors)
+            None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs
         )
 
 
@@ -323,7 +320,7 @@ class _Adjoint(NamedTuple):
     """The scans of a backward pass. Their tensors: those of the call, the given gradients, the results before items."""
 
     before: Fusion | None  # computes the result before each item, where derivatives need it
-    parts: tuple[tuple[Fusion, tuple[int, ...]], ...]  # scans, and the numbers of their outputs
+    parts: tuple[Fusion, ...]  # whose outputs follow each other
     op: str
     exclusive: bool
     of: tuple[int | None, ...]  # which output is the gradient of each tensor
@@ -333,85 +330,68 @@ class _Adjoint(NamedTuple):
 def _adjoint(
     fusion: Fusion, op: str, exclusive: bool, given: tuple[bool, ...], needs: tuple[bool, ...], whole: tuple[bool, ...]
 ) -> _Adjoint:
-    """Return the backward pass of a fused scan by its derivatives."""
+    """Return the backward pass of a fused scan, of s[i] = c(s[i-1], x[i]) for short.
+
+    ``given``: which outputs have a gradient; ``needs``: which tensors are to have one; ``whole``: which are of the
+    shape of the results.
+    """
     count, scanned = len(fusion.operands), wide(fusion.scanned)
     outputs = [each for each, there in zip(fusion.outputs, given, strict=True) if there]
-    before = count + len(outputs)  # the place of the results before items
-    operands = (*fusion.operands, *(fusion.operands[0]._replace(dtype=each.dtype) for each in outputs))
-    operands += (fusion.operands[0]._replace(dtype=scanned),)
-    source, graph, local = Graph(fusion.nodes), Graph(), Graph()
+    before = count + len(outputs)  # the place of s[i-1]
+    dtypes = (*(each.dtype for each in fusion.operands), *(each.dtype for each in outputs), scanned)
+    source, local, graph = Graph(fusion.nodes), Graph(), Graph()
 
-    def leaf(node: Node) -> Term:  # where the result is a tensor of its own: derivatives are taken by it
-        return local.operand(
-            before if node[0] == "result" else node[2], operands[node[2]].dtype if len(node) > 2 else scanned
-        )
+    def leaf_of(home: Graph) -> Callable[[Node], Term]:
+        return lambda node: home.operand(*((before, scanned) if node[0] == "result" else (node[2], dtypes[node[2]])))
 
-    roots = []
-    for place, (at, _) in enumerate(outputs):
-        root = source.carried(at, local, leaf)
-        roots.append((root, local.operand(count + place, operands[count + place].dtype).cast(root.dtype)))
-    direct = local.pulled_back([(root, d) for root, d in roots if is_float(root.dtype)])
+    # ---- the derivatives of `then`: s is a tensor of its own, in the place of s[i-1]
+    made = [source.carried(each.at, local, leaf_of(local)) for each in outputs]
+    roots = [(y, local.operand(count + n, dtypes[count + n])) for n, y in enumerate(made)]
+    direct = local.pulled_back(roots)
 
-    def place_of(node: Node) -> Term:
-        return graph.operand(node[2], operands[node[2]].dtype)
+    # ---- s by s[i-1], which the gradients that reach s and the tensors through `then` are expressions of
+    element = source.carried(fusion.element, graph, leaf_of(graph))
+    gate = None if fusion.gate is None else source.carried(fusion.gate, graph, leaf_of(graph))
+    previous, factor = graph.operand(before, scanned), {"sum": None, "prod": element, "linear": gate}[op]
+    after = previous if factor is None else factor * previous
+    after = previous if exclusive else after if op == "prod" else after + element
 
-    element = source.carried(fusion.element, graph, place_of)
-    gate = None if fusion.gate is None else source.carried(fusion.gate, graph, place_of)
-    previous = graph.operand(before, scanned)
-    factor = {"sum": None, "prod": element, "linear": gate}[op]
-    if exclusive:
-        after = previous
-    elif factor is None:
-        after = previous + element
-    else:
-        after = factor * previous if op == "prod" else factor * previous + element
+    def through_then(operand: Term) -> Term | None:
+        found = direct.get(operand.at)
+        leaf = leaf_of(graph)
+        return found and local.carried(found.at, graph, lambda node: after if node[2] == before else leaf(node))
 
-    def known(node: Node) -> Term:  # the result by that before the item
-        return after if node[2] == before else place_of(node)
-
-    of_result = direct.get(leaf(("result", scanned)).at)
-    s = graph.number(0, scanned) if of_result is None else local.carried(of_result.at, graph, known).cast(scanned)
+    # ---- the scan from the end: u[i] is the gradient that reaches s[i] through the items behind it, and
+    # factor[i] (of_s[i] + u[i]) is u[i-1]
+    of_s = through_then(local.operand(before, scanned))
+    of_s = graph.number(0, scanned) if of_s is None else of_s.cast(scanned)
     result = graph.add("result", scanned)
-    total = result if factor is None or exclusive else s + result
-    scans = s if factor is None or exclusive else factor * s
-    items = [(element, total * previous if op == "prod" else total)]
-    items += [] if gate is None else [(gate, total * previous)]
-    through = graph.pulled_back(items)
+    total = result if factor is None or exclusive else of_s + result
+    terms = of_s if factor is None or exclusive else factor * of_s
+    of_items = [(element, total * previous if op == "prod" else total)]
+    through_map = graph.pulled_back(of_items if gate is None else [*of_items, (gate, total * previous)])
+
     found: list[Output | None] = []
     for place, wanted in enumerate(needs):
-        dtype = fusion.operands[place].dtype
-        parts = [through.get(graph.operand(place, dtype).at)]
-        gradient = direct.get(local.operand(place, dtype).at)
-        parts.append(None if gradient is None else local.carried(gradient.at, graph, known))
-        terms = [each for each in parts if each is not None]
-        if not wanted or not terms:
-            found.append(None)
-            continue
-        term = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-        found.append(Output(term.cast(wide(dtype)).at, dtype if whole[place] else wide(dtype)))
+        dtype = dtypes[place]
+        parts = through_map.get(graph.operand(place, dtype).at), through_then(local.operand(place, dtype))
+        there = [each for each in parts if each is not None]
+        gradient = functools.reduce(lambda one, other: one + other, there) if there and wanted else None
+        stored = dtype if whole[place] else wide(dtype)  # others are summed
+        found.append(None if gradient is None else Output(gradient.cast(wide(dtype)).at, stored))
     distinct = list(dict.fromkeys(each for each in found if each is not None))
-    made = Fusion(
-        nodes=tuple(graph.nodes),
-        operands=operands,
-        element=scans.at,
-        gate=None if factor is None else factor.at,
-        scanned=scanned,
-        outputs=tuple(distinct),
-    )
-    chunks = [distinct[at : at + MOST_OUTPUTS] for at in range(0, len(distinct), MOST_OUTPUTS)]
-    parts_ = [made.giving(tuple(chunk)) for chunk in chunks]
-    reads_before = any(before in each.read for each in parts_)
-    if not reads_before:
-        parts_ = [each.within(before) for each in parts_]
-    again = None
-    if reads_before:
-        state = source.add("result", scanned)
-        kept = (Output(state.at, scanned),)
-        again = Fusion(tuple(source.nodes), fusion.operands, fusion.element, fusion.gate, scanned, kept)
-    numbers = [tuple(distinct.index(each) for each in chunk) for chunk in chunks]
+    operands, gates = tuple(map(Operand, dtypes)), None if factor is None else factor.at
+    scans = [
+        Fusion(tuple(graph.nodes), operands, terms.at, gates, scanned, tuple(distinct[at : at + MOST_OUTPUTS]))
+        for at in range(0, len(distinct), MOST_OUTPUTS)
+    ]
+    reads = any(before in each.read for each in scans)
+    scans = scans if reads else [replace(each, operands=operands[:before]) for each in scans]
+    state = (Output(source.add("result", scanned).at, scanned),)
+    again = Fusion(tuple(source.nodes), fusion.operands, fusion.element, fusion.gate, scanned, state)
     return _Adjoint(
-        before=None if again is None else fusion_of(again.text),
-        parts=tuple((fusion_of(each.text), number) for each, number in zip(parts_, numbers, strict=True)),
+        before=fusion_of(again.text) if reads else None,
+        parts=tuple(fusion_of(each.text) for each in scans),
         op="sum" if factor is None else "linear",
         exclusive=exclusive if factor is None else True,
         of=tuple(None if each is None else distinct.index(each) for each in found),
@@ -467,7 +447,7 @@ def _check(
     if functions[0] is None and len(inputs) > 1 and not (row.gated or functions[1]):
         raise UnsupportedRequest(
             "scan: several tensors need a map",
-            allowed="map, a function that makes the elements of the tensors; or then, which reads those after the first",
+            allowed="map, which makes the elements of the tensors; or then, which reads those after the first",
             value=f"{len(inputs)} tensors",
             hint="pass map=lambda x, y: x * y, for example",
         )

@@ -1,7 +1,7 @@
 """Trace Python functions of tensors to expressions, without running them on tensors.
 
-A function is called with a ``Traced`` for each tensor. Each operation on these is recorded as a node of a ``Graph``; its
-dtype is the one that torch gives the same operation on tensors of the ``meta`` device. Traces are cached by what a
+A function is called with a ``Traced`` for each tensor. Each operation on these is recorded as a node of a ``Graph``;
+its dtype is the one that torch gives the same operation on tensors of the ``meta`` device. Traces are cached by what a
 function can see: its code, and the constants of its closure, its defaults and its globals. A function that sees
 anything else, such as an object with attributes, is traced at every call.
 """
@@ -43,7 +43,7 @@ _EXACT_SOFTPLUS = 17.0  # above it log(1 + exp(x)) rounds to x in float32
 # ---- operations: (graph, dtype of the result, arguments as torch names them)
 
 
-def _float(graph: Graph, dtype: str, x: Any) -> Term:
+def _float(graph: Graph, dtype: str, x: Term | float) -> Term:
     """A number as a term, and a term in the dtype it is computed in."""
     return x.cast(wide(dtype)) if isinstance(x, Term) else graph.number(x, wide(dtype))
 
@@ -124,7 +124,7 @@ def _relu(graph: Graph, to: str, input: Term) -> Term:
     return x.compare("le", 0).select(0, x)
 
 
-_OF = {  # by the name of torch's function, and of the method
+_OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and of the method
     **{name: _plain(name) for name in OPERATIONS - COMPARISONS.keys() - {"softplus", "pow", "div", "where"}},
     **{name: _comparison(name) for name in COMPARISONS},
     **{"add": _scaled("add"), "sub": _scaled("sub"), "where": _where, "clamp": _clamp, "softplus": _softplus},

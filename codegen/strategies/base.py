@@ -31,18 +31,6 @@ class Constant(NamedTuple):
     value: int
     meaning: str  # what the number counts, printed as a comment
 
-    @property
-    def type(self) -> str:
-        """C type of the constant."""
-        if isinstance(self.value, bool):
-            return "bool"
-        return "int" if self.value < 2**31 else "long long"
-
-    @property
-    def literal(self) -> str:
-        """The value as a C literal."""
-        return str(self.value).lower()
-
 
 class Result(NamedTuple):
     """Names of one output of a kernel in its text."""
@@ -53,9 +41,7 @@ class Result(NamedTuple):
 
 
 VALUES = Result("output", "Output", "y")
-SECOND = Result("second", "Second", "z")
-INDICES = Result("indices", "Index", "z")
-FURTHER = ("indices", "third", "fourth")  # parameters of the results after the first
+SECONDS = (Result("second", "Second", "z"), Result("indices", "Index", "z"))  # by whether it holds indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +90,13 @@ class Plan:
         require(self, fits, "a block of whole warps that the target takes")
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
-        second = (INDICES if spec.indexed else SECOND,) if spec.doubled else ()
         others = tuple(source for source in spec.sources if source.name != "saved")
         set_derived(
             self,
             warps=self.threads // WARP,
             code=code,
             lifted=(*others, former) if spec.former else spec.sources,
-            results=(VALUES, *(map(Result._make, spec.fusion.further) if spec.fusion else second)),
+            results=(VALUES, *(spec.fusion.further if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled)),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
             picks=bool(operator.append) and spec.segments is None and not code.calls,
@@ -148,7 +133,7 @@ class Plan:
         chosen = chosen if self.spec.takes_length else ()
         sources = tuple(source.name for source in self.spec.sources)
         among += ("output", *chosen)
-        among += FURTHER[: len(self.results) - 1]
+        among += ("indices", "third", "fourth")[: len(self.results) - 1]
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         return Launch(
             parameters=(*sources, *(name for name in FIELDS if name in taken)),
