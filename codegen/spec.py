@@ -96,7 +96,7 @@ class ScanSpec:
     former: bool = derived()  # whether the kernel itself finds the forward result before each item, here or in `saved`
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
-    fusion: Any = derived()  # the scanops.expressions.Fusion that ``map`` is the text of, or None
+    fusion: Any = derived()  # the scanops.fusion.kernel.Fusion that ``map`` is the text of, or None
     access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
     widens: bool = derived()  # whether an item of some output is larger than an input item
     keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory
@@ -107,7 +107,7 @@ class ScanSpec:
             if name == "dtype" or getattr(self, name) is not None:
                 set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
         if self.map != "":
-            from scanops.expressions import fusion_of  # which few scans need
+            from scanops.fusion.kernel import fusion_of  # which few scans need
         fusion = fusion_of(self.map) if self.map != "" else None
         set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))
