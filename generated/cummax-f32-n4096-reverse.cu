@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 40f16266db7740da of everything below this banner
+// content  sha256 88d47d318aacfd6f of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -133,6 +133,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 98534960bad63ffa of everything below this banner
+// content  sha256 8429361badf0d1d6 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -141,6 +141,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

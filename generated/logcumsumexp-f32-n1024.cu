@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 7620fc2dd829fad4 of everything below this banner
+// content  sha256 d853a13680b97ce9 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -206,6 +206,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

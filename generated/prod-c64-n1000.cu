@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b1dbd6ec90293f4a of everything below this banner
+// content  sha256 fa51efb8625413a2 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -131,6 +131,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

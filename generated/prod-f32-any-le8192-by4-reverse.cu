@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f2320a58e3f7c1a8 of everything below this banner
+// content  sha256 899ff3e7ecae9dbb of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -126,6 +126,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

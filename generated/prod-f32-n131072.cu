@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 daa7db191aad5a15 of everything below this banner
+// content  sha256 88232ad4067198c4 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -183,6 +183,8 @@ __device__ __forceinline__ bool is_inside(Position position, Position end) {
 __device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
     return position >= 0 && position <= end - items;
 }
+
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

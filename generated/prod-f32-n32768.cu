@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 6357180b5fc27c6a of everything below this banner
+// content  sha256 dc2f20b4cda20a5c of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -128,6 +128,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

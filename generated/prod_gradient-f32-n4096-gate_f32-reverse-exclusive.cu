@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f1198dbdb4a39570 of everything below this banner
+// content  sha256 33dc4b250021353c of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -167,6 +167,8 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
     for (int k = 0; k < kItems; ++k)
         if (position < -k) s.item[k] = identity();
 }
+
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

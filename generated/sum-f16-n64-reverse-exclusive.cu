@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 cf33d11c87e6e96d of everything below this banner
+// content  sha256 ea0605507026e81b of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -130,6 +130,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 15e3bb8a9e390377 of everything below this banner
+// content  sha256 ecff2c5de3cc61e5 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -133,6 +133,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

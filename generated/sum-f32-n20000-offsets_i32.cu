@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0be24f79c50e01c5 of everything below this banner
+// content  sha256 c568f307fba13e46 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -241,6 +241,8 @@ __device__ __forceinline__ bool is_inside(Position position, Position end) {
 __device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
     return position >= 0 && position <= end - items;
 }
+
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 72bc8beeedd3b7da of everything below this banner
+// content  sha256 7d824d247871a48c of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -116,6 +116,9 @@ template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 template <class Item>

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 dd681c8247ed668d of everything below this banner
+// content  sha256 f738d7933b9550ae of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -141,6 +141,8 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
     for (int k = 0; k < kItems; ++k)
         if (position < -k) s.item[k] = identity();
 }
+
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 // The items of an access, one by one; those outside the row are not read.
