@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b46c9459f831f302 of everything below this banner
+// content  sha256 8f5a072e8d6f1bcc of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -213,11 +213,12 @@ __device__ __forceinline__ Vector<Item> realigned(const Vector<Item>& access, co
 }
 
 // ---- loads and stores
-// The items of an access, one by one; those outside the row are not read.
-template <bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_items(const Item* from, long long step, Position position, Position end) {
+// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (guarded && step == 0) {  // one item for the whole line: nothing to guard
+    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
         const Item item = *from;
 #pragma unroll
         for (int k = 0; k < kItems; ++k) access.item[k] = item;
@@ -227,17 +228,6 @@ __device__ __forceinline__ Vector<Item> load_items(const Item* from, long long s
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
     return access;
-}
-
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
-    return *reinterpret_cast<const Vector<Item>*>(from);
-}
-
-// An access that may overlap the ends of the row.
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_within(const Item* from, Position position, Position end) {
-    return is_whole(position, kItems, end) ? load_access(from) : load_items<true>(from, 1, position, end);
 }
 
 // Accesses to rows that are aligned differently from the output. The first lane makes the access after the last lane's,
@@ -250,8 +240,8 @@ __device__ __forceinline__ void load_realigned(Vector<Item> (&a)[kVectors], cons
     for (int n = 0; n < kReads; ++n) {
         const int j = place_of(n, kReads);
         const bool reaches = part.live && (kReads == kVectors || j < reads);
-        aligned[j] = reaches ? load_within(from + along(j * part.step - skew), part.at(j) - skew, part.length)
-                             : Vector<Item>{};
+        const Item* const access = from + along(j * part.step - skew);
+        aligned[j] = reaches ? load_access<true, true>(access, 1, part.at(j) - skew, part.length) : Vector<Item>{};
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -268,16 +258,14 @@ __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     return a;
 }
 
+// Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
-    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-}
-
-// An access that may overlap the ends of the row.
-template <class Item>
-__device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutItems>& y, Position position,
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
                                              Position end) {
-    if (is_whole(position, kOutItems, end)) return store_access(to, y);
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < kOutItems; ++k)
         if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
@@ -285,7 +273,7 @@ __device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_within(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
 }
 
 // ---- the items of a thread
