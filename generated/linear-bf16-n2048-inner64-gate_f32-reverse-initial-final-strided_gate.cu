@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 abbedb4ea078eee2 of everything below this banner
+// content  sha256 7d1e93f44fec9d41 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,6 +33,7 @@ constexpr int kRun = 16;  // rows of a thread in a tile
 constexpr int kVector = 1;  // columns of a thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kRagged = false;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
@@ -166,21 +167,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, column by column; its conditions hold where they hold for every column.
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States append(const States& older, const States& newer) {
-    return each_column([&](int c) { return append(older.column[c], newer.column[c]); });
-}
-
-// The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
-__device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
-    return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
-}
-
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
@@ -201,6 +187,33 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
 
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;       // items from one row to the next in scan order
+    const Item* begin;    // the operand's first item
+    const Item* end;
+    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
+};
+
+struct Operands {
+    Source<Input> x;
+    Source<Gate> g;
+};
+struct Outputs {  // the first row of the next tile to store
+    Output* y;
+};
+
+// Move on to the next tile.
+__device__ __forceinline__ void advance(Operands& from) {
+    from.x.first += kTile * from.x.step;
+    from.g.first += kTile * from.g.step;
+}
+
+__device__ __forceinline__ void advance(Outputs& to) {
+    to.y += kTile * kStep;
+}
+
 constexpr int kOperands = 2;  // with an item per row
 
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
@@ -220,35 +233,70 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
+// A dense operand of so many items.
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;  // the thread's first row of the next tile to read
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
-    const Item* end;
-};
-struct Operands {
-    Source<Input> x;
-    Source<Gate> g;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
-
-// Move on to the next tile.
-__device__ __forceinline__ void advance(Operands& from) {
-    from.x.first += kTile * from.x.step;
-    from.g.first += kTile * from.g.step;
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
 }
 
-__device__ __forceinline__ void advance(Outputs& to) {
-    to.y += kTile * kStep;
+// An operand with strides of its own.
+template <typename Item>
+__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
+                                               const long long* stride, long long step, Position length,
+                                               long long lines) {
+    const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
+    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
+            kReverse ? -step : step, begin, last + 1};
+}
+
+// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
+// within them. Where lines are scanned in reverse, `skew` may be a whole access.
+template <int items, class Aligned>
+__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
+    const Aligned both[2] = {lower, upper};
+    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned word[2 * words + 1] = {};
+    memcpy(word, both, sizeof(both));
+#pragma unroll
+    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
+        if (shift & 32 * distance)
+#pragma unroll
+            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
+#pragma unroll
+    for (int w = 0; w < words; ++w)
+        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
+    Aligned result;
+    memcpy(&result, word, bytes);
+    return result;
+}
+
+// Items by which an address lies after the boundary of so many bytes.
+template <int bytes, typename Item>
+__device__ __forceinline__ int skew_of(const Item* address) {
+    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+}
+
+// The items at a misaligned address span two accesses, the second of which is the next lane's first.
+template <typename Item>
+__device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
+    const int skew = skew_of<sizeof(Access<Item>)>(from);
+    const Access<Item>* const access = reinterpret_cast<const Access<Item>*>(from - skew);
+    return realign<kVector>(access[0], access[1], skew);
 }
 
 template <typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     Rows<Item> rows = {};
     const Item* from = x.first;
+    const Item* const last = from + (kRun - 1) * x.step;
+    const Item *const lowest = kReverse ? last : from, *const highest = kReverse ? from : last;
+    if (kRealigns && is_live(live, kRun - 1) && lowest >= x.begin + kVector - 1 && highest + 2 * kVector <= x.end) {
+        // all items of its accesses lie in the operand
+#pragma unroll
+        for (int k = 0; k < kRun; ++k, from += x.step) rows.row[k] = read_misaligned(from);
+        return rows;
+    }
 #pragma unroll
     for (int k = 0; k < kRun; ++k, from += x.step) {
         if constexpr (kApart || kRealigns) {
@@ -284,6 +332,20 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     if (!is_live(live, k * kStride)) return;
     const long long further = k * kStride * kStep;  // items
     store_access(to.y + further, results.y, there);
+}
+
+// The operator's functions, column by column; its conditions hold where they hold for every column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States append(const States& older, const States& newer) {
+    return each_column([&](int c) { return append(older.column[c], newer.column[c]); });
+}
+
+// The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
+__device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
+    return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
 }
 
 // ---- the items of a thread
@@ -355,22 +417,6 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
 }
 
 // ---- lanes
-// A dense operand of so many items.
-template <typename Item>
-__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
-}
-
-// An operand with strides of its own.
-template <typename Item>
-__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
-                                               const long long* stride, long long step, Position length,
-                                               long long lines) {
-    const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
-    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
-            kReverse ? -step : step, begin, last + 1};
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
             const __grid_constant__ Geometry geometry, long long lines,
@@ -404,7 +450,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             rows = load(from, at.live - begin - kTile, at.there);
         }
 
-        // ---- scan the rows of the thread
+// ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
         // ---- combine the totals of the warps before this one, in order

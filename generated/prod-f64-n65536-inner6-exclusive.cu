@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 68a2576dbf92f22b of everything below this banner
+// content  sha256 b1d05b6a42433ee5 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -28,10 +28,10 @@ constexpr int kRun = 17;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
 constexpr int kLanes = 4;  // threads side by side across a panel
 constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kRagged = true;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
-constexpr bool kOverwrites = false;  // lanes store results over items that other lanes read
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
@@ -162,21 +162,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, column by column; its conditions hold where they hold for every column.
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States regain(const States& older, const States& newer) {
-    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
-    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
-}
-
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
@@ -195,6 +180,22 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
 
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;       // items from one row to the next in scan order
+    const Item* begin;    // the operand's first item
+    const Item* end;
+    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
+};
+
+struct Operands {
+    Source<Input> x;
+};
+struct Outputs {  // the first row of the next tile to store
+    Output* y;
+};
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
@@ -208,19 +209,39 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
+// A dense operand of so many items.
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;  // the thread's first row of the next tile to read
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
-    const Item* end;
-};
-struct Operands {
-    Source<Input> x;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
+}
+
+// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
+// within them. Where lines are scanned in reverse, `skew` may be a whole access.
+template <int items, class Aligned>
+__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
+    const Aligned both[2] = {lower, upper};
+    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned word[2 * words + 1] = {};
+    memcpy(word, both, sizeof(both));
+#pragma unroll
+    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
+        if (shift & 32 * distance)
+#pragma unroll
+            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
+#pragma unroll
+    for (int w = 0; w < words; ++w)
+        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
+    Aligned result;
+    memcpy(&result, word, bytes);
+    return result;
+}
+
+// Items by which an address lies after the boundary of so many bytes.
+template <int bytes, typename Item>
+__device__ __forceinline__ int skew_of(const Item* address) {
+    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+}
 
 // ---- tiles in shared memory
 constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
@@ -238,7 +259,8 @@ constexpr int kStage = kWarps * kPart<Item>;
 // Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, scanned = k * kStride + lane / kLanes;
+    const int row = kReverse ? kWarpRows - 1 - scanned : scanned;
     return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRun * kGap;
 }
 
@@ -246,7 +268,8 @@ __device__ __forceinline__ int copied_place(int k) {
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    return warp * kPart<Item> + lane / kLanes * kSlotAccesses + lane % kLanes + k * kLanes;
+    const int slot = kReverse ? (31 - lane) / kLanes : lane / kLanes, row = kReverse ? kRun - 1 - k : k;
+    return warp * kPart<Item> + slot * kSlotAccesses + lane % kLanes + row * kLanes;
 }
 
 struct Ring {  // multistage ring of tiles
@@ -268,18 +291,23 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
     }
 }
 
+// The rows that a thread scans of a tile that arrived; x: the operand, any tiles further.
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>&) {
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>& x) {
+    const int skew = kRealigns ? skew_of<16>(x.first) : 0;  // the same in all tiles
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRun; ++k) {
+        const Access<Item>* const from = stage + scanned_place<Item>(k) + skew / kVector;
+        rows.row[k] = kRealigns ? realign<kVector>(from[0], from[1], skew % kVector) : from[0];
+    }
     return rows;
 }
 
 // Exchange the rows that a thread scanned for those that it stores.
 template <typename Item>
 __device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
-    if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
+    if (kRealigns) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
     for (int k = 0; k < kRun; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();
@@ -312,6 +340,19 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     if (!is_live(live, k * kStride)) return;
     const long long further = k * kStride * kStep;  // items
     store_access(to.y + further, results.y, there);
+}
+
+// The operator's functions, column by column; its conditions hold where they hold for every column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States regain(const States& older, const States& newer) {
+    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
+    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
 }
 
 // ---- the items of a thread
@@ -564,12 +605,6 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
             publish(board, launch, status_of(stretches_at + stretch), combine(before, total));
         column_of(ahead, folded) = before;
     }
-}
-
-// A dense operand of so many items.
-template <typename Item>
-__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
