@@ -46,7 +46,9 @@ def _comparison(name: str) -> Callable[..., Term]:
         if not isinstance(input, Term):
             mirrored = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
             return _comparison(mirrored.get(name, name))(graph, to, other, input)
-        if not isinstance(other, Term | bool) and not is_float(input.dtype):  # a number of another kind
+        if not isinstance(other, Term | bool) and not is_float(
+            input.dtype
+        ):  # torch compares in the dtype that the number asks for
             input = input.cast("float32") if isinstance(other, float) else input
             input = input.cast("int64") if input.dtype == "bool" else input
         found: Term = input.compare(name, other)

@@ -69,7 +69,7 @@ SHAPES = (
 @given(data=st.data())
 @settings(max_examples=24, phases=(Phase.generate,))
 def test_random_expressions(data: st.DataObject) -> None:
-    """Values, gradients, second derivatives of sums, products and recurrences, by six strategies of rows and columns."""
+    """Values, gradients, second derivatives of sums, products and recurrences, in rows and columns."""
     draw = data.draw
     shape, op = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(("sum", "prod", "linear")))
     dim = draw(st.integers(-1, 0)) if max(shape) < 100 else min(1, len(shape) - 1)
