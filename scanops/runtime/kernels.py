@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import artifact
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_keys
+from scanops.artifact import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -21,7 +22,7 @@ from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, Missing
 from scanops.runtime import policies
 from scanops.runtime.background import WORKER, builds_here, python_command
 from scanops.runtime.policies import Policy
-from scanops.store.entry import Entry
+from scanops.store.entry import SOURCE, Entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
@@ -60,10 +61,11 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
     choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
     builders = policy.builders if target == CPU else policy.asked()
-    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, builders))
+    forms = forms_by(builders, target)
+    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, forms))
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, builders))
+        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, forms))
     if entry is not None:
         return Kernel(spec, target, entry, choice, few)
     request = request_of(spec, target, choice, few, builders)
@@ -171,10 +173,27 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The CUDA source that the library was built from, read from the store."""
+        """The CUDA source of the kernel, read from the store, or rendered again where a pack lacks it.
+
+        Raises BadStoreEntry where this version of scanops renders another text.
+        """
         if self._source is None:
-            self._source = self._read(lambda entry: entry.source_path.read_text(encoding="utf-8"))
+            self._source = self._read(self._text)
         return self._source
+
+    def _text(self, entry: Entry) -> str:
+        if entry.source_path.is_file() or not entry.library_path.is_file():
+            return entry.source_path.read_text(encoding="utf-8")
+        text = request_of(self.spec, self.target, self.measured, self.few).source
+        digest, expected = (hashlib.sha256(text.encode()).hexdigest(), entry.manifest["files"][SOURCE]["sha256"])
+        if digest != expected:
+            raise BadStoreEntry(
+                f"the source of {entry.directory.name}, which its pack lacks",
+                allowed=f"a text with the SHA-256 {expected}",
+                value=f"{digest}: this version of scanops renders another text",
+                hint="render it with the version that built the pack, which its pack.json names",
+            )
+        return text
 
     @property
     def code(self) -> Code:
@@ -202,7 +221,7 @@ class Kernel:
 
     @property
     def source_path(self) -> Path:
-        """Path of the CUDA source, beside the library."""
+        """Path of the CUDA source, beside the library. There is none in a pack that was unpacked: see ``source``."""
         return self._entry.source_path
 
     @property
