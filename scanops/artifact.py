@@ -31,7 +31,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
-from scanops.errors import UnsupportedRequest
+from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.processes import NO_FORK
 from scanops.tuning import Choice, plan_of
 
@@ -195,6 +195,19 @@ def request_of(
         source, launch = render(plan), None if target == CPU else plan.launch._asdict()
     written = "" if is_built_in(row) else expressions(row)
     return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
+
+
+def rendered_again(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digest: str) -> str:
+    """Return the text that a kernel was built from. Raises BadStoreEntry unless its SHA-256 is ``digest``."""
+    text = request_of(spec, target, measured, few).source
+    if (found := hashlib.sha256(text.encode()).hexdigest()) != digest:
+        raise BadStoreEntry(
+            f"the source of {spec} for {target}, which its pack lacks",
+            allowed=f"a text with the SHA-256 {digest}",
+            value=f"{found}: this version of scanops renders another text",
+            hint="render it with the version that built the pack, which its pack.json names",
+        )
+    return text
 
 
 def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:

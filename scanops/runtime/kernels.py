@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import sys
@@ -22,7 +21,7 @@ from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, Missing
 from scanops.runtime import policies
 from scanops.runtime.background import WORKER, builds_here, python_command
 from scanops.runtime.policies import Policy
-from scanops.store.entry import SOURCE, Entry
+from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
@@ -158,7 +157,6 @@ class Kernel:
         self._entry = entry
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
         self._plan: Plan | None = None
-        self._source: str | None = None
         self._code: Code | None = None
 
     def __repr__(self) -> str:
@@ -173,27 +171,9 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The CUDA source of the kernel, read from the store, or rendered again where a pack lacks it.
-
-        Raises BadStoreEntry where this version of scanops renders another text.
-        """
-        if self._source is None:
-            self._source = self._read(self._text)
-        return self._source
-
-    def _text(self, entry: Entry) -> str:
-        if entry.source_path.is_file() or not entry.library_path.is_file():
-            return entry.source_path.read_text(encoding="utf-8")
-        text = request_of(self.spec, self.target, self.measured, self.few).source
-        digest, expected = (hashlib.sha256(text.encode()).hexdigest(), entry.manifest["files"][SOURCE]["sha256"])
-        if digest != expected:
-            raise BadStoreEntry(
-                f"the source of {entry.directory.name}, which its pack lacks",
-                allowed=f"a text with the SHA-256 {expected}",
-                value=f"{digest}: this version of scanops renders another text",
-                hint="render it with the version that built the pack, which its pack.json names",
-            )
-        return text
+        """The CUDA source, read from the store; rendered again where a pack lacks it, or else BadStoreEntry."""
+        text, digest = self._read(Entry.read_source)
+        return text or artifact.rendered_again(self.spec, self.target, self.measured, self.few, digest)
 
     @property
     def code(self) -> Code:
@@ -211,7 +191,7 @@ class Kernel:
                 raise
         again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
-        self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
+        self._entry, self.measured, self._plan = again._entry, again.measured, None
         return read(self._entry)
 
     @property

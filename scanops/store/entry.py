@@ -86,6 +86,12 @@ class Entry:
         """Path of the source that it was built from; an entry of a pack may lack it."""
         return self.directory / SOURCE
 
+    def read_source(self) -> tuple[str | None, str]:
+        """Return the source, None where a pack lacks it, and its SHA-256. Raises FileNotFoundError for what is gone."""
+        there = self.source_path.is_file() or not self.library_path.is_file()
+        text = self.source_path.read_text(encoding="utf-8") if there else None
+        return text, str(self.manifest["files"][SOURCE]["sha256"])
+
     @property
     def builder(self) -> str:
         """Who built it: "load_inline", "nvcc", "nvrtc"; for the CPU its target. The manifest has the versions."""

@@ -50,10 +50,7 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     """
     kind, variable = ("pack", "SCANOPS_PACKS") if system else ("store", "SCANOPS_STORE")
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
-    own = f"set {variable} to a folder of your own"
-
-    def quoted() -> str:
-        return shlex.quote(str(root))
+    own, quoted = f"set {variable} to a folder of your own", shlex.quote(str(root))
 
     def refused(allowed: str, value: str, hint: str) -> BadStoreEntry:
         return BadStoreEntry(f"use the {kind} {root}", allowed=allowed, value=value, hint=hint)
@@ -68,11 +65,11 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        unpack = f"scanops unpack {quoted()} DIRECTORY, and name that in SCANOPS_PACKS"
+        unpack = f"scanops unpack {quoted} DIRECTORY, and name that in SCANOPS_PACKS"
         move = f"set {variable} to a folder, or move the file away"
         raise refused("a folder", "a file of that name", unpack if system else move) from None
     except OSError as problem:
-        hint = f"{own}, or let its owner run chmod -R go+rX {quoted()}"
+        hint = f"{own}, or let its owner run chmod -R go+rX {quoted}"
         raise refused("a folder its user can read", problem.strerror or str(problem), hint) from problem
     owner = next((each.st_uid for each in (facts, link) if each.st_uid not in owners), None)
     if owner is not None:
@@ -81,9 +78,9 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     if facts.st_mode & OTHERS_WRITE:
         # What others could write, or own, is removed and not corrected: nothing would show that they changed it.
         not_ours = f"! -user {os.geteuid()}" + (" ! -user 0" if system else "")
-        remove = f"find {quoted()}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
+        remove = f"find {quoted}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
         again = "unpack the pack again if kernels are missing then" if system else "kernels are built again when needed"
-        hint = f"{remove} && chmod -R go-w {quoted()}  # removes what others could have changed; {again}"
+        hint = f"{remove} && chmod -R go-w {quoted}  # removes what others could have changed; {again}"
         raise refused("a folder that only its owner may write", f"mode {stat.S_IMODE(facts.st_mode):04o}", hint)
     return True
 

@@ -54,7 +54,7 @@ def test_a_source_that_the_pack_lacks_is_rendered_and_compared(pack: Path, deplo
     found = scanops.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack) and verify(pack) and finish(pack)
     with deployed.context() as patch:
-        patch.setattr(kernels, "request_of", lambda *_: OTHER)  # as another version may render
+        patch.setattr("scanops.artifact.request_of", lambda *_: OTHER)  # as another version may render
         with pytest.raises(BadStoreEntry, match="another text"):
             _ = found.source
     assert found.source == text
