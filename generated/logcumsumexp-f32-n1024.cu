@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 7620fc2dd829fad4 of everything below this banner
+// content  sha256 4cf34562367a600a of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,15 +52,11 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-// exp(a - b) with a relative error of about (2 + |a - b| / 2) 2^-23: log2(e) as a sum of two floats.
-__device__ __forceinline__ Value near_exp(Value a, Value b) {
-    const Value x = a - b;
-    return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f));
-}
+// exp(a - b) with a relative error of about (2 + 0.6 |a - b|) 2^-23.
+__device__ __forceinline__ Value near_exp(Value a, Value b) { return exp2_of((a - b) * 1.44269504f); }
 
-// high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: high + k log(2), and its rounding error beside
-// log(1 + f), whose polynomial has a relative error of at most 2.8e-8, so that the sum is rounded nearly once. The
-// logarithm of 0 is arbitrary and finite: it is added to an infinity.
+// high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: the polynomial of log(1 + f) has a relative
+// error of at most 2.8e-8. The logarithm of 0 is arbitrary and finite: it is added to an infinity.
 __device__ __forceinline__ Value plus_log(Value high, Value rest) {
     const int twos = (int)((__float_as_uint(1 + rest) - 0x3f400000u) & 0xff800000u);  // k, in the bits of the exponent
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
@@ -72,11 +68,7 @@ __device__ __forceinline__ Value plus_log(Value high, Value rest) {
     p = fma(p, f, (Value)-0.24993442);
     p = fma(p, f, (Value)0.3333355);
     p = fma(p, f, (Value)-0.5000006);
-    // log(2) / 2^23 in two parts: the first one times twos is exact, and so is what its sum with high loses
-    const Value high_part = (Value)8.2654878e-8, low_part = (Value)-2.5295548e-11;
-    const Value sum = fma((Value)twos, high_part, high);
-    const Value lost = fma((Value)twos, low_part, high - fma((Value)twos, -high_part, sum));
-    return sum + (fma(f * f, p, f) + fmin(lost, (Value)1));  // NaN beside an infinity
+    return high + fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // times log(2) / 2^23
 }
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
@@ -268,34 +260,47 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// The state of the result of item k, given the prefix before the items.
+__device__ __forceinline__ State state_at(int k, const State& prefix, const Items& s) {
+    if (kExclusive && k == 0) return prefix;
+    return behind(prefix, s.sum[kExclusive ? k - 1 : k]);
+}
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    if (is_right_behind(prefix, s.sum[kRun - 1])) {
+    const bool right = is_right_behind(prefix, s.sum[kRun - 1]);
+
+    if (right) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) {
-            if constexpr (kExclusive) use(k, k > 0 ? behind(prefix, s.sum[k - 1]) : prefix);
-            if constexpr (!kExclusive) use(k, behind(prefix, s.sum[k]));
-        }
+        for (int k = 0; k < kRun; ++k) use(k, result_of(state_at(k, prefix, s)));
         return;
     }
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
     });
     return r;
 }

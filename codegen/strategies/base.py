@@ -184,6 +184,11 @@ class Plan:
         return bool(self.spec.operator.extend) and self.run > 1 and self.spec.segments is None and not self.code.calls
 
     @property
+    def quick(self) -> bool:
+        """Whether results of half types may take fewer instructions: most warps hold no beginning of a line."""
+        return self.extends and self.code.quick != "" and self.tiles > 1
+
+    @property
     def regains(self) -> bool:
         """Whether the compensation is added to a thread's total. Half types lose more by their final rounding."""
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
