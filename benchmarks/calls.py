@@ -1,21 +1,18 @@
 """Measure the CPU time of a repeated call for each operator, with and without gradient, beside torch.
 
-torch, the C++ call path and the Python call path are interleaved in one process on tensors of 8 x 1024. Calls are
-queued; the GPU is synchronised between batches, outside of what is timed. Without a GPU a function that does nothing
-stands for the kernels and torch computes 8 items, so that host time alone is measured. On a GPU the calls of an
-exported file, a ``ModelNew``, are measured as well.
+torch, the C++ call path with libraries and with cubins, and the Python call path are interleaved in one process on
+tensors of 8 x 1024. Calls are queued; the GPU is synchronised between batches, outside of what is timed. Without a GPU
+a driver that does nothing takes the cubins and torch computes 8 items, so that host time alone is measured. On a GPU
+the calls of an exported file, a ``ModelNew``, are measured as well.
 """
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import statistics
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -24,18 +21,16 @@ from torch import Tensor
 
 import scanops
 from benchmarks.common import aligned, build_kernels_of, parser, write
+from benchmarks.forms import BUILDERS, PRETENDED, forms
 from benchmarks.timing import host_microseconds, milliseconds
 from scanops.codegen.exports.formats import export
-from scanops.runtime import launcher, native
+from scanops.runtime import native
 from scanops.runtime.kernels import default_target
 
 BATCH = 200  # calls
 SHAPE = (8, 1024)
-NOTHING = """
-int scanops_launch(const void* arguments, void* stream) { return 0; }
-void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
-"""
-WAYS = ("torch", "native", "python")
+FORMS = tuple(BUILDERS) if torch.cuda.is_available() else ("cubin",)
+WAYS = ("torch", *FORMS, "python")
 Call = Callable[[], object]
 
 
@@ -75,39 +70,13 @@ CASES = {
 
 @contextmanager
 def from_python() -> Iterator[None]:
-    """Switch the C++ call path off."""
-    native.served = None
-    try:
-        yield
-    finally:
-        native.get(build=False)
-
-
-@contextmanager
-def kernels(device: str) -> Iterator[None]:
-    """Use the GPU's kernels; without a GPU, stand-ins that return at once."""
-    if device == "cuda":
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "nothing.so"
-        command = ["g++", "-x", "c", "-shared", "-fPIC", "-O2", "-", "-o", str(library)]
-        subprocess.run(command, input=NOTHING, text=True, check=True)
-        nothing = ctypes.CDLL(str(library))
-        nothing.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        made = launcher.Launcher.__init__
-
-        def hollow(self: launcher.Launcher, *given: object) -> None:
-            made(self, *given)  # type: ignore[arg-type]
-            launch, configure = nothing.scanops_launch, nothing.scanops_emulator_configure
-            self._bound = self._bound._replace(launch=launch, function=launch, configure=configure)
-
-        launcher.Launcher.__init__ = hollow  # type: ignore[method-assign, assignment]
+    """Switch the C++ call path off, for cubins."""
+    with forms("cubin"):
+        native.served = None
         try:
-            with scanops.emulate():
-                yield
+            yield
         finally:
-            launcher.Launcher.__init__ = made  # type: ignore[method-assign]
+            native.get(build=False)
 
 
 def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: str) -> dict[str, Call]:
@@ -126,23 +95,21 @@ def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: s
 
 
 def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the median microseconds by direction, then by route (torch, native, python)."""
+    """Return the median microseconds by direction, then by one of ``WAYS``."""
     ours = passes(case.ours, SHAPE, device)
     torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
     ways: dict[str, tuple[dict[str, Call], Callable[[], AbstractContextManager[object]]]] = {
         "torch": (torchs, nullcontext),
-        "native": (ours, nullcontext),
+        **{form: (ours, partial(forms, form)) for form in FORMS},
         "python": (ours, from_python),
     }
     found = {}
     for direction in ours:
         times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(4):  # load, then fill the call caches
-            ours[direction]()
         for _ in range(rounds):
             for way, (calls, around) in ways.items():
                 if direction in calls:
-                    with around():
+                    with around():  # the calls before those that are timed load kernels and fill the call caches
                         times[way] += host_microseconds(calls[direction], BATCH, batches)
         found[direction] = {way: statistics.median(each) for way, each in times.items() if each}
     return found
@@ -180,10 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ready_ms = milliseconds(lambda: native.get(build=True))
     cases = {name: CASES[name] for name in chosen.case or CASES}
     found = {}
-    with kernels(device):
-        build_kernels_of(
-            (run for case in cases.values() for run in passes(case.ours, SHAPE, device).values()), default_target()
-        )
+    with nullcontext() if device == "cuda" else scanops.emulate():
+        for form in FORMS:
+            with forms(form):
+                runs = [run for case in cases.values() for run in passes(case.ours, SHAPE, device).values()]
+                build_kernels_of(runs, PRETENDED.target if device == "cpu" else default_target())
         for name, case in cases.items():
             found[name] = compared(case, device, chosen.batches, chosen.rounds)
     heading = ["microseconds", *(f"{way}, {what}" for what in ("forward", "and backward") for way in WAYS)]

@@ -29,23 +29,6 @@ from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime.kernels import Kernel, obtain
 from scanops.runtime.policies import STRICT, policy
 
-__all__ = [
-    "RESULTS",
-    "ROOT",
-    "Row",
-    "Wanted",
-    "aligned",
-    "build_kernels",
-    "build_kernels_of",
-    "child",
-    "kernel_of",
-    "markdown",
-    "parser",
-    "require_gpu",
-    "surroundings",
-    "write",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, Any]  # a part of a JSON document

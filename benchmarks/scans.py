@@ -53,7 +53,7 @@ class Scan:
         """Return the spec of the kernel that serves the call on such a GPU, and whether its lines are few."""
         request, x = self.request, self.inputs.x
         out = torch.empty(x.shape, dtype=request.dtype, device=x.device) if self.out is None else self.out
-        spec = request.spec(out, multiprocessors)
+        spec = request.spec(out)
         return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
 
     def is_right(self, outputs: Outputs) -> bool:

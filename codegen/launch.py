@@ -59,7 +59,7 @@ class Launch(NamedTuple):
         ``neighbours`` of the lines are adjacent in some operand, by default all of them.
         """
         threads, width, chosen = self._choose(length)
-        adjacent = self.adjacent or neighbours or max(1, lines)
+        adjacent = self.adjacent or ("neighbours" in self.parameters and neighbours) or max(1, lines)
         groups = lines // adjacent * _ceil_div(adjacent, width)
         tiles = _ceil_div(length + self.lead, self.tile) if self.tile else 1
         blocks = groups * tiles

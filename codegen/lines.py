@@ -11,8 +11,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import WARP, target_named
 from scanops.errors import UnsupportedRequest
 
-WHOLE_BYTES = 64  # of contiguous memory: two 32-byte sectors
-PANEL_LINES = 32  # adjacent lines per block where the input is transposed
+PANEL_LINES = 32  # adjacent lines per block where tiles are transposed
 SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
 COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
 FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)
@@ -21,9 +20,12 @@ FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us a
 def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
     """Return whether so many lines would leave the GPU idle with one block per line, or per 64 columns.
 
+    Of transposed lines: whether their panels would leave half of it idle, so that items are read one by one instead.
     False where no plan would differ, so that one kernel serves both. Where the length is an argument, whether the lines
     of some length are few.
     """
+    if spec.input_layout == "transposed":
+        return lines < PANEL_LINES * multiprocessors // 2
     if spec.inner > 1:
         # A chain down each panel of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
@@ -31,8 +33,7 @@ def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         few = spec.capacity > COLUMN_LENGTH and panels <= max(1, multiprocessors // 4)
         return few and spec.layouts <= {"dense", "columns"}
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
-    few = length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
-    return few and spec.input_layout != "transposed"
+    return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 
 
 def few_for(spec: ScanSpec, target: str, lines: int | None) -> bool:
@@ -63,11 +64,6 @@ def check_lines(spec: ScanSpec, lines: int) -> None:
         )
 
 
-def pays_to_transpose(lines: int, multiprocessors: int, run_bytes: int) -> bool:
-    """Whether lines fill half of the GPU as panels, and contiguous runs are long enough, to transpose tiles."""
-    return lines >= PANEL_LINES * multiprocessors // 2 and run_bytes >= WHOLE_BYTES
-
-
 # The longest lines of kernels that take their length: one shape of a strategy serves all up to there.
 BUCKETS = (
     128,  # one access per lane, in as many lanes as hold the row
@@ -94,7 +90,7 @@ def any_length(spec: ScanSpec, few: bool = False) -> ScanSpec:
     if spec.former:
         return spec
     length = spec.capacity
-    buckets = FEW_BUCKETS if few and spec.inner == 1 else BUCKETS
+    buckets = FEW_BUCKETS if few and spec.inner == 1 and spec.input_layout != "transposed" else BUCKETS
     return replace(
         spec,
         length=None,

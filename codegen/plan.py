@@ -143,8 +143,10 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
     """Return the name of the strategy whose rule makes the plan where none was measured."""
     if spec.former:
         return "block"  # the one strategy that scans a tile twice
-    if spec.input_layout == "transposed" and transposed.fits(spec):
-        return "transposed"
+    if spec.input_layout == "transposed":
+        if transposed.fits(spec) and not few:
+            return "transposed"
+        few = False  # their items are read one by one
     if spec.inner > 1:
         return "panels" if panels.fits(spec, target, few) else "columns"
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES:

@@ -15,6 +15,7 @@ from scanops.codegen.spec_checks import accumulators, in_fields, in_results, ref
 from scanops.errors import UnsupportedRequest
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
+WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
 
 
@@ -61,8 +62,8 @@ class ScanSpec:
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
-    # the items of a column are contiguous (inner > 1), or items at the same index of several rows (inner 1); strided:
-    # any other strides
+    # the items of a column are contiguous (inner > 1), or items at the same index of several rows (inner 1), and so are
+    # those of the output in the other direction, WHOLE_BYTES at least; strided: any other strides
     mask_layout: Layout = "dense"  # likewise for the mask; line: one item for the whole line (stride 0 along it)
     gate_layout: Layout = "dense"  # likewise for the gate
     starts_layout: Layout = "dense"  # likewise for the head flags

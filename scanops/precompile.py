@@ -78,7 +78,7 @@ def record() -> Iterator[workload.Recording]:
 
     A request is recorded whatever serves it: under the policy ``fallback`` a program records what to build on a
     machine without a compiler. Scans of CPU tensors outside ``scanops.emulate()`` ask for no kernel and are not
-    recorded; when nothing else ran, a RuntimeWarning says so. Specs depend on the number of multiprocessors of the
+    recorded; when nothing else ran, a RuntimeWarning says so. Kernels depend on the number of multiprocessors of the
     GPU, so record on the GPU that will run the kernels.
 
     Yields:

@@ -208,7 +208,7 @@ class Check:
             options: dict[str, Any] = {"mask": mask, "gate": gate, "reverse": reverse, "exclusive": exclusive}
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
-                spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
+                spec = request.spec(torch.empty(x.shape, dtype=request.dtype))
                 few = are_few(spec, request.line_shape.numel(), emulation.multiprocessors)
                 plan = plan_for(spec, CPU, few=few)
                 if plan.strategy in seen:

@@ -211,12 +211,15 @@ BUILD = """
 import sys, scanops
 scanops.compile(scanops.ScanSpec.parse("sum-f32-n1024"), sys.argv[1], builder=sys.argv[2])
 """
-DRIVER = "int cuDriverGetVersion(int* version) { return *version = 12000, 0; }\n" + "".join(
+DRIVER = """
+int cuDriverGetVersion(int* version) { return *version = 12000, 0; }
+int cuLibraryGetKernel(void** kernel) { return *kernel = "a kernel", 0; }
+""" + "".join(
     f"int {name}() {{ return 0; }}\n"
     for name in (
         *("cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain"),
         *("cuGetErrorName", "cuGetErrorString", "cuKernelGetFunction", "cuKernelSetAttribute"),
-        *("cuLibraryGetKernel", "cuLibraryLoadData", "cuLaunchKernel"),
+        *("cuLibraryLoadData", "cuLaunchKernel"),
     )
 )
 FORMS = {"library": ("cpu", "auto"), "cubin": ("sm_90", "nvrtc")}  # target, builder

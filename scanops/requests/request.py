@@ -9,10 +9,9 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops.codegen.dtypes import default_result
-from scanops.codegen.lines import pays_to_transpose
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import WHOLE_BYTES, ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import (
@@ -124,8 +123,8 @@ class Request:
         """x's shape without the scanned dimension: one element per line."""
         return line_shape(self.inputs.x.shape, self.call.dim)
 
-    def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
-        """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
+    def spec(self, out: torch.Tensor) -> ScanSpec:
+        """Return the spec of the kernel that computes this request into ``out``."""
         _, length, inner = split_shape(self.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
@@ -134,7 +133,7 @@ class Request:
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
         # Not beside what was saved, which lies as the output does, nor where lines of results are longer.
         if layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete:
-            layouts, whole = self._transposed(layouts, operands, multiprocessors)
+            layouts, whole = self._transposed(layouts, operands)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
@@ -149,12 +148,10 @@ class Request:
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
-    def _transposed(
-        self, layouts: dict[str, Layout], operands: Operands, multiprocessors: int
-    ) -> tuple[dict[str, Layout], bool]:
-        """Return the layouts with "transposed" where it serves, and whether all runs of those are 16-byte aligned."""
+    def _transposed(self, layouts: dict[str, Layout], operands: Operands) -> tuple[dict[str, Layout], bool]:
+        """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""
         x, dim = self.x, self.call.dim
-        outer, length, inner = split_shape(x.shape, dim)
+        _, length, inner = split_shape(x.shape, dim)
         found = neighbours_of(operands, dim)
         if found is None:
             return layouts, True
@@ -165,7 +162,7 @@ class Request:
             if inner > 1
             else (out_bytes * length, x.itemsize * found.size)
         )
-        if not pays_to_transpose(outer * inner, multiprocessors, min(runs)):
+        if min(runs) < WHOLE_BYTES:
             return layouts, True
         # The input, and operands beside it that have not the output's layout.
         as_output = ("dense", "rows") if inner == 1 else ("dense",)

@@ -122,7 +122,7 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     outs = places_for(request)
     if not request.x.numel():
         return None if request.call.complete else (computed(None, request, outs), None)
-    spec = request.spec(outs[0], device.multiprocessors)
+    spec = request.spec(outs[0])
     few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few, device.multiprocessors)

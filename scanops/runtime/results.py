@@ -43,10 +43,8 @@ def run_kernel(
     emulated = (emulator.ACTIVE.get() or emulator.DEFAULT).multiprocessors
     device = device_of(x) if kernel.target != CPU else Device(target=CPU, multiprocessors=emulated)
     outs = places_for(request)
-    # Whether a transposed input of few lines gets a kernel for transposed inputs is a matter of speed.
-    enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
     target = CPU if x.device.type == "cpu" else device_of(x).target  # the emulator's kernels read any CPU tensor
-    _check_match(kernel, request.spec(outs[0], enough), target)
+    _check_match(kernel, request.spec(outs[0]), target)
     return computed(Launcher(kernel, request, device, spec, kernel.few) if x.numel() else None, request, outs)
 
 

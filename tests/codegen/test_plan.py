@@ -63,7 +63,7 @@ def test_the_grid_is_bounded(spec: ScanSpec, target: str, few: bool) -> None:
 
 
 STRATEGIES = {
-    "warp": "n4 n128 n100-strided n15-transposed",
+    "warp": "n4 n128 n100-strided n15-transposed n16-few-transposed",
     "staged": "n1 n100 n600",
     "block": "n4096 n32768 n4096-mask_b8-transposed-strided_mask",
     "wave": f"n65536 n{MAX_LENGTH}",
@@ -87,7 +87,7 @@ SITUATIONS = {
     "sum-f32-n8192": {1: True, 131: True, 132: False},
     "sum-f32-n1048576": {4: True, 5: False},  # more items are faster by persistent blocks
     "sum-f32-any": {1: True, 200: False},
-    "sum-f32-n65536-transposed": {1: False},
+    "sum-f32-n65536-transposed": {1: True, 2111: True, 2112: False},  # panels of 32 lines on half of the GPU
     "sum-f32-n1024-inner64": {64: False},
     "sum-f32-n1025-inner64": {64: True, 33 * 64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-strided": {64: False},  # one plan for any number of lines

@@ -246,7 +246,7 @@ def _offsets(length: int, cell: Cell) -> torch.Tensor:
 def wanted(cell: Cell, given: Given) -> tuple[ScanSpec, bool]:
     """The spec of the kernel that serves a cell, and whether it is for few lines."""
     request = make_request(op=cell.op, dim=ROUTES[cell.route].dim, **given)
-    spec = request.spec(torch.empty(4, device=given["x"].device), MULTIPROCESSORS)
+    spec = request.spec(torch.empty(4, device=given["x"].device))
     few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
     return any_length(spec, few) if ROUTES[cell.route].generic else spec, few
 

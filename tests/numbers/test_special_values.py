@@ -72,7 +72,7 @@ def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype:
     if route.turned:
         x = x.permute(route.turned).contiguous().permute([route.turned.index(d) for d in range(x.ndim)])
     request = make_request(x, "sum", route.dim)
-    spec = request.spec(x, MULTIPROCESSORS)
+    spec = request.spec(x)
     few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
     kernel = obtain(any_length(spec, few) if route.generic else spec, "cpu", STRICT, few=few)
     assert kernel is not None
