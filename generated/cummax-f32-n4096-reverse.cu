@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 10404a4588f1f742 of everything below this banner
+// content  sha256 9bf6b5a15295c65b of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,9 +30,10 @@ constexpr int kWarps = 16;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 2;  // of an access
 constexpr int kVectors = 4;  // accesses of a thread
-constexpr int kRun = 2;  // consecutive items that a thread scans serially
-constexpr int kRuns = 4;  // of a thread
+constexpr int kRun = 8;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 2;  // of a store
+constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int stripe = 64;  // items of one access of all lanes of a row
 constexpr int stripes = 4;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
@@ -69,6 +70,9 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
+typedef Vector<Input> InputVector;
+typedef Vector<Output, kOutItems> OutputVector;
+typedef Vector<Index, kOutItems> IndexVector;
 struct Accesses {  // of a thread to a tile
     Vector<Input> x[kVectors];
 };
@@ -116,10 +120,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -167,6 +174,16 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
     store_access(row.z + along(j * part.step), r.z[kRuns == 1 ? j : 0]);
 }
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+union Exchanged {
+    InputVector x;
+    OutputVector y;
+    IndexVector z;
+};
+
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
 // ---- the items of a thread
 // The total of consecutive items.
@@ -224,23 +241,20 @@ __device__ __forceinline__ State shuffle(State s, int source) {
             __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.value : b.value,
+            first ? a.index : b.index};
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
+        s = pick(lane >= step, combine(older, s), s);
     }
     return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -252,18 +266,15 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
+    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
     return before;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Index* indices) {
     __shared__ State warp_total[kWarps];
+    __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
@@ -277,11 +288,18 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     // ---- load
     Accesses a = load(part, row);
 
+    // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].x = a.x[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place(lane * kVectors + j)].x;
+
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length));
+        s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length));
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 
@@ -294,10 +312,23 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
+    Results r = make_results(p[0], s[0]);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].y = r.y[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place(lane + 32 * j)].y;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].z = r.z[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) r.z[j] = exchanged[warp][access_place(lane + 32 * j)].z;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
+        if (part.reaches(j)) store(part, row, j, r);
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 7649183f1575e71f of everything below this banner
+// content  sha256 40337075bb54bafa of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -124,10 +124,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output

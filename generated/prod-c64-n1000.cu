@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5e5ca0618fa57746 of everything below this banner
+// content  sha256 5956a37b5d1eb179 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -115,10 +115,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output

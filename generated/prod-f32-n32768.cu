@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 24041c8bd3040a68 of everything below this banner
+// content  sha256 7fcf60fa71e01774 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -112,10 +112,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output

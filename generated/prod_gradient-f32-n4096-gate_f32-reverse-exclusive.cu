@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 13f799632a618b0e of everything below this banner
+// content  sha256 4d5a61fc69b2b0bd of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -142,10 +142,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -264,10 +267,7 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.gate : b.gate,
-            first ? a.value : b.value,
-            first ? a.item : b.item,
-            first ? a.before : b.before,
-            first ? a.keep : b.keep};
+            first ? a.value : b.value};
 }
 
 // Inclusive scan across the first `count` lanes.

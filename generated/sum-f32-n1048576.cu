@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 2f8524e9452faf2a of everything below this banner
+// content  sha256 3a992207e6e0e819 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -117,10 +117,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 9218cc265c01c94f of everything below this banner
+// content  sha256 26213b22b1920c72 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,10 +39,10 @@ constexpr int kWarps = 6;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
 constexpr int kVectors = 4;  // accesses of a thread
-constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 4;  // of a thread
+constexpr int kRun = 16;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int kWarpItems = 512;  // of a warp in a tile
 constexpr int kTile = 3072;  // items of a tile
 constexpr int kLead = 0;  // items by which accesses begin before a row, at most
@@ -50,7 +50,7 @@ constexpr int kStages = 3;  // tiles in the ring
 constexpr int kAhead = 1;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 4;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
-constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
+constexpr bool kShares = true;  // lanes read items that other lanes of the warp copied
 constexpr bool kSerial = true;  // the results of an access follow from each other
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -124,8 +124,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
                     : unsegmented::combine(older.plain, newer.plain),
                 newer.bounds & 2 | older.bounds & 1 | cut};
     } else {
-        if (newer.bounds) return newer;
-        return {unsegmented::combine(older.plain, newer.plain), older.bounds & 1};
+        return {newer.bounds ? newer.plain
+                             : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds | older.bounds & 1};
     }
 }
 
@@ -158,9 +159,9 @@ __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& seg
     __syncwarp();
 }
 
-// Bit k: whether a segment begins at item k of access j.
+// Bit k: whether a segment begins at item k of run j, which lies in one word.
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
-    const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
+    const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
     return marks[at / 32] >> at % 32;
 }
 
@@ -216,10 +217,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -244,9 +248,13 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
+
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
-    Vector<Input> x[kStages][kVectors * kThreads];
+    Vector<Input> x[kStages][kWarps][32 * kVectors];
 };
 
 // Copy accesses that lie as those of the output, by rising address.
@@ -256,7 +264,7 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step);
-        Vector<Item>* const to = slots + j * kThreads;
+        Vector<Item>* const to = slots + access_place(part.lane + 32 * j);
         if (part.reaches(j)) copy_async(to, access);
     }
 }
@@ -264,7 +272,7 @@ __device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part
 // Copy the accesses of a tile to a stage of the ring, or load them to registers.
 __device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
                                      const Part& part, const Row& row) {
-    copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
+    copy_dense(ring.x[stage][warp], part, row.x);
 }
 
 // The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
@@ -272,7 +280,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     Accesses a;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
+        a.x[j] = ring.x[stage][warp][access_place(lane * kVectors + j)];
     }
     return a;
 }
@@ -331,23 +339,20 @@ __device__ __forceinline__ State shuffle(State s, int source) {
             __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.plain : b.plain,
+            first ? a.bounds : b.bounds};
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
+        s = pick(lane >= step, combine(older, s), s);
     }
     return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -359,12 +364,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
+    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
     return before;
 }
 
@@ -528,7 +529,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length),
+                s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
                                   starts_of(marks[warp], j, lane));
             const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
             if (lane == 31) warp_total[parity][warp] = total;
@@ -580,10 +581,18 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length),
+            s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
                               starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
+        Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
+        auto* const slots = reinterpret_cast<Vector<Output, kOutItems>*>(ring.x[stage][warp]);  // of the items
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) slots[access_place(lane * kVectors + j)] = r.y[j];
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) r.y[j] = slots[access_place(lane + 32 * j)];
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
@@ -596,7 +605,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);
-                if (part.reaches(j)) store(part, row, j, make_results(combine(prefix, tile[0].prefix[j]), s[j]));
+                if (part.reaches(j)) store(part, row, j, r);
             }
         }
 

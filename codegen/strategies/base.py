@@ -112,7 +112,7 @@ class Plan:
             results=(VALUES, INDICES if spec.indexed else SECOND) if spec.doubled else (VALUES,),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
-            picks=bool(operator.append) and spec.segments is None and not code.calls,
+            picks=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
         set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
 

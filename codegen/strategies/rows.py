@@ -171,8 +171,8 @@ def runs_pay(spec: ScanSpec) -> bool:
     """Whether several accesses of a thread had better be consecutive: combine is expensive, and rows start on them."""
     items, operator = spec.access_items, spec.operator
     misaligned = boundary_of(spec, items) or (items > 1 and "rows" in spec.layouts)
-    placed = spec.takes_length or spec.segments or operator.places_items or operator.own
-    return bool(operator.append) and not (misaligned or placed or fragments(spec).calls)
+    dear = operator.append or spec.segments or operator.indices
+    return bool(dear) and not (misaligned or spec.takes_length or operator.own or fragments(spec).calls)
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:

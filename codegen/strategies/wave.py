@@ -43,7 +43,7 @@ SKEW_BYTES = 4  # bytes that a warp keeps per tile of an operand whose items are
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # items per access that widen: a lane scans them all before lanes exchange totals
-MOST_RUN_BYTES = 4  # bytes of the accumulator, where a thread's items are consecutive
+MOST_RUN_BYTES = 8  # bytes of the accumulator, where a thread's items are consecutive
 DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
