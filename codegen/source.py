@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from scanops.artifact import ABI
@@ -86,7 +87,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the output is CUDA, not HTML
     )
-    environment.filters["inset"] = _inset
+    environment.filters |= {"inset": _inset, "each": _each}
     environment.globals["abi"] = ABI
     return environment
 
@@ -133,3 +134,8 @@ def _reached(names: set[str], texts: dict[str, str]) -> set[str]:
 def _inset(text: str, columns: int) -> str:
     """The output of a macro without surrounding blank lines, all lines but the first indented by ``columns``."""
     return text.strip().replace("\n", "\n" + " " * columns)
+
+
+def _each(these: Iterable[object], text: str, between: str = "\n") -> str:
+    """A text for each operand or output, as C lists and declarations need it; ``text`` is a format of one."""
+    return between.join(text.format(one) for one in these)

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 fa8031c2198df1a5 of everything below this banner
+// content  sha256 4de1190db34310a0 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,6 +33,7 @@ constexpr int kRun = 16;  // rows of a thread in a tile
 constexpr int kVector = 1;  // columns of a thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kRagged = false;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
@@ -166,21 +167,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, column by column; its conditions hold where they hold for every column.
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States append(const States& older, const States& newer) {
-    return each_column([&](int c) { return append(older.column[c], newer.column[c]); });
-}
-
-// The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
-__device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
-    return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
-}
-
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 
 struct Place {  // a thread's columns, and its rows of a tile
@@ -201,6 +187,33 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
 
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;       // items from one row to the next in scan order
+    const Item* begin;    // the operand's first item
+    const Item* end;
+    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
+};
+
+struct Operands {
+    Source<Input> x;
+    Source<Gate> g;
+};
+struct Outputs {  // the first row of the next tile to store
+    Output* y;
+};
+
+// Move on to the next tile.
+__device__ __forceinline__ void advance(Operands& from) {
+    from.x.first += kTile * from.x.step;
+    from.g.first += kTile * from.g.step;
+}
+
+__device__ __forceinline__ void advance(Outputs& to) {
+    to.y += kTile * kStep;
+}
+
 constexpr int kOperands = 2;  // with an item per row
 
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
@@ -220,29 +233,20 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
+// A dense operand of so many items.
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;  // the thread's first row of the next tile to read
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
-    const Item* end;
-};
-struct Operands {
-    Source<Input> x;
-    Source<Gate> g;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
-
-// Move on to the next tile.
-__device__ __forceinline__ void advance(Operands& from) {
-    from.x.first += kTile * from.x.step;
-    from.g.first += kTile * from.g.step;
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
 }
 
-__device__ __forceinline__ void advance(Outputs& to) {
-    to.y += kTile * kStep;
+// An operand with strides of its own.
+template <typename Item>
+__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
+                                               const long long* stride, long long step, Position length,
+                                               long long lines) {
+    const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
+    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
+            kReverse ? -step : step, begin, last + 1};
 }
 
 template <typename Item>
@@ -286,6 +290,20 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + further, results.y, there);
 }
 
+// The operator's functions, column by column; its conditions hold where they hold for every column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States append(const States& older, const States& newer) {
+    return each_column([&](int c) { return append(older.column[c], newer.column[c]); });
+}
+
+// The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
+__device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
+    return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
+}
+
 // ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
@@ -309,7 +327,7 @@ __device__ __forceinline__ States scan_items(const Items& s) {
 }
 
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
@@ -326,9 +344,9 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
     States last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, results_of(last));
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, results_of(last));
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
@@ -355,22 +373,6 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
 }
 
 // ---- lanes
-// A dense operand of so many items.
-template <typename Item>
-__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
-}
-
-// An operand with strides of its own.
-template <typename Item>
-__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
-                                               const long long* stride, long long step, Position length,
-                                               long long lines) {
-    const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
-    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
-            kReverse ? -step : step, begin, last + 1};
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
             const __grid_constant__ Geometry geometry, long long lines,
@@ -404,7 +406,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             rows = load(from, at.live - begin - kTile, at.there);
         }
 
-        // ---- scan the rows of the thread
+// ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
         // ---- combine the totals of the warps before this one, in order

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0200abfc086fc7d2 of everything below this banner
+// content  sha256 e64ccf9ea3814273 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -178,6 +178,15 @@ __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& 
     return items + line * length + memory_index(part.first, kItems, length);
 }
 
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position end) {
+    return (unsigned long long)position < (unsigned long long)end;
+}
+
+__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
+    return position >= 0 && position <= end - items;
+}
+
 // ---- loads and stores
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
@@ -189,27 +198,48 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
+typedef long long TileNumber;
+
+__device__ __forceinline__ int tiles_of(Position length) {
+    return (int)((length + kLead + kTile - 1) / kTile);
+}
+
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };
 
-// Copy accesses that lie as those of the output, by rising address.
-template <class Item>
-__device__ __forceinline__ void copy_dense(Vector<Item>* slots, const Part& part, const Item* from) {
+// Whether accesses may reach past the ends of a row.
+constexpr bool kGuards = false;
+
+// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one. What cp.async cannot copy,
+// fewer than 4 bytes, passes through registers.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) return copy_async(to, from);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+}
+
+// Copy accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void copy_row(Vector<Item>* slots, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        const Item* const access = from + along(j * part.step);
-        Vector<Item>* const to = slots + j * kThreads;
-        if (part.reaches(j)) copy_async(to, access);
+        const Item* const access = from + along(j * part.step) * step;
+        if (part.reaches(j))
+            copy_access<dense, kGuards>(slots + j * kThreads, access, step, part.at(j), part.end);
     }
 }
 
-// Copy the accesses of a tile to a stage of the ring, or load them to registers.
-__device__ __forceinline__ void read(Ring& ring, unsigned stage, int warp,
-                                     const Part& part, const Row& row) {
-    copy_dense(ring.x[stage] + threadIdx.x, part, row.x);
+// Copy the accesses of a tile to a stage of the ring.
+__device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
+    copy_row<true>(ring.x[stage] + threadIdx.x, part, row.x, 1);
 }
 
 // The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
@@ -313,12 +343,6 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     return before;
 }
 
-struct Tile {  // scanned, without the prefix of preceding tiles
-    long long number;
-    State warps;          // exclusive prefix of this warp in the tile
-    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
-};
-
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = 1;  // status words of a tile
@@ -379,8 +403,9 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-// Wait for the totals of kWarps groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its
-// first tile. Leaves the total of each group in group_total.
+// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kWarps groups
+// from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of each
+// group in group_total.
 __device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
                                              int group, int index) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
@@ -391,13 +416,11 @@ __device__ __forceinline__ void await_groups(State* group_total, const Board& bo
     __syncthreads();
 }
 
-// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
-// so that the division by the tiles of a row takes 32-bit numbers.
-typedef long long TileNumber;
-
-__device__ __forceinline__ int tiles_of(Position length) {
-    return (int)((length + kLead + kTile - 1) / kTile);
-}
+struct Tile {  // scanned, without the prefix of preceding tiles
+    long long number;
+    State warps;          // exclusive prefix of this warp in the tile
+    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
+};
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, unsigned long long* workspace) {
@@ -422,7 +445,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
             const long long line = (TileNumber)number / tiles_a_line;
             const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
             const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
-            read(ring, stage, warp, part, row);
+            copy(ring, stage, warp, part, row);
         }
         copy_async_commit();
     };

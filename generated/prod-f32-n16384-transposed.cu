@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 fd39c6f5fe056460 of everything below this banner
+// content  sha256 f160f3f791216f41 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -177,19 +177,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, column by column; its conditions hold where they hold for every column.
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States regain(const States& older, const States& newer) {
-    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
-    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
-}
-
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
@@ -205,18 +192,15 @@ struct Place {  // a thread's columns, and its rows of a tile
 // How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
-static_assert(kLanes == 32, "a warp for each part of a tile");
-
-// Items that are contiguous in memory, and in a slab.
-constexpr bool kAlong = true;    // those of a line
-constexpr bool kAcross = false;  // those of neighbouring lines at one position
-
 template <typename Item>
-struct Source {         // an operand as a warp reads it
-    const Item* first;  // the lowest in memory of the warp's items in the next tile
-    long long pitch;    // from one run of contiguous items to the next
-    long long step;     // from one position to the next in scan order
+struct Source {  // an operand, as a thread reads it
+    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;       // items from one row to the next in scan order
+    const Item* begin;    // the operand's first item
+    const Item* end;
+    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
+
 struct Operands {
     Source<Input> x;
 };
@@ -232,6 +216,11 @@ __device__ __forceinline__ void advance(Operands& from) {
 __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
+static_assert(kLanes == 32, "a warp for each part of a tile");
+
+// Items that are contiguous in memory, and in a slab.
+constexpr bool kAlong = true;    // those of a line
+constexpr bool kAcross = false;  // those of neighbouring lines at one position
 
 struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
     alignas(16) Input x[kStages][kWarps][kColumns * kRun];
@@ -254,9 +243,9 @@ __device__ __forceinline__ Place place_of(long long line, int lines, long long s
 template <bool order, typename Item>
 __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
                                                   [[maybe_unused]] long long step, Position first, Position length) {
-    if constexpr (order == kAlong) return {line + index_of(first, kRun, length), beside, kReverse ? -1 : 1};
+    if constexpr (order == kAlong) return {line + index_of(first, kRun, length), kReverse ? -1 : 1, {}, {}, beside};
     const long long forward = kReverse ? -step : step;
-    return {line + index_of(first, 1, length) * step, forward, forward};
+    return {line + index_of(first, 1, length) * step, forward, {}, {}, forward};
 }
 
 // Items of one line that a lane reads or writes at once in shared memory.
@@ -369,6 +358,19 @@ __device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Operands
     return {load<kAcross>(ring.x[stage][warp])};
 }
 
+// The operator's functions, column by column; its conditions hold where they hold for every column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States regain(const States& older, const States& newer) {
+    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
+    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
+}
+
 // ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
@@ -394,7 +396,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
 }
 
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
@@ -411,12 +413,13 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
     States last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, results_of(last));
+        if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, results_of(last));
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
+// ---- lanes
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
@@ -461,7 +464,7 @@ scan_kernel(const Input* input, Output* output,
         if constexpr (kExchanged) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
-        // ---- scan the rows of the thread
+// ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
         // ---- combine the totals of the warps before this one, in order

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 e8885c0f9e0d98e7 of everything below this banner
+// content  sha256 d22b3e31dd444fc3 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,7 @@ constexpr int kRun = 17;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
 constexpr int kLanes = 4;  // threads side by side across a panel
 constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kRagged = true;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
@@ -162,21 +163,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, column by column; its conditions hold where they hold for every column.
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States regain(const States& older, const States& newer) {
-    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
-    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
-}
-
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
@@ -195,6 +181,22 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
 
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;       // items from one row to the next in scan order
+    const Item* begin;    // the operand's first item
+    const Item* end;
+    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
+};
+
+struct Operands {
+    Source<Input> x;
+};
+struct Outputs {  // the first row of the next tile to store
+    Output* y;
+};
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
@@ -208,19 +210,11 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
+// A dense operand of so many items.
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;  // the thread's first row of the next tile to read
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
-    const Item* end;
-};
-struct Operands {
-    Source<Input> x;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
+}
 
 // ---- tiles in shared memory
 constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
@@ -314,6 +308,19 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + further, results.y, there);
 }
 
+// The operator's functions, column by column; its conditions hold where they hold for every column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States regain(const States& older, const States& newer) {
+    return each_column([&](int c) { return regain(older.column[c], newer.column[c]); });
+}
+
+__device__ __forceinline__ States lose(const States& lost, const States& older, const States& newer) {
+    return each_column([&](int c) { return lose(lost.column[c], older.column[c], newer.column[c]); });
+}
+
 // ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
@@ -339,7 +346,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
 }
 
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
@@ -356,9 +363,9 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
     States last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, results_of(last));
+        if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, results_of(last));
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
@@ -564,12 +571,6 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
             publish(board, launch, status_of(stretches_at + stretch), combine(before, total));
         column_of(ahead, folded) = before;
     }
-}
-
-// A dense operand of so many items.
-template <typename Item>
-__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 09db29641f0dc8fc of everything below this banner
+// content  sha256 e4de5dc0f297f7dc of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,7 @@ constexpr int kRun = 8;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
 constexpr int kLanes = 8;  // threads side by side across a panel
 constexpr int kPanels = 32;  // side by side across the columns
+constexpr bool kRagged = false;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
@@ -136,13 +137,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-// The operator's functions, column by column; its conditions hold where they hold for every column.
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
@@ -161,26 +155,15 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
 
-// The place of a thread in a panel, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
-    const long long outer = panel / kPanels;
-    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
-    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
-    const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
-}
-
 template <typename Item>
 struct Source {  // an operand, as a thread reads it
-    const Item* first;  // the thread's first row of the next tile to read
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
+    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;       // items from one row to the next in scan order
+    const Item* begin;    // the operand's first item
     const Item* end;
+    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
+
 struct Operands {
     Source<Input> x;
 };
@@ -195,6 +178,25 @@ __device__ __forceinline__ void advance(Operands& from) {
 
 __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
+}
+
+// The place of a thread in a panel, for the tile that begins at a scan position.
+__device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
+    const long long outer = panel / kPanels;
+    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
+    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
+    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long line = outer * kInner + column;
+    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
+}
+
+// A dense operand of so many items.
+template <typename Item>
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
 }
 
 // ---- tiles in shared memory
@@ -265,6 +267,11 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + further, results.y, there);
 }
 
+// The operator's functions, column by column; its conditions hold where they hold for every column.
+__device__ __forceinline__ States combine(const States& older, const States& newer) {
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
+}
+
 // ---- the items of a thread
 // The states of a tile's rows.
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
@@ -288,7 +295,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
 }
 
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
@@ -305,9 +312,9 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
     States last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, results_of(last));
+        if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, results_of(last));
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
@@ -335,12 +342,6 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
     const States older = shuffle_up(inclusive, kLanes);
     return lane >= kLanes ? older : identities();
-}
-
-// A dense operand of so many items.
-template <typename Item>
-__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -379,7 +380,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         if constexpr (kExchanged) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
-        // ---- scan the rows of the thread, then across the slots of the warp
+// ---- scan the rows of the thread, then across the slots of the warp
         const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
         const States inside = slots_before(inclusive, lane);
 

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 3a992207e6e0e819 of everything below this banner
+// content  sha256 38af098b468ad9fb of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -170,6 +170,14 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
 }
 
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
+typedef long long TileNumber;
+
+__device__ __forceinline__ int tiles_of(Position length) {
+    return (int)((length + kLead + kTile - 1) / kTile);
+}
+
 // ---- the items of a thread
 // The total of consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ State scan_items(Items& s) {
@@ -319,8 +327,9 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total_of(words);
 }
 
-// Wait for the totals of kWarps groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its
-// first tile. Leaves the total of each group in group_total.
+// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kWarps groups
+// from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of each
+// group in group_total.
 __device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
                                              int group, int index) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
@@ -329,14 +338,6 @@ __device__ __forceinline__ void await_groups(State* group_total, const Board& bo
     __syncthreads();
     if (lane == 31) group_total[warp] = total;
     __syncthreads();
-}
-
-// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
-// so that the division by the tiles of a row takes 32-bit numbers.
-typedef long long TileNumber;
-
-__device__ __forceinline__ int tiles_of(Position length) {
-    return (int)((length + kLead + kTile - 1) / kTile);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)

@@ -60,6 +60,7 @@ class PanelPlan(Plan):
             Constant("kVector", self.vector, "columns of a thread"),
             Constant("kLanes", self.lanes, "threads side by side across a panel"),
             Constant("kPanels", self._panels, "side by side across the columns"),
+            Constant("kRagged", self._panels * self.columns != self.spec.inner, "the last panel has fewer columns"),
             Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),

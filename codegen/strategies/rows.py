@@ -37,7 +37,6 @@ class Operand:
     layout: Literal["dense", "strided", "realigned"]  # strided: the items of a row are read one by one
     placed: bool  # rows start anywhere; otherwise they lie as in the output
     realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place
-    copied: bool  # cp.async copies an access to shared memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,6 @@ class RowPlan(Plan):
 
     def _operand(self, source: Source) -> Operand:
         realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
-        whole = realigned or (source.layout == "dense" and self.spec.aligned)
         strided = source.layout not in ("dense", "rows")
         return Operand(
             name=source.name,
@@ -127,7 +125,6 @@ class RowPlan(Plan):
             placed=source.layout != "dense",
             layout="strided" if strided else "realigned" if realigned else "dense",
             realigned=realigned,
-            copied=whole and self.target.copies_async and self.items * source.dtype.bytes in ASYNC_BYTES,
         )
 
     @property

@@ -69,6 +69,7 @@ class TransposedPlan(Plan):
             Constant("kRun", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
             Constant("kLanes", self.lanes, "threads side by side across the lines"),
+            Constant("kRagged", True, "the last panel may have fewer lines"),
             Constant("kApart", not whole, "a thread's lines are kLanes apart, and stored one by one"),
             Constant("kRealigns", False, "lines start off the boundary of an access"),
             Constant("kExchanged", True, "lanes exchange items in shared memory"),

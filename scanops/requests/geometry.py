@@ -45,7 +45,7 @@ _POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "workspac
 
 
 class ScanArguments(ctypes.Structure):
-    """The kernel arguments. templates/stages/geometry.cuh.j2 declares those a kernel reads, rare ones last.
+    """The kernel arguments. templates/base.cu.j2 declares those a kernel reads, rare ones last.
 
     A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and their
     number are one parameter.
