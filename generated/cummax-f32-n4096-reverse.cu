@@ -2,10 +2,10 @@
 //
 // spec     cummax-f32-n4096-reverse
 //          4096 float32 items, reverse, float32 out
-// plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
+// plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 9bf6b5a15295c65b of everything below this banner
+// content  sha256 b6fc07cc683a3f99 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,17 +25,17 @@ struct State {  // scan state of a contiguous range of items
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 4096;  // of a line, in items
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 512;  // of a block
-constexpr int kWarps = 16;  // of a block
+constexpr int kThreads = 128;  // of a block
+constexpr int kWarps = 4;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 2;  // of an access
-constexpr int kVectors = 4;  // accesses of a thread
-constexpr int kRun = 8;  // consecutive items that a thread scans serially
+constexpr int kVectors = 16;  // accesses of a thread
+constexpr int kRun = 32;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 2;  // of a store
-constexpr int kTurns = 4;  // accesses of a run after which banks repeat
+constexpr int kTurns = 8;  // accesses of a run after which banks repeat
 constexpr int stripe = 64;  // items of one access of all lanes of a row
-constexpr int stripes = 4;  // of a warp
+constexpr int stripes = 16;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator cummax: y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
@@ -369,7 +369,7 @@ extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     void* parameters[] = {&arguments->input, &arguments->output, &arguments->indices};
-    const dim3 grid((unsigned)blocks), block(512);
+    const dim3 grid((unsigned)blocks), block(128);
     return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

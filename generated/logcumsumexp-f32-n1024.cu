@@ -2,10 +2,10 @@
 //
 // spec     logcumsumexp-f32-n1024
 //          1024 float32 items, float32 out
-// plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
+// plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 481f63cc8fceb56d of everything below this banner
+// content  sha256 2e58f9381191555c of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,17 +24,17 @@ struct State {  // scan state of a contiguous range of items
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 1024;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 32;  // of a block
-constexpr int kWarps = 1;  // of a block
+constexpr int kThreads = 64;  // of a block
+constexpr int kWarps = 2;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 8;  // accesses of a thread
-constexpr int kRun = 32;  // consecutive items that a thread scans serially
+constexpr int kVectors = 4;  // accesses of a thread
+constexpr int kRun = 16;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int kTurns = 8;  // accesses of a run after which banks repeat
+constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 8;  // of a warp
+constexpr int stripes = 4;  // of a warp
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -441,7 +441,7 @@ extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     void* parameters[] = {&arguments->input, &arguments->output};
-    const dim3 grid((unsigned)blocks), block(32);
+    const dim3 grid((unsigned)blocks), block(64);
     return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 47f90f8259ee4833 of everything below this banner
+// content  sha256 3859c3ca4111fac7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,10 +159,12 @@ __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& seg
     __syncwarp();
 }
 
-// Bit k: whether a segment begins at item k of run j, which lies in one word.
+// Bit k: whether a segment begins at item k of run j.
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
+    static_assert(kRun <= 32, "bits of two words");
     const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
-    return marks[at / 32] >> at % 32;
+    if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
+    return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
 }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
@@ -484,7 +486,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
-    __shared__ unsigned marks[kWarps][kWarpItems / 32];  // bits of the items at which segments begin
+    __shared__ unsigned marks[kWarps][kWarpItems / 32 + 1];  // bits of the items at which segments begin
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile

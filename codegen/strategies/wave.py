@@ -99,7 +99,7 @@ class WavePlan(RowPlan):
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
-        return self.vectors > 1 and _in_runs(self.spec)
+        return _in_runs(self.spec, self.vectors)
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
@@ -219,9 +219,9 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
     return REGISTER_BYTES + sum(change for change, applies in changes if applies)
 
 
-def _in_runs(spec: ScanSpec) -> bool:
+def _in_runs(spec: ScanSpec, vectors: int = 2) -> bool:
     """Whether a thread's items are consecutive if it makes several accesses."""
-    return rows.runs_pay(spec) and spec.keeps_bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
+    return rows.runs_pay(spec, vectors) and spec.keeps_bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
 
 
 def _most_threads(spec: ScanSpec) -> int:
