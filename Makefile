@@ -52,6 +52,7 @@ wheel: build/wheel/stamp  ## sdist and wheel, under dist/, with the C++ call pat
 
 figures: $(STAMPS)/package  ## the figures of structure and runtime that the project holds itself to
 	$(BIN)/python tools/figures.py
+	-$(BIN)/python -m tools.recorded
 
 golden: $(STAMPS)/package  ## render generated/ again
 	$(BIN)/python -m tools.golden

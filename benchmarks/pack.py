@@ -92,7 +92,7 @@ def specs(count: int) -> list[ScanSpec]:
         try:
             spec = ScanSpec(op=op, dtype=dtype, length=length, inner=inner, **options)
             operands = operands_of(spec, False, "meta")
-            spec = checked(Call.of_spec(spec, 1), inputs_of(operands)).spec(operands.out, MULTIPROCESSORS)
+            spec = checked(Call.of_spec(spec, 1), inputs_of(operands)).spec(operands.out)
             spec = any_length(spec) if pick(RARELY) else spec
             for few in situations(spec, DEFAULT_TARGET):
                 make_plan(spec, few=few)

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 4de1190db34310a0 of everything below this banner
+// content  sha256 91fa0a013aebf802 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -249,10 +249,54 @@ __device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& a
             kReverse ? -step : step, begin, last + 1};
 }
 
+// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
+// within them. Where lines are scanned in reverse, `skew` may be a whole access.
+template <int items, class Aligned>
+__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
+    const Aligned both[2] = {lower, upper};
+    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned word[2 * words + 1] = {};
+    memcpy(word, both, sizeof(both));
+#pragma unroll
+    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
+        if (shift & 32 * distance)
+#pragma unroll
+            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
+#pragma unroll
+    for (int w = 0; w < words; ++w)
+        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
+    Aligned result;
+    memcpy(&result, word, bytes);
+    return result;
+}
+
+// Items by which an address lies after the boundary of so many bytes.
+template <int bytes, typename Item>
+__device__ __forceinline__ int skew_of(const Item* address) {
+    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+}
+
+// The items at a misaligned address span two accesses, the second of which is the next lane's first.
+template <typename Item>
+__device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
+    const int skew = skew_of<sizeof(Access<Item>)>(from);
+    const Access<Item>* const access = reinterpret_cast<const Access<Item>*>(from - skew);
+    return realign<kVector>(access[0], access[1], skew);
+}
+
 template <typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     Rows<Item> rows = {};
     const Item* from = x.first;
+    const Item* const last = from + (kRun - 1) * x.step;
+    const Item *const lowest = kReverse ? last : from, *const highest = kReverse ? from : last;
+    if (kRealigns && is_live(live, kRun - 1) && lowest >= x.begin + kVector - 1 && highest + 2 * kVector <= x.end) {
+        // all items of its accesses lie in the operand
+#pragma unroll
+        for (int k = 0; k < kRun; ++k, from += x.step) rows.row[k] = read_misaligned(from);
+        return rows;
+    }
 #pragma unroll
     for (int k = 0; k < kRun; ++k, from += x.step) {
         if constexpr (kApart || kRealigns) {

@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 2e58f9381191555c of everything below this banner
+// content  sha256 fbf6c4911ff07aa9 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -35,6 +35,7 @@ constexpr int kOutItems = 4;  // of a store
 constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int stripes = 4;  // of a warp
+constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -202,37 +203,73 @@ __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& 
     return items + line * length + memory_index(part.first, kItems, length);
 }
 
-// ---- loads and stores
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
-    return *reinterpret_cast<const Vector<Item>*>(from);
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position end) {
+    return (unsigned long long)position < (unsigned long long)end;
 }
 
-// Accesses that lie as those of the output, by rising address.
-template <class Item>
-__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
+    return position >= 0 && position <= end - items;
+}
+
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
+
+// ---- loads and stores
+// Whether accesses of operands may reach past the ends of a row.
+constexpr bool kGuards = false;
+
+// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
+    Vector<Item> access = {};
+    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
+        const Item item = *from;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) access.item[k] = item;
+        return access;
+    }
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
+    return access;
+}
+
+// Accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void load_row(Vector<Item> (&a)[kVectors], const Part& part, const Item* from,
+                                         long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        a[j] = part.reaches(j) ? load_access(from + along(j * part.step)) : Vector<Item>{};
+        const Item* const access = from + along(j * part.step) * step;
+        a[j] = part.reaches(j) ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_dense(a.x, part, row.x);
+    load_row<true>(a.x, part, row.x, 1);
     return a;
 }
 
+// Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
-    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
+                                             Position end) {
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kOutItems; ++k)
+        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
 }
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 e64ccf9ea3814273 of everything below this banner
+// content  sha256 cf9ff0a5074d950f of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,6 +31,7 @@ constexpr int kRuns = 6;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int kWarpItems = 768;  // of a warp in a tile
 constexpr int kTile = 11520;  // items of a tile
+constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
 constexpr int kLead = 0;  // items by which accesses begin before a row, at most
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
@@ -187,15 +188,28 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
+
 // ---- loads and stores
+// Whether accesses of operands may reach past the ends of a row.
+constexpr bool kGuards = false;
+
+// Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
-    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
+                                             Position end) {
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kOutItems; ++k)
+        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
 }
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0]);
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
 }
 
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
@@ -210,9 +224,6 @@ __device__ __forceinline__ int tiles_of(Position length) {
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };
-
-// Whether accesses may reach past the ends of a row.
-constexpr bool kGuards = false;
 
 // Copy an access whose items are `step` apart, those in the row: as a whole, or one by one. What cp.async cannot copy,
 // fewer than 4 bytes, passes through registers.

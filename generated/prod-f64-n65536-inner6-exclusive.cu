@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 d22b3e31dd444fc3 of everything below this banner
+// content  sha256 a00e68f83b677978 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -32,7 +32,6 @@ constexpr bool kRagged = true;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
-constexpr bool kOverwrites = false;  // lanes store results over items that other lanes read
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
@@ -216,6 +215,34 @@ __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at
     return {begin + at.item, kStep, begin, begin + items};
 }
 
+// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
+// within them. Where lines are scanned in reverse, `skew` may be a whole access.
+template <int items, class Aligned>
+__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
+    const Aligned both[2] = {lower, upper};
+    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned word[2 * words + 1] = {};
+    memcpy(word, both, sizeof(both));
+#pragma unroll
+    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
+        if (shift & 32 * distance)
+#pragma unroll
+            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
+#pragma unroll
+    for (int w = 0; w < words; ++w)
+        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
+    Aligned result;
+    memcpy(&result, word, bytes);
+    return result;
+}
+
+// Items by which an address lies after the boundary of so many bytes.
+template <int bytes, typename Item>
+__device__ __forceinline__ int skew_of(const Item* address) {
+    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+}
+
 // ---- tiles in shared memory
 constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kSlotAccesses = kRun * kLanes + kGap;  // accesses from one slot's rows to the next slot's
@@ -232,7 +259,8 @@ constexpr int kStage = kWarps * kPart<Item>;
 // Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, scanned = k * kStride + lane / kLanes;
+    const int row = kReverse ? kWarpRows - 1 - scanned : scanned;
     return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRun * kGap;
 }
 
@@ -240,7 +268,8 @@ __device__ __forceinline__ int copied_place(int k) {
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    return warp * kPart<Item> + lane / kLanes * kSlotAccesses + lane % kLanes + k * kLanes;
+    const int slot = kReverse ? (31 - lane) / kLanes : lane / kLanes, row = kReverse ? kRun - 1 - k : k;
+    return warp * kPart<Item> + slot * kSlotAccesses + lane % kLanes + row * kLanes;
 }
 
 struct Ring {  // multistage ring of tiles
@@ -262,18 +291,23 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
     }
 }
 
+// The rows that a thread scans of a tile that arrived; x: the operand, any tiles further.
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>&) {
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>& x) {
+    const int skew = kRealigns ? skew_of<16>(x.first) : 0;  // the same in all tiles
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRun; ++k) {
+        const Access<Item>* const from = stage + scanned_place<Item>(k) + skew / kVector;
+        rows.row[k] = kRealigns ? realign<kVector>(from[0], from[1], skew % kVector) : from[0];
+    }
     return rows;
 }
 
 // Exchange the rows that a thread scanned for those that it stores.
 template <typename Item>
 __device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
-    if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
+    if (kRealigns) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
     for (int k = 0; k < kRun; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c1e12030be922ef1 of everything below this banner
+// content  sha256 8a39e010f84c1b46 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -163,20 +163,35 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
         if (position < -k) s.item[k] = identity();
 }
 
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
+
+// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
+// within them. Where lines are scanned in reverse, `skew` may be a whole access.
+template <int items, class Aligned>
+__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
+    const Aligned both[2] = {lower, upper};
+    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned word[2 * words + 1] = {};
+    memcpy(word, both, sizeof(both));
+#pragma unroll
+    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
+        if (shift & 32 * distance)
+#pragma unroll
+            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
+#pragma unroll
+    for (int w = 0; w < words; ++w)
+        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
+    Aligned result;
+    memcpy(&result, word, bytes);
+    return result;
+}
+
 // Items from the boundary of an access that precedes an address in scan order.
 template <class Item>
 __device__ __forceinline__ int skew_of(const Item* first) {
     const int items = (int)((size_t)first / sizeof(Item));
     return (kReverse ? -items : items) & (kItems - 1);
-}
-
-// The 32-bit words of an access in scan order.
-template <class Vector, int count = (sizeof(Vector) + 3) / 4>
-__device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
-    unsigned memory[count] = {};
-    memcpy(memory, &access, sizeof(Vector));
-#pragma unroll
-    for (int k = 0; k < count; ++k) words[k] = memory[place_of(k, count)];
 }
 
 // The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
@@ -194,44 +209,19 @@ __device__ __forceinline__ Vector next_lane(const Vector& own, const Vector& lat
     return next;
 }
 
-// The items of one output access: those of `access` from the skew on, then the first of `next`.
-template <class Vector, int count = (sizeof(Vector) + 3) / 4>
-__device__ __forceinline__ Vector realign(const Vector& access, const Vector& next, int skew) {
-    constexpr int bytes = sizeof(Vector), item_bytes = bytes / kItems;
-    const int shift = 8 * item_bytes * skew;  // bits
-    unsigned words[2 * count];
-    to_words(words, access);
-    to_words(words + count, next);
-#pragma unroll
-    for (int distance = count / 2; distance > 0 && 4 * distance >= item_bytes; distance /= 2)  // words
-        if (shift & 32 * distance) {
-#pragma unroll
-            for (int k = 0; k < count + distance; ++k) words[k] = words[k + distance];
-        }
-    unsigned memory[count];
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-        unsigned& word = memory[place_of(k, count)];
-        if constexpr (bytes < 4)  // both accesses in one word
-            word = kReverse ? (words[0] << 8 * bytes | words[1]) >> (8 * bytes - shift)
-                            : (words[0] | words[1] << 8 * bytes) >> shift;
-        else if constexpr (item_bytes < 4)
-            word = kReverse ? __funnelshift_l(words[k + 1], words[k], shift)
-                            : __funnelshift_r(words[k], words[k + 1], shift);
-        else
-            word = words[k];
-    }
-    Vector result;
-    memcpy(&result, memory, bytes);
-    return result;
+// The items of one output access: those of `access` from the skew on, then the first of the `next` in scan order.
+template <class Item>
+__device__ __forceinline__ Vector<Item> realigned(const Vector<Item>& access, const Vector<Item>& next, int skew) {
+    return kReverse ? realign<kItems>(next, access, kItems - skew) : realign<kItems>(access, next, skew);
 }
 
 // ---- loads and stores
-// The items of an access, one by one; those outside the row are not read.
-template <bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_items(const Item* from, long long step, Position position, Position end) {
+// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (guarded && step == 0) {  // one item for the whole line: nothing to guard
+    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
         const Item item = *from;
 #pragma unroll
         for (int k = 0; k < kItems; ++k) access.item[k] = item;
@@ -241,17 +231,6 @@ __device__ __forceinline__ Vector<Item> load_items(const Item* from, long long s
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
     return access;
-}
-
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
-    return *reinterpret_cast<const Vector<Item>*>(from);
-}
-
-// An access that may overlap the ends of the row.
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_within(const Item* from, Position position, Position end) {
-    return is_whole(position, kItems, end) ? load_access(from) : load_items<true>(from, 1, position, end);
 }
 
 // Accesses to rows that are aligned differently from the output. The first lane makes the access after the last lane's,
@@ -264,13 +243,13 @@ __device__ __forceinline__ void load_realigned(Vector<Item> (&a)[kVectors], cons
     for (int n = 0; n < kReads; ++n) {
         const int j = place_of(n, kReads);
         const bool reaches = part.live && (kReads == kVectors || j < reads);
-        aligned[j] = reaches ? load_within(from + along(j * part.step - skew), part.at(j) - skew, part.length)
-                             : Vector<Item>{};
+        const Item* const access = from + along(j * part.step - skew);
+        aligned[j] = reaches ? load_access<true, true>(access, 1, part.at(j) - skew, part.length) : Vector<Item>{};
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
         const Vector<Item>& later = aligned[j + 1 < kReads ? j + 1 : j];
-        a[j] = realign(aligned[j], kLanes == 1 ? later : next_lane(aligned[j], later, part.lane, part.lanes), skew);
+        a[j] = realigned(aligned[j], kLanes == 1 ? later : next_lane(aligned[j], later, part.lane, part.lanes), skew);
     }
 }
 
@@ -282,16 +261,14 @@ __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     return a;
 }
 
+// Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
-    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-}
-
-// An access that may overlap the ends of the row.
-template <class Item>
-__device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutItems>& y, Position position,
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
                                              Position end) {
-    if (is_whole(position, kOutItems, end)) return store_access(to, y);
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < kOutItems; ++k)
         if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
@@ -299,7 +276,7 @@ __device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_within(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
 }
 
 // ---- the items of a thread

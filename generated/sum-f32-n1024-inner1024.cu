@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e4de5dc0f297f7dc of everything below this banner
+// content  sha256 c442c0ef5ccedf6a of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -199,6 +199,34 @@ __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at
     return {begin + at.item, kStep, begin, begin + items};
 }
 
+// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
+// within them. Where lines are scanned in reverse, `skew` may be a whole access.
+template <int items, class Aligned>
+__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
+    const Aligned both[2] = {lower, upper};
+    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned word[2 * words + 1] = {};
+    memcpy(word, both, sizeof(both));
+#pragma unroll
+    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
+        if (shift & 32 * distance)
+#pragma unroll
+            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
+#pragma unroll
+    for (int w = 0; w < words; ++w)
+        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
+    Aligned result;
+    memcpy(&result, word, bytes);
+    return result;
+}
+
+// Items by which an address lies after the boundary of so many bytes.
+template <int bytes, typename Item>
+__device__ __forceinline__ int skew_of(const Item* address) {
+    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+}
+
 // ---- tiles in shared memory
 // Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
 template <typename Item>
@@ -233,11 +261,16 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
     }
 }
 
+// The rows that a thread scans of a tile that arrived; x: the operand, any tiles further.
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>&) {
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>& x) {
+    const int skew = kRealigns ? skew_of<16>(x.first) : 0;  // the same in all tiles
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRun; ++k) {
+        const Access<Item>* const from = stage + scanned_place<Item>(k) + skew / kVector;
+        rows.row[k] = kRealigns ? realign<kVector>(from[0], from[1], skew % kVector) : from[0];
+    }
     return rows;
 }
 

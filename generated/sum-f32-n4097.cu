@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 6ef7bffc183f4926 of everything below this banner
+// content  sha256 04dda598e3094c43 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -145,12 +145,18 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
         if (position < -k) s.item[k] = identity();
 }
 
+// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
+
 // ---- loads and stores
-// The items of an access, one by one; those outside the row are not read.
-template <bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_items(const Item* from, long long step, Position position, Position end) {
+// Whether accesses of operands may reach past the ends of a row.
+constexpr bool kGuards = true;
+
+// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (guarded && step == 0) {  // one item for the whole line: nothing to guard
+    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
         const Item item = *from;
 #pragma unroll
         for (int k = 0; k < kItems; ++k) access.item[k] = item;
@@ -162,44 +168,33 @@ __device__ __forceinline__ Vector<Item> load_items(const Item* from, long long s
     return access;
 }
 
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from) {
-    return *reinterpret_cast<const Vector<Item>*>(from);
-}
-
-// An access that may overlap the ends of the row.
-template <class Item>
-__device__ __forceinline__ Vector<Item> load_within(const Item* from, Position position, Position end) {
-    return is_whole(position, kItems, end) ? load_access(from) : load_items<true>(from, 1, position, end);
-}
-
-// Accesses that lie as those of the output, by rising address.
-template <class Item>
-__device__ __forceinline__ void load_dense(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+// Accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void load_row(Vector<Item> (&a)[kVectors], const Part& part, const Item* from,
+                                         long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        a[j] = part.reaches(j) ? load_within(from + along(j * part.step), part.at(j), part.end) : Vector<Item>{};
+        const Item* const access = from + along(j * part.step) * step;
+        a[j] = part.reaches(j) ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_dense(a.x, part, row.x);
+    load_row<true>(a.x, part, row.x, 1);
     return a;
 }
 
+// Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
-    *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-}
-
-// An access that may overlap the ends of the row.
-template <class Item>
-__device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutItems>& y, Position position,
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
                                              Position end) {
-    if (is_whole(position, kOutItems, end)) return store_access(to, y);
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < kOutItems; ++k)
         if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
@@ -207,7 +202,7 @@ __device__ __forceinline__ void store_within(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_within(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
 }
 
 // ---- the items of a thread

@@ -229,19 +229,29 @@ def store_key(
 
     None in a checkout, and for an operator that is not in the table: then the identity is found by rendering.
     """
-    digests = DIGESTS if digests is None else digests
-    if not digests or not is_built_in(operator_named(spec.op)):
-        return None
-    made_from = _fingerprint(target, form, tuple(digests[name] for name in files.TREES))
-    key = f"{spec.slug}{' few' * few} {target} {made_from}"
-    return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
+    return next(iter(_keys(spec, target, measured, few, DIGESTS if digests is None else digests, (form,))), None)
 
 
 def store_keys(spec: ScanSpec, target: str, measured: Choice | None, few: bool, builders: Iterable[str]) -> list[str]:
     """Return the ``store_key`` of each form that ``builders`` make, in the order of lookups: a library serves first."""
     made = {FORMS[name] for name in builders}
     forms = [form for form in (LIBRARY, CUBIN) if form in made] if target != CPU else [LIBRARY]
-    return [key for form in forms if (key := store_key(spec, target, measured, few, form=form))]
+    return _keys(spec, target, measured, few, DIGESTS, forms)
+
+
+def _keys(
+    spec: ScanSpec,
+    target: str,
+    measured: Choice | None,
+    few: bool,
+    digests: Mapping[str, str],
+    forms: Iterable[str],
+) -> list[str]:
+    if not digests or not is_built_in(operator_named(spec.op)):
+        return []
+    asked, made_from = f"{spec.slug}{' few' * few} {target}", tuple(digests[name] for name in files.TREES)
+    plan = f" {measured.entry.digest}" if measured else ""  # another measured plan leads to another kernel
+    return [f"{asked} {_fingerprint(target, form, made_from)}{plan}" for form in forms]
 
 
 def sources_key(

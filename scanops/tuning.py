@@ -170,10 +170,11 @@ def entry_for(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = F
     """
     for path in environment.tuning_files():
         found = read(path)
-        if not any((key[0], *key[2:]) == (target, spec.slug, few) for key in found):
+        slug = spec.slug if found else ""
+        if not any((key[0], *key[2:]) == (target, slug, few) for key in found):
             continue
         gpu = gpu_name(target) if gpu is None else gpu
-        entry = found.get((target, gpu, spec.slug, few))
+        entry = found.get((target, gpu, slug, few))
         if entry is not None:
             return Choice(entry=entry, path=path)
     return None

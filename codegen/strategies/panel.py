@@ -50,7 +50,6 @@ class PanelPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
-        overwrites = self.realigns or (self.spec.reverse and any(map(self.is_flat, self.spec.sources)))
         return (
             Constant("kReverse", self.spec.reverse, "scan from a column's end to its start"),
             Constant("kInner", self.spec.inner, "columns side by side: the stride of the scanned dimension"),
@@ -64,7 +63,6 @@ class PanelPlan(Plan):
             Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
-            Constant("kOverwrites", overwrites, "lanes store results over items that other lanes read"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
             Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )

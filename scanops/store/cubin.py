@@ -5,7 +5,6 @@ Two layouts are in use: that of CUDA 12 for targets up to sm_90, and that of CUD
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -32,7 +31,7 @@ def problem(header: bytes, target: str) -> str | None:
     if header[_VERSION] not in _TARGET_BITS:
         return f"kernel.cubin: ELF ABI version {header[_VERSION]}, which this scanops does not know"
     built = f"sm_{flags >> _TARGET_BITS[header[_VERSION]] & 0xFF}"
-    return None if built == re.sub(r"[af]$", "", target) else f"kernel.cubin: built for {built}, not for {target}"
+    return None if built == target.rstrip("af") else f"kernel.cubin: built for {built}, not for {target}"
 
 
 def disagreement(cubin: bytes, parameters: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Cubins, loaded and launched through the CUDA driver. Imported for the first cubin of a process.
+"""Cubins, loaded and launched through the CUDA driver, which is opened for the first cubin of a process.
 
 The driver launches into the context that is current in the calling thread. The CUDA runtime, and so torch and kernels
 in libraries, bind a thread to the primary context of its device by themselves. A thread that used no function of the

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from scanops import environment
 from scanops.artifact import ABI, CPU, CUBIN, HOST
+from scanops.codegen.launch import Launch
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder
+from scanops.store import cubin
 from scanops.store.code import Bound
-from scanops.store.entry import difference
+from scanops.store.driver import Cubin
+from scanops.store.entry import Entry, difference
 
 if TYPE_CHECKING:
     from typing import BinaryIO
-
-    from scanops.store.driver import Cubin
-    from scanops.store.entry import Entry
 
 Functions = Mapping[str, tuple[Any, list[Any]]]  # name -> result type, argument types
 
@@ -75,9 +75,6 @@ def load(entry: Entry) -> Library | Cubin:
     """
     manifest = entry.manifest
     if manifest.get("form") == CUBIN:
-        from scanops.codegen.launch import Launch
-        from scanops.store.driver import Cubin
-
         try:
             launch = Launch.read(manifest["launch"])
         except (KeyError, TypeError, ValueError) as problem:
@@ -109,12 +106,10 @@ def load(entry: Entry) -> Library | Cubin:
 
 def read_cubin(entry: Entry) -> bytes:
     """Return the cubin of ``entry``, verified. Raises what ``load`` raises."""
-    from scanops.store.cubin import problem
-
     with _verified(entry, "kernel.cubin") as file:
         file.seek(0)
         data = file.read()
-    if wrong := problem(data[:_HEADER_BYTES], entry.target):
+    if wrong := cubin.problem(data[:_HEADER_BYTES], entry.target):
         raise _bad(entry, f"a cubin for {entry.target}", wrong)
     return data
 

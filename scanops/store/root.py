@@ -17,7 +17,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
@@ -52,7 +51,10 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     """
     kind, variable = ("pack", "SCANOPS_PACKS") if system else ("store", "SCANOPS_STORE")
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
-    own, quoted = f"set {variable} to a folder of your own", shlex.quote(str(root))
+    own = f"set {variable} to a folder of your own"
+
+    def quoted() -> str:
+        return shlex.quote(str(root))
 
     def refused(allowed: str, value: str, hint: str) -> BadStoreEntry:
         return BadStoreEntry(f"use the {kind} {root}", allowed=allowed, value=value, hint=hint)
@@ -67,11 +69,11 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        unpack = f"scanops unpack {quoted} DIRECTORY, and name that in SCANOPS_PACKS"
+        unpack = f"scanops unpack {quoted()} DIRECTORY, and name that in SCANOPS_PACKS"
         move = f"set {variable} to a folder, or move the file away"
         raise refused("a folder", "a file of that name", unpack if system else move) from None
     except OSError as problem:
-        hint = f"{own}, or let its owner run chmod -R go+rX {quoted}"
+        hint = f"{own}, or let its owner run chmod -R go+rX {quoted()}"
         raise refused("a folder its user can read", problem.strerror or str(problem), hint) from problem
     owner = next((each.st_uid for each in (facts, link) if each.st_uid not in owners), None)
     if owner is not None:
@@ -80,9 +82,9 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     if facts.st_mode & OTHERS_WRITE:
         # What others could write, or own, is removed and not corrected: nothing would show that they changed it.
         not_ours = f"! -user {os.geteuid()}" + (" ! -user 0" if system else "")
-        remove = f"find {quoted}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
+        remove = f"find {quoted()}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
         again = "unpack the pack again if kernels are missing then" if system else "kernels are built again when needed"
-        hint = f"{remove} && chmod -R go-w {quoted}  # removes what others could have changed; {again}"
+        hint = f"{remove} && chmod -R go-w {quoted()}  # removes what others could have changed; {again}"
         raise refused("a folder that only its owner may write", f"mode {stat.S_IMODE(facts.st_mode):04o}", hint)
     return True
 
@@ -144,8 +146,8 @@ def write_index(root: Path, key: str, identity: str, entry: str) -> None:
 
 def index_record(key: str, identity: str, entry: str) -> bytes:
     """Return the bytes that are kept for ``key``, with a digest over all three."""
-    digest = hashlib.sha256(json.dumps([key, identity, entry]).encode()).hexdigest()
-    return (json.dumps({"identity": identity, "directory": entry, "sha256": digest}) + "\n").encode()
+    digest = hashlib.sha256(f"{key}\n{identity}\n{entry}".encode()).hexdigest()
+    return f'{{"identity": "{identity}", "directory": "{entry}", "sha256": "{digest}"}}\n'.encode()
 
 
 def _record_path(key: str) -> tuple[str, str]:
