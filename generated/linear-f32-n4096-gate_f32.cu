@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 10cf422e1d414ded of everything below this banner
+// content  sha256 fd1ce74fd5b39a06 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -204,11 +204,11 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
                                              Position end) {
     if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
         *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kOutItems; ++k)
-        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
 }
 
 // Store the results of access j.

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 3add0e414cde9d02 of everything below this banner
+// content  sha256 451d9252ac4b7c25 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -261,11 +261,11 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
                                              Position end) {
     if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
         *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kOutItems; ++k)
-        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
 }
 
 // Store the results of access j.
@@ -294,10 +294,13 @@ struct Ring {  // accesses of the tiles in flight
 template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
                                             Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return copy_async(to, from);
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        copy_async(to, from);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+    }
 }
 
 // Copy accesses that lie as those of the output, or whose items are `step` apart, by rising address.
@@ -497,7 +500,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
-    __shared__ unsigned marks[kWarps][kWarpItems / 32 + 1];  // bits of the items at which segments begin
+    __shared__ unsigned marks[kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
