@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c61474abc74f8725 of everything below this banner
+// content  sha256 834a4fffa12fb585 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,7 +62,7 @@ __device__ __forceinline__ State element(Input x, int i) {
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
 
-__device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
+__device__ __forceinline__ Index indices_of(State state) { return (Index)state.index; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -201,8 +201,10 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
-    store_access(row.z + along(j * part.step), r.z[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
+    store_access(row.z + step, r.z[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread
@@ -236,7 +238,7 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     each_result(prefix, s, [&](int k, State state) {
         const int at = place_of(k % kOutItems, kOutItems);
         r.y[k / kOutItems].item[at] = output_of(state);
-        r.z[k / kOutItems].item[at] = index_of(state);
+        r.z[k / kOutItems].item[at] = indices_of(state);
     });
     return r;
 }
