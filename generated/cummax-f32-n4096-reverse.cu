@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 834a4fffa12fb585 of everything below this banner
+// content  sha256 dd8d32ff44cd7197 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -192,11 +192,11 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
                                              Position end) {
     if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
         *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kOutItems; ++k)
-        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
 }
 
 // Store the results of access j.

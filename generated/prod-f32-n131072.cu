@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 fbc7aac95208a265 of everything below this banner
+// content  sha256 a3437ca7dac470e3 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -197,11 +197,11 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
                                              Position end) {
     if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
         *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kOutItems; ++k)
-        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
 }
 
 // Store the results of access j.
@@ -229,10 +229,13 @@ struct Ring {  // accesses of the tiles in flight
 template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
                                             Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return copy_async(to, from);
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        copy_async(to, from);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+    }
 }
 
 // Copy accesses that lie as those of the output, or whose items are `step` apart, by rising address.

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 81acbc63bc50ca59 of everything below this banner
+// content  sha256 50a792888e60cbbc of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -187,11 +187,11 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
                                              Position end) {
     if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
         *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kOutItems; ++k)
-        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
 }
 
 // Store the results of access j.

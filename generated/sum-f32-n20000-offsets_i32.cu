@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 c1f7a85e777f5c90 of everything below this banner
+// content  sha256 0cf98cac9952df92 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -255,11 +255,11 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
                                              Position end) {
     if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
         *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kOutItems; ++k)
-        if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
 }
 
 // Store the results of access j.
@@ -287,10 +287,13 @@ struct Ring {  // accesses of the tiles in flight
 template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
                                             Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return copy_async(to, from);
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        copy_async(to, from);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+    }
 }
 
 // Copy accesses that lie as those of the output, or whose items are `step` apart, by rising address.

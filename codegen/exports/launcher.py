@@ -9,7 +9,7 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import Source
 
-__all__ = ["Parameter", "Unit", "python_name", "units_of"]
+__all__ = ["Parameter", "Unit", "python_name", "scalar", "units_of"]
 
 # CUDA toolkits that compile for a target: 11.8 was the first for sm_90, and CUDA 13 dropped sm_70.
 TOOLKITS = {
@@ -17,6 +17,13 @@ TOOLKITS = {
     "sm_100": "12.8 or later",
     "sm_103": "12.9 or later",
     "sm_120": "12.8 or later",
+}
+# Names of dtypes in torch's C++, where they are not those of Python with a capital.
+SCALARS = {
+    **{"uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long"},
+    **{"uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64"},
+    **{"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double"},
+    **{"complex64": "ComplexFloat", "complex128": "ComplexDouble"},
 }
 
 
@@ -26,12 +33,7 @@ class Parameter(NamedTuple):
     name: str
     type: str  # in C; pointers to void are to device memory
     says: str  # what it holds, in a phrase
-    value: str  # in an exported Python file
-
-    @property
-    def ctype(self) -> str:
-        """The type of the argument in an exported Python file."""
-        return {"long long": "integer", "int": "ctypes.c_int"}.get(self.type, "pointer")
+    value: str  # in the C++ of an exported Python file
 
 
 # All arguments that a launcher may have, in order.
@@ -43,47 +45,39 @@ PARAMETERS = (
     Parameter("starts", "const void*", "bool, one per item", "segment_starts.data_ptr()"),
     Parameter("output", "void*", "{spec.out.name}, contiguous: one result per item", "y.data_ptr()"),
     Parameter("indices", "void*", "contiguous: the second result of each item", "indices.data_ptr()"),
-    Parameter(
-        "geometry",
-        "const Geometry*",
-        "host memory; adjacent dimensions are merged",
-        "ctypes.byref(geometry)",
-    ),
+    Parameter("geometry", "const void*", "a Geometry in host memory; adjacent dimensions are merged", "&geometry"),
     Parameter("carry_in", "const void*", "{spec.carry.name}: the carry-in of each line", "carry_in.data_ptr()"),
     Parameter("carry_in_step", "long long", "1, or 0 where all lines share one carry-in", "1"),
     Parameter("carry_out", "void*", "{spec.carry.name}: the carry-out of each line", "carry_out.data_ptr()"),
-    Parameter(
-        "offsets",
-        "const void*",
-        "{spec.segments}, rising: where each segment but the first begins",
-        "offsets.data_ptr() + offsets.element_size()",
-    ),
+    Parameter("offsets", "const void*", "{spec.segments}, rising: where each segment but the first begins", "begins"),
     Parameter("segments", "long long", "the number of these offsets", "offsets.numel() - 2"),
     Parameter("workspace", "void*", "scanops_workspace_bytes(lines, length) bytes, cleared", "workspace.data_ptr()"),
     Parameter("lines", "long long", "scanned sequences", "lines"),
     Parameter("length", "long long", "items of a line: {spec.items_text}", "length"),
     Parameter("multiprocessors", "int", "of the GPU", "multiprocessors"),
-    Parameter("stream", "void*", "a cudaStream_t of the current device", "_raw_stream(device)"),
+    Parameter("stream", "void*", "a cudaStream_t of the current device", "c10::cuda::getCurrentCUDAStream().stream()"),
 )
 
 
 class Unit(NamedTuple):
     """The CUDA translation unit of one spec on one target."""
 
+    name: str  # of its namespace in a Python file
     plan: Plan
     parameters: Sequence[Parameter]  # of its launcher
     text: str
 
     @property
     def condition(self) -> str:
-        """What the kernel requires of a call, in an exported Python file."""
+        """What the kernel requires of a call, in the C++ of a Python file."""
         spec = self.plan.spec
-        lengths = f"{spec.multiple} <= length <= {spec.capacity}" if spec.takes_length else f"length == {spec.length}"
-        divisible = f" and length % {spec.multiple} == 0" if spec.multiple > 1 else ""
+        lengths = f"length >= {spec.multiple} && length <= {spec.capacity}"
+        lengths = lengths if spec.takes_length else f"length == {spec.length}"
+        divisible = f" && length % {spec.multiple} == 0" if spec.multiple > 1 else ""
         by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
-        aligned = " and not any(past)" if spec.aligned and not by_item else ""
-        mask = f" and mask.dtype == torch.{spec.mask}" if spec.mask else ""
-        return f"{lengths}{divisible} and inner == {spec.inner}{aligned}{mask}"
+        aligned = " && aligned" if spec.aligned and not by_item else ""
+        mask = f" && mask.scalar_type() == {scalar(spec.mask)}" if spec.mask else ""
+        return f"{lengths}{divisible} && inner == {spec.inner}{aligned}{mask}"
 
     @property
     def toolkit(self) -> str:
@@ -92,9 +86,19 @@ class Unit(NamedTuple):
 
     @property
     def literal(self) -> str:
-        """The text as a Python literal, a raw one where its quotes allow."""
-        quotes = next((each for each in ('"""', "'''") if each not in self.text), "")
-        return f"r{quotes}\n{self.text}{quotes}" if quotes else repr(f"\n{self.text}")
+        """The text in its namespace as a Python literal, a raw one where its quotes allow.
+
+        Names are C++'s: those of C would be the same for all kernels of a file.
+        """
+        text = self.text.replace('extern "C" ', "")
+        text = f"\n#include <cuda_runtime.h>\n\nnamespace {self.name} {{\n{text}}}  // namespace {self.name}\n"
+        quotes = next((each for each in ('"""', "'''") if each not in text), "")
+        return f"r{quotes}{text}{quotes}" if quotes else repr(text)
+
+
+def scalar(dtype: str) -> str:
+    """Return the name of a dtype in torch's C++."""
+    return f"at::k{SCALARS.get(dtype, dtype.capitalize())}"
 
 
 def python_name(source: Source) -> str:
@@ -110,7 +114,7 @@ def units_of(plans: Sequence[Plan], *, takes_stream: bool) -> list[Unit]:
         names |= {"multiprocessors"} if plan.launch.resident else set()
     parameters = [row for row in PARAMETERS if any(row.name in names for names in read)]
     template, units = environment().get_template("exports/launcher.cuh.j2"), []
-    for plan, names in zip(plans, read, strict=True):
+    for number, (plan, names) in enumerate(zip(plans, read, strict=True), start=1):
         launcher = template.render(plan=plan, parameters=parameters, read=names)
-        units.append(Unit(plan, parameters, render(plan, launcher)))
+        units.append(Unit(f"kernel_{number}", plan, parameters, render(plan, launcher)))
     return units

@@ -1,15 +1,16 @@
 """Runs exported files in a process that has torch and no scanops: ``python alone.py JOBS``.
 
-JOBS is a file of torch.save: for each exported file its path, the libraries that its CUDA was compiled to for a CPU,
-and the calls to make. Their results are written to JOBS with .out appended.
+JOBS is a file of torch.save: for each exported file its path, the library that its CUDA was compiled to for a CPU, and
+the calls to make. Their results are written to JOBS with .out appended.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
+import os
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,67 @@ for hidden in ("scanops", "codegen", "jinja2"):
 import torch  # noqa: E402
 import torch.utils.cpp_extension  # noqa: E402
 
+# What the C++ of exported files includes of CUDA, for a CPU: a GPU with three multiprocessors.
+HEADERS = {
+    "cuda_runtime_api.h": """#pragma once
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+inline void cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { *value = 3; }
+""",
+    "c10/cuda/CUDAStream.h": """#pragma once
+#include <cuda_runtime_api.h>
+namespace c10::cuda {
+struct CUDAStream { void* stream() const { return nullptr; } };
+inline CUDAStream getCurrentCUDAStream() { return {}; }
+}
+""",
+}
 
-def load(path: str, libraries: dict[str, str] | None = None) -> Any:
-    """Import an exported file; with ``libraries`` for a CPU, by text, these in place of what load_inline builds."""
 
-    def built(name: str, *, cpp_sources: list[str], cuda_sources: list[str], build_directory: str, **rest: Any) -> None:
-        assert rest.pop("extra_cuda_cflags") == ["-O3", "-std=c++17"] and rest == {"is_python_module": False}
-        assert cpp_sources == [""] and name.isidentifier()
-        shutil.copy((libraries or {})[cuda_sources[0]], Path(build_directory) / f"{name}.so")
-
-    if libraries is not None:
-        torch.utils.cpp_extension.load_inline = built
+def load(path: str) -> Any:
+    """Import an exported file."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if libraries is not None:
-        module.DEVICE = "cpu"
-        torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(multi_processor_count=3)
-        torch.cuda.get_device_capability = lambda device: (99, 0)
-        module._current_device = lambda: None
-        module._raw_stream = lambda device: 0
     return module
+
+
+def on_a_cpu(paths: Sequence[str], libraries: Sequence[str], folder: Path) -> list[Any]:
+    """Import exported files, their C++ built as one extension, as it takes seconds to read torch's headers.
+
+    Each is in a namespace of its own, as its CUDA is in its library.
+    """
+    texts: list[str] = []
+
+    def noted(name: str, *, cpp_sources: list[str], no_implicit_headers: bool, **rest: Any) -> Any:
+        assert name.isidentifier() and no_implicit_headers and rest.pop("cuda_sources")
+        flags = {"extra_cflags": ["-O1"], "extra_cuda_cflags": ["-O3", "-std=c++17"]}
+        assert rest == {"functions": ["scan"], **flags}
+        texts.extend(cpp_sources)
+        return types.SimpleNamespace()
+
+    modules = [load(path) for path in paths]
+    for module in modules:
+        module.load_inline = noted
+        module.load()
+    for name, text in HEADERS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("#include")]
+    parts = [f"namespace file_{number} {{\n{text}\n}}" for number, text in enumerate(texts)]
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # has ninja
+    built = torch.utils.cpp_extension.load_inline(
+        "exported",
+        cpp_sources=[*dict.fromkeys(lines), *(part.replace("at::kCUDA", "at::kCPU") for part in parts)],
+        functions=[f"file_{number}::scan" for number in range(len(texts))],
+        extra_include_paths=[str(folder)],
+        extra_ldflags=list(libraries),
+        build_directory=str(folder),
+        no_implicit_headers=True,
+    )
+    for number, module in enumerate(modules):
+        module.load().scan = getattr(built, f"file_{number}::scan")
+    return modules
 
 
 def call(module: Any, dim: float, tensors: tuple[Any, ...]) -> Any:
@@ -63,9 +103,10 @@ def traced(module: Any, dim: float, tensors: tuple[Any, ...]) -> list[str]:
 
 
 if __name__ == "__main__":
+    jobs = torch.load(sys.argv[1], weights_only=False)
+    paths, libraries = [job[0] for job in jobs], [job[1] for job in jobs]
     results = []
-    for path, libraries, calls in torch.load(sys.argv[1], weights_only=False):
-        module = load(path, libraries)
+    for module, (_, _, calls) in zip(on_a_cpu(paths, libraries, Path(sys.argv[1]).parent), jobs, strict=True):
         given = [call(module, *each) for each in calls]
         results.append((given, traced(module, *calls[0]) if hasattr(module, "ModelNew") else []))
     torch.save(results, f"{sys.argv[1]}.out")

@@ -40,7 +40,7 @@ def texts(file: str) -> list[str]:
     """The CUDA in a Python file, kernel by kernel: what load_inline is given."""
     statements = (each for each in ast.parse(file).body if isinstance(each, ast.Assign))
     values = {ast.unparse(each.targets[0]): each.value for each in statements}
-    return [ast.literal_eval(value) for name, value in values.items() if name.startswith("SOURCE_")]
+    return [ast.literal_eval(value) for name, value in values.items() if name.startswith("KERNEL_")]
 
 
 def run(
@@ -50,20 +50,18 @@ def run(
 
     Returns for each file the results of its calls and the Python functions that a repetition of the first call runs.
     """
-    # What a store wants of a library, and exported texts lack: all, or those of kernels without a workspace.
-    beside = f'extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch(void*, void*) {{ return 0; }} }}'
-    no_workspace = '\nextern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }'
+    # What a store wants of a library, and exported texts lack.
+    beside = f"""extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch(void*, void*) {{ return 0; }}
+    long long scanops_workspace_bytes(long long, long long) {{ return 0; }}
+    const char* scanops_error_string(int) {{ return ""; }} }}"""
     jobs = []
     for number, (text, calls) in enumerate(files):
         path = folder / f"exported_{number}.py"
         path.write_text(text)
-        libraries = {}
-        for source in texts(text):
-            whole = source + beside + ("" if "scanops_workspace_bytes(" in source else no_workspace)
-            entry = Store().get_or_build(BuildRequest(name="exported", source=whole, target="cpu"))
-            libraries[source] = str(entry.library_path)
-        jobs.append((str(path), libraries, list(calls)))
+        whole = "\n".join(["#include <cuda_runtime.h>", f"namespace file_{number} {{", *texts(text), "}", beside])
+        entry = Store().get_or_build(BuildRequest(name="exported", source=whole, target="cpu"))
+        jobs.append((str(path), str(entry.library_path), list(calls)))
     torch.save(jobs, folder / "jobs")
-    ran(sys.executable, ALONE, folder / "jobs", folder=folder, TORCH_EXTENSIONS_DIR=str(folder / "extensions"))
+    ran(sys.executable, ALONE, folder / "jobs", folder=folder)
     results: list[tuple[list[Any], list[str]]] = torch.load(folder / "jobs.out", weights_only=False)
     return results

@@ -16,27 +16,40 @@ from scanops.errors import UnsupportedRequest
 from tests.exports.files import PROBLEMS, parsed, texts
 from tools.golden import GOLDEN
 
-# What torch 1.13 has of all that a file may name. Each was looked up in its documentation or source:
-# load_inline (0.4) with these arguments, get_default_build_root (0.4), is_conj and is_neg (1.10), memory formats (1.5),
-# the rest before 1.0.
+# What torch 2.8 has of all that a file may name. In Python: load_inline with these arguments is the youngest.
 TORCH = {
-    "torch.Size", "torch.Tensor", "torch.__version__", "torch.dtype", "torch.empty", "torch.empty_like", "torch.full",
-    "torch.contiguous_format", "torch.zeros", "torch.is_grad_enabled", "torch.nn.Module", "torch.cuda.device",
-    "torch.cuda.current_stream", "torch.cuda.get_device_capability", "torch.cuda.get_device_properties",
-    "torch.cuda.current_device", "torch._C", "torch.bool", "torch.uint8", "torch.rand", "torch.randint", "torch.int8",
-    "torch.int16", "torch.int32", "torch.int64", "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
+    "torch.__version__", "torch.empty_like", "torch.full", "torch.nn.Module", "torch.rand", "torch.randint",
+    "torch.cuda.get_device_capability", "torch.cuda.is_available", "torch.bool", "torch.int8", "torch.int16",
+    "torch.int32", "torch.int64", "torch.uint8", "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
     "torch.complex64", "torch.complex128",
 }  # fmt: skip
-LOAD_INLINE = {"name", "cpp_sources", "cuda_sources", "extra_cuda_cflags", "build_directory", "is_python_module"}
-TENSOR = {
-    "shape", "ndim", "dtype", "device", "stride", "numel", "element_size", "data_ptr", "is_contiguous", "contiguous",
-    "expand", "requires_grad", "is_conj", "is_neg", "any", "bool",
+LOAD_INLINE = {"name", "cpp_sources", "cuda_sources", "functions", "extra_cflags", "extra_cuda_cflags",
+               "no_implicit_headers"}  # fmt: skip
+MODULES = {"functools", "hashlib", "sys", "torch", "torch.utils.cpp_extension"}
+# In C++, files that name all of these were compiled with the headers of 2.8, 2.11 and 2.15.
+HEADERS = {
+    "algorithm", "ATen/core/Tensor.h", "c10/core/DeviceGuard.h", "c10/core/GradMode.h", "c10/cuda/CUDAStream.h",
+    "cuda_runtime_api.h", "torch/csrc/Exceptions.h", "torch/csrc/utils/pybind.h",
 }  # fmt: skip
-VARIABLES = ("x", "y", "mask", "gate", "segment_starts", "offsets", "initial", "tensor", "carry_in", "workspace")
-MODULES = {"ctypes", "functools", "hashlib", "inspect", "os", "torch", "torch.utils.cpp_extension"}
+CPP = {
+    "at::Tensor", "at::TensorList", "at::IntArrayRef", "at::ScalarType", "at::Device", "c10::DeviceGuard",
+    "c10::GradMode::is_enabled", "c10::multiply_integers", "c10::cuda::getCurrentCUDAStream", "pybind11::handle",
+    "pybind11::str", "pybind11::detail::make_caster", "pybind11::gil_scoped_release", "TORCH_CHECK",
+    "TORCH_CHECK_INDEX", "TORCH_CHECK_TYPE", "TORCH_CHECK_VALUE",
+    *(f"at::k{name}" for name in (
+        "CUDA", "CPU", "Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "BFloat16", "Float", "Double",
+        "ComplexFloat", "ComplexDouble")),
+}  # fmt: skip
+METHODS = {
+    *("attr", "ptr", "load", "begin", "end", "size", "push_back", "pop_back", "back", "empty", "erase"),
+    *("launch", "workspace_bytes"),  # these and those above are not torch's
+    *("contiguous", "data_ptr", "device", "dim", "element_size", "expand", "get_device", "is_conj", "is_contiguous"),
+    *("is_neg", "new_empty", "new_zeros", "numel", "requires_grad", "scalar_type", "size", "sizes", "slice", "stream"),
+    *("stride", "strides", "to", "type", "vec"),
+}
 
 # KernelBench's static rules for CUDA at fp32, as its kernel_static_checker publishes them: patterns that a file may
-# not have besides names that TORCH, TENSOR and MODULES leave out, and patterns that it needs.
+# not have besides names that TORCH and MODULES leave out, and patterns that it needs.
 FORBIDDEN = (
     *(r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+", r"\bpass\b", r"\bF\.\w+\("),
     *(r"_make_subclass", r"class\s+\w+.*\((torch\.)?Tensor\)", r"\.(wait|record)_stream\s*\("),
@@ -62,7 +75,7 @@ def names_of_torch(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("format", ["modelnew", "kernelbench", "gpumode"])
 def test_what_files_name(format: str) -> None:
-    """The five problems and every golden of a format: names of torch 1.13, and the rules of who loads the files."""
+    """The five problems and every golden of a format: names of torch 2.8, and the rules of who loads the files."""
     count = 0
     for slugs in [*PROBLEMS.values(), *((row.slug,) for row in GOLDEN)]:
         try:
@@ -75,15 +88,19 @@ def test_what_files_name(format: str) -> None:
         imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
         assert imported <= MODULES, slugs
-        assert "torch.Tensor" in names_of_torch(tree) <= TORCH, slugs
-        attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        assert {node.attr for node in attributes if ast.unparse(node.value) in VARIABLES} <= TENSOR, slugs
+        assert "torch.__version__" in names_of_torch(tree) <= TORCH, slugs
+        host = text.partition('HOST = r"""')[2].partition('"""')[0]
+        assert {*re.findall("#include <(.*)>", host)} < HEADERS
+        assert "at::Tensor" in {*re.findall(r"\b(?:(?:at|c10|pybind11)::[\w:]+|TORCH_\w+)", host)} <= CPP, slugs
+        words = re.sub('"[^"\n]*"', "", host)
+        assert {*re.findall(r"[.>](\w+)(?:<\w+>)?\(", words)} <= METHODS, slugs
         (call,) = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "load_inline")
         assert {keyword.arg for keyword in call.keywords if keyword.arg} | {"name"} == LOAD_INLINE
-        body = text.split("SOURCE_1")[0]
-        assert "Needs torch 1.13 or later, CUDA 11.8 or later" in body
+        body = text.partition("KERNEL_1 =")[0]
+        assert "Needs torch 2.8 or later, CUDA 11.8 or later" in body
         assert "scanops" not in re.sub(r"scanops_\w+|scanops export [^\n]*", "", body), slugs
-        assert "<cuda_runtime.h>" in text and text.count("#include") == len(texts(text)), slugs
+        assert text.count("#include <cuda_runtime.h>\n\nnamespace kernel_") == len(texts(text)), slugs
+        assert text.count("#include") == host.count("#include") + 2 * len(texts(text)), slugs
         if format == "kernelbench":
             assert broken(text) == [], slugs
         if format == "gpumode":  # whose server refuses every text with this word, in any case, wherever it stands
@@ -95,7 +112,8 @@ def test_kernelbench_inputs_and_rules() -> None:
     """The rules find what they forbid: a test that looks for nothing would pass."""
     masked = parsed(PROBLEMS["masked_cumsum"], "kernelbench")
     assert "shape = (32768, 32768)\n" in masked and "torch.randint(0, 2, shape).bool()" in masked
-    assert "dtype == torch.bool" in masked and "dtype == torch.float32" in masked and "return [-1]" in masked
+    assert all(re.search(rf"== at::k{name}\s+\? Kernel", masked) for name in ("Bool", "Float"))
+    assert "return [-1]" in masked
     for bad in ("    try:", "z = x.half()", "class T(torch.Tensor):"):
         assert broken(f"{masked}\n{bad}\n"), bad
     assert len(broken("import torch")) == 3
@@ -151,13 +169,12 @@ def test_refused(slugs: str, format: str, allowed: str) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_header_names_the_command_and_the_versions(format: str) -> None:
-    versions = {"f32": "1.13", "e5m2": "2.1", "e4m3fnuz": "2.2", "u16": "2.3"}
-    for tag, version in versions.items() if format == "modelnew" else [("f32", "1.13")]:
+    for tag in ("f32", "e5m2", "u16") if format == "modelnew" else ("f32",):
         slug = f"sum-{tag}-any" if format == "gpumode" else f"sum-{tag}-n8"
         text = parsed([slug], format, "sm_70")
         assert f"scanops export {slug} --format {format} --target sm_70" in text
         assert "11.8 to 12.9" in text and str(Path.home()) not in text
-        assert format == "cu" or f"Needs torch {version} or later" in text
+        assert format == "cu" or "Needs torch 2.8 or later" in text
 
 
 def test_the_commands_of_the_page() -> None:
