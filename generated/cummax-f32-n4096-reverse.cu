@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ed727b0ec9639d08 of everything below this banner
+// content  sha256 6ac27f5be5d6bdd8 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -63,7 +63,7 @@ __device__ __forceinline__ State element(Input x, int i) {
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
 
-__device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
+__device__ __forceinline__ Index indices_of(State state) { return (Index)state.index; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -208,8 +208,10 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
-    store_access(row.z + along(j * part.step), r.z[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
+    store_access(row.z + step, r.z[access], part.at(j), part.end);
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
@@ -239,7 +241,7 @@ struct Result {  // of one item
 };
 
 __device__ __forceinline__ Result result_of(State state) {
-    return {output_of(state), index_of(state)};
+    return {output_of(state), indices_of(state)};
 }
 
 constexpr bool kExclusive = false;  // a result is the prefix before its item

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 91fa0a013aebf802 of everything below this banner
+// content  sha256 958371fd43cce0c3 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -233,10 +233,12 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
-// A dense operand of so many items.
-template <typename Item>
+// A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
+template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
+    const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
+    const Item* const own = begin + at.item;
+    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 // An operand with strides of its own.
@@ -427,7 +429,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
     Operands from = {
-        dense(input, at, lines * length),
+        dense<false>(input, at, lines * length),
         placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines),
     };
     Outputs to = {output + at.item};

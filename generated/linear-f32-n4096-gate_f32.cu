@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 fd1ce74fd5b39a06 of everything below this banner
+// content  sha256 da94a0bdd18e8935 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -213,7 +213,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive

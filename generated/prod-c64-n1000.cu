@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3736405231532020 of everything below this banner
+// content  sha256 012fc5be8f273e6c of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -202,7 +202,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 8cca81ab0d8fb5e7 of everything below this banner
+// content  sha256 4a0bbd8ed3916f35 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -197,7 +197,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread

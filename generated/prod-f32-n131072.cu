@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8506b68cd18d35ac of everything below this banner
+// content  sha256 7f72db399fcc7704 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -209,7 +209,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1f6f204ec5a4ae92 of everything below this banner
+// content  sha256 353a66f4f757ce15 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -199,7 +199,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 1f68e73fa3062881 of everything below this banner
+// content  sha256 d6e5a575ce865eb0 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -201,7 +201,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 c442c0ef5ccedf6a of everything below this banner
+// content  sha256 d3321029308ce97d of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -193,10 +193,12 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
-// A dense operand of so many items.
-template <typename Item>
+// A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
+template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
+    const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
+    const Item* const own = begin + at.item;
+    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 // The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
@@ -386,7 +388,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
     Operands from = {
-        dense(input, at, lines * length),
+        dense<false>(input, at, lines * length),
     };
     Outputs to = {output + at.item};
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 451d9252ac4b7c25 of everything below this banner
+// content  sha256 db050c04bc7b4d47 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -270,7 +270,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 ca2f762ad5116b59 of everything below this banner
+// content  sha256 5e2e707e14e6f503 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -187,7 +187,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread

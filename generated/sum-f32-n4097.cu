@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b1b2aaf82485253b of everything below this banner
+// content  sha256 4593beb39b637edb of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -202,7 +202,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 9b9d47bf6dcfd520 of everything below this banner
+// content  sha256 c8b2d4c3d0e9422b of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -165,10 +165,13 @@ __device__ __forceinline__ void copy_access(void* to, const void* from) {
         *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp copies items `begin` to `end` after a 16-byte boundary: by 16-byte accesses, and single items at both ends.
+// A warp copies items between global and shared memory, where they lie alike after a 16-byte boundary: by 16-byte
+// accesses, and single items at both ends.
 template <bool async, class Item>
-__device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin, int end, int lane) {
+__device__ __forceinline__ void copy_items(Item* to, const Item* from, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    const int begin = phase(async ? from : to), end = begin + count;  // after the boundary
+    to -= begin, from -= begin;
     int i = lane * width;
     if (kSlack == 0 && end == kRoom) {  // all rows of the warp exist, and end on a boundary
 #pragma unroll 8
@@ -186,8 +189,8 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin
 
 // Copy a warp's rows to shared memory, and return where they begin there.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
-    copy_items<true>(staged.input, rows.input - phase(rows.input), phase(rows.input), phase(rows.input) + count, lane);
-    copy_items<true>(staged.mask, rows.mask - phase(rows.mask), phase(rows.mask), phase(rows.mask) + count, lane);
+    copy_items<true>(staged.input + phase(rows.input), rows.input, count, lane);
+    copy_items<true>(staged.mask + phase(rows.mask), rows.mask, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
@@ -198,8 +201,7 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    const int y_begin = phase(rows.output);
-    copy_items<false>(rows.output - y_begin, staged.output, y_begin, y_begin + count, lane);
+    copy_items<false>(rows.output, staged.output + phase(rows.output), count, lane);
 }
 
 // ---- the items of a thread

@@ -15,8 +15,7 @@ from scanops.codegen.targets import Target
 THREADS = 512  # threads per block, at most
 # The same where a thread's items are consecutive: with more of them, fewer instructions an item scan across lanes.
 RUN_THREADS = 256
-# Appending to a state of a gate and a value takes two operations: more threads with fewer items each are faster.
-# H200, 32768: 0.99 with 352 threads of 4 accesses, 0.95 with 224 of 6; bfloat16, 65536: 0.98 and 0.90.
+# Of a gate and a value, to which two operations append. H200, 32768: 0.99 with 352 threads, 0.95 with 224.
 PAIR_THREADS = 416
 RUN_BYTES = 256  # register bytes of a thread for its items and their partial totals
 # (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
@@ -39,7 +38,6 @@ SKEW_BYTES = 4  # bytes that a warp keeps per tile of an operand whose items are
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # items per access that widen: a lane scans them all before lanes exchange totals
-MOST_RUN_BYTES = 8  # bytes of the accumulator, where a thread's items are consecutive
 DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
@@ -213,7 +211,7 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
 
 def _in_runs(spec: ScanSpec, vectors: int = 2) -> bool:
     """Whether a thread's items are consecutive if it makes several accesses."""
-    return rows.runs_pay(spec, vectors) and spec.keeps_bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
+    return rows.runs_pay(spec, vectors) and spec.keeps_bytes
 
 
 def _most_threads(spec: ScanSpec) -> int:
