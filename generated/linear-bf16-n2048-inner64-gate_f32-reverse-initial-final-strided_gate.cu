@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 cc2186ab5cfa8651 of everything below this banner
+// content  sha256 e8aeb36ddbc315c1 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -371,17 +371,27 @@ __device__ __forceinline__ States scan_items(const Items& s) {
     return total;
 }
 
+// The results of a row, by the states of its columns.
+__device__ __forceinline__ Results result_of(const States& states) {
+    Results results;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+        results.y.column[c] = output_of(states.column[c]);
+    }
+    return results;
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
@@ -394,16 +404,6 @@ __device__ __forceinline__ States state_after(int count, const States& prefix, c
         if (count == k + 1) after = last;
     }
     return after;
-}
-
-// The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
-    Results results;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) {
-        results.y.column[c] = output_of(states.column[c]);
-    }
-    return results;
 }
 
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
@@ -502,8 +502,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const States& states) {
-            store_row(to, k, results_of(states), at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const Results& results) {
+            store_row(to, k, results, at.live - begin, at.there);
         });
         end_items(carry_out + at.line, at.step, length - at.scanned - begin, at.there, prefix, s);
         advance(to);

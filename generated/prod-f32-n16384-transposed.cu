@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 6f7ab35ad36c8f90 of everything below this banner
+// content  sha256 295150e564d172b9 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -395,28 +395,28 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return s.item[kRun - 1] = regain(total, lost);
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
-    }
-}
-
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
+}
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
 }
 
 // ---- lanes
@@ -515,8 +515,7 @@ scan_kernel(const Input* input, Output* output,
 
         // ---- store
         Rows<Output> y;
-        each_result(prefix, s, [&](int k, const States& states) {
-            const Results results = results_of(states);
+        each_result(prefix, s, [&](int k, const Results& results) {
             y.row[k] = results.y;
         });
         store_along<4>(to.y, y,

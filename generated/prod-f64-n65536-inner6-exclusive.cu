@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 c3e6076cecc23b02 of everything below this banner
+// content  sha256 e1ae6dcafa1b29c6 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -381,28 +381,28 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return s.item[kRun - 1] = regain(total, lost);
 }
 
-constexpr bool kExclusive = true;  // a result is the prefix before its item
-
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
-    }
-}
-
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
+}
+
+constexpr bool kExclusive = true;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
 }
 
 // ---- lanes
@@ -662,7 +662,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     scan_items(s);
     auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
     Rows<Output> rows;
-    each_result(prefix, s, [&](int k, const States& states) { rows.row[k] = results_of(states).y; });
+    each_result(prefix, s, [&](int k, const Results& results) { rows.row[k] = results.y; });
     rows = exchange(results, rows);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 4c4d45972a0a9663 of everything below this banner
+// content  sha256 e19c84bfbd746bed of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -329,28 +329,28 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
-    }
-}
-
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
+}
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
 }
 
 // ---- lanes
@@ -440,8 +440,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const States& states) {
-            store_row(to, k, results_of(states), at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const Results& results) {
+            store_row(to, k, results, at.live - begin, at.there);
         });
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 c954aa8c8deeea94 of everything below this banner
+// content  sha256 c8b2d4c3d0e9422b of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -215,26 +215,34 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
     });
     return r;
 }
