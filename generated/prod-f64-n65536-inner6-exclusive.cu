@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 2fdf2c694ebb677c of everything below this banner
+// content  sha256 e1ae6dcafa1b29c6 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -414,6 +414,8 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
+constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
 __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
@@ -427,8 +429,8 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
-    const States older = shuffle_up(inclusive, kLanes);
-    return lane >= kLanes ? older : identities();
+    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
+    return kSlots > 1 && lane >= kLanes ? older : identities();
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
@@ -655,7 +657,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     // ---- store
     const Outputs to = {output + at.item};
     States prefix = combine(ahead[place], warp_total[warp][place]);
-    prefix = combine(prefix, inside);
+    if constexpr (kSlots > 1) prefix = combine(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
     auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 d3321029308ce97d of everything below this banner
+// content  sha256 e19c84bfbd746bed of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -362,6 +362,8 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
+constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
 __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
@@ -375,8 +377,8 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
-    const States older = shuffle_up(inclusive, kLanes);
-    return lane >= kLanes ? older : identities();
+    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
+    return kSlots > 1 && lane >= kLanes ? older : identities();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -415,13 +417,14 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         if constexpr (kExchanged) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
-// ---- scan the rows of the thread, then across the slots of the warp
+        // ---- scan the rows of the thread, then across the slots of the warp
         const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
         const States inside = slots_before(inclusive, lane);
+        const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
         auto& totals = warp_totals[tile % 2];
-        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
@@ -432,9 +435,9 @@ scan_kernel(const Input* input, Output* output, long long lines) {
             for (int w = 1; w < kWarps; ++w)
                 if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
-        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
             warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
-        prefix = combine(prefix, inside);
+        if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
         each_result(prefix, s, [&](int k, const Results& results) {
