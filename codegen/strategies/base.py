@@ -99,7 +99,7 @@ class Plan:
             results=(VALUES, *(spec.fusion.further if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled)),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
-            picks=bool(operator.append) and spec.segments is None and not code.calls,
+            picks=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
         set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
 
@@ -170,6 +170,11 @@ class Plan:
     def extends(self) -> bool:
         """Whether a thread's total is first computed with fewer instructions, and checked."""
         return bool(self.spec.operator.extend) and self.run > 1 and self.spec.segments is None and not self.code.calls
+
+    @property
+    def quick(self) -> bool:
+        """Whether results of half types may take fewer instructions: most warps hold no beginning of a line."""
+        return self.extends and self.code.quick != "" and self.tiles > 1
 
     @property
     def regains(self) -> bool:
