@@ -29,8 +29,8 @@ from scanops.artifact import PLATFORM
 from scanops.errors import BadStoreEntry, ScanopsError
 from scanops.packs.archive import pack, unpack
 from scanops.packs.manifest import finish
+from tools.figures import STUB
 
-SOURCE = 'extern "C" int scanops_abi() {{ return 3; }}\n// {}\n'
 NAMES = ("k.tar.gz", "k.tar.xz", f"k-1.0-py3-none-{PLATFORM.replace('-', '_')}.whl")
 SLOW_SECONDS = 20.0  # a case that takes longer counts as a hang
 MEMORY_MB = 200.0
@@ -113,18 +113,11 @@ DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (bits, bits, block
 
 def made(folder: Path) -> Path:
     """Build a small pack of two libraries."""
-    from scanops.artifact import BuildRequest
+    from scanops.artifact import ABI, BuildRequest
     from scanops.store.store import Store
 
     for name in ("first", "second"):
-        source = SOURCE.format(name) + "".join(
-            f'extern "C" {kind} {function} {{ return 0; }}\n'
-            for kind, function in (
-                ("long long", "scanops_workspace_bytes(long long, long long)"),
-                ("const char*", "scanops_error_string(int)"),
-                ("int", "scanops_launch(const void*, void*)"),
-            )
-        )
+        source = f'extern "C" {{{STUB % ABI}}}\n// {name}\n'
         Store(folder).get_or_build(BuildRequest(name=name, source=source, target="cpu"))
     finish(folder)
     shutil.rmtree(folder / ".staging", ignore_errors=True)

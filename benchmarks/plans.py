@@ -41,6 +41,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"op": "linear", "dtype": "bfloat16", "gate": "bfloat16"},
     {"op": "linear", "dtype": "complex64", "gate": "complex64"},
     {"op": "linear", "dtype": "float32", "gate": "float32", "segments": "flags"},
+    {"op": "linear", "dtype": "float32", "gate": "float32", "gate_layout": "line"},
     {"op": "logcumsumexp", "dtype": "float32"},
     {"op": "logcumsumexp", "dtype": "bfloat16"},
     {"op": "cummax", "dtype": "float32"},

@@ -33,11 +33,11 @@ KEYWORDS = frozenset(_WORDS.split())
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 
 # Fields that are tuples of strings, with an example of each. Those of expressions have one for each state field, or one
-# of these numbers; ``holds``, ``settle`` and ``behind`` none without an extend.
+# of these numbers; ``holds``, ``settle``, ``behind`` and ``quick`` none without an extend.
 TUPLES = {"fields": "('value',)", "types": "('value', 'index')", "before": "('prod', 'g')", "own": "('keep',)"}
 TUPLES |= {"kinds": "('float',)", "unsound": "('complex',)"}
 COUNTS: dict[str, tuple[int, ...]] = {"lift": (), "identity": (), "combine": (1,), "append": (0, 1), "extend": (0,)}
-COUNTS |= {"holds": (), "settle": (), "behind": (0,), "resume": (0,)}
+COUNTS |= {"holds": (), "settle": (), "behind": (0,), "quick": (), "resume": (0,)}
 SINGLE = ("project", "loss", "indices", "carried", "second")  # fields of one expression; all but the first may be empty
 OF_STATES = ("combine", "append", "project", "carried", "second", "resume")  # read older, newer or state
 FUNCTIONS = ("step", "resumed", "output", "roundings")  # all but the first may be None
@@ -80,8 +80,8 @@ def in_texts(row: Operator) -> Iterator[Mistake]:
         allowed = f"one type for each field of {row.fields}: {', '.join(map(repr, known))}"
         yield "types", allowed, "'value' is the accumulator's type; declare fields that hold i as 'index'"
     for name, others in COUNTS.items():
-        legal = {2} if name == "holds" else {len(row.fields), *others}
-        legal = {0} if name in ("holds", "settle", "behind") and not row.extend else legal
+        legal = {"holds": {2}, "quick": {0, 2}}.get(name, {len(row.fields), *others})
+        legal = {0} if name in ("holds", "settle", "behind", "quick") and not row.extend else legal
         if (count := len(getattr(row, name))) not in legal:
             allowed = f"{' or '.join(map(str, sorted(legal)))} expressions: one per field of {row.fields}"
             allowed += ", or one for the whole state" if name == "combine" else ""

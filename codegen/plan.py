@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, check_spec
@@ -167,15 +166,15 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     """
     if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
         return ""
-    operator, value = spec.operator, spec.accumulator
+    operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices") if getattr(operator, name)]
     traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
         "value": f"{'complex' if value.kind == 'complex' else ''}{value.bytes}",  # float64 takes other registers
         "x": spec.input.bytes,
-        "mask": "bool" if spec.mask == "bool" else spec.mask and dtype_named(spec.mask).bytes,
-        "gate": spec.gate and spec.term.bytes,
+        "mask": "mask" in read and (spec.weight.bytes if spec.weight else "bool"),  # not one for the whole line
+        "gate": "gate" in read and spec.term.bytes,
         "y": "+".join(map(str, spec.result_bytes)),
         "segments": spec.segments,
         "columns": spec.inner.bit_length(),  # as many, up to a factor of 2

@@ -2,10 +2,10 @@
 //
 // spec     cummax-f32-n4096-reverse
 //          4096 float32 items, reverse, float32 out
-// plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
+// plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0b9e750076ddd6c5 of everything below this banner
+// content  sha256 6ac27f5be5d6bdd8 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,16 +25,17 @@ struct State {  // scan state of a contiguous range of items
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 4096;  // of a line, in items
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 512;  // of a block
-constexpr int kWarps = 16;  // of a block
+constexpr int kThreads = 128;  // of a block
+constexpr int kWarps = 4;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 2;  // of an access
-constexpr int kVectors = 4;  // accesses of a thread
-constexpr int kRun = 2;  // consecutive items that a thread scans serially
-constexpr int kRuns = 4;  // of a thread
+constexpr int kVectors = 16;  // accesses of a thread
+constexpr int kRun = 32;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 2;  // of a store
+constexpr int kTurns = 8;  // accesses of a run after which banks repeat
 constexpr int stripe = 64;  // items of one access of all lanes of a row
-constexpr int stripes = 4;  // of a warp
+constexpr int stripes = 16;  // of a warp
 constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ State element(Input x, int i) {
 
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
 
-__device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
+__device__ __forceinline__ Index indices_of(State state) { return (Index)state.index; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -70,6 +71,9 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
+typedef Vector<Input> InputVector;
+typedef Vector<Output, kOutItems> OutputVector;
+typedef Vector<Index, kOutItems> IndexVector;
 struct Accesses {  // of a thread to a tile
     Vector<Input> x[kVectors];
 };
@@ -117,10 +121,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -201,9 +208,21 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
-    store_access(row.z + along(j * part.step), r.z[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
+    store_access(row.z + step, r.z[access], part.at(j), part.end);
 }
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+union Exchanged {
+    InputVector x;
+    OutputVector y;
+    IndexVector z;
+};
+
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
 // ---- the items of a thread
 // The total of consecutive items.
@@ -216,27 +235,36 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+    Index z;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state), indices_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
-        r.z[k / kOutItems].item[at] = index_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
+        r.z[k / kOutItems].item[at] = result.z;
     });
     return r;
 }
@@ -252,23 +280,20 @@ __device__ __forceinline__ State shuffle(State s, int source) {
             __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.value : b.value,
+            first ? a.index : b.index};
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
+        s = pick(lane >= step, combine(older, s), s);
     }
     return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -280,18 +305,15 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
+    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
     return before;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Index* indices) {
     __shared__ State warp_total[kWarps];
+    __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
@@ -305,11 +327,18 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     // ---- load
     Accesses a = load(part, row);
 
+    // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].x = a.x[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place(lane * kVectors + j)].x;
+
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
 #pragma unroll
     for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length));
+        s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length));
     State p[kRuns];
     const State total = scan_across(p, s, identity(), part);
 
@@ -322,10 +351,23 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
+    Results r = make_results(p[0], s[0]);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].y = r.y[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place(lane + 32 * j)].y;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].z = r.z[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) r.z[j] = exchanged[warp][access_place(lane + 32 * j)].z;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
+        if (part.reaches(j)) store(part, row, j, r);
     }
 }
 
@@ -366,7 +408,7 @@ extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     void* parameters[] = {&arguments->input, &arguments->output, &arguments->indices};
-    const dim3 grid((unsigned)blocks), block(512);
+    const dim3 grid((unsigned)blocks), block(128);
     return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

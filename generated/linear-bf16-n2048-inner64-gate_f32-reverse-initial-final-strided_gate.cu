@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 7d1e93f44fec9d41 of everything below this banner
+// content  sha256 e8aeb36ddbc315c1 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -86,7 +86,6 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 
 // Carry-out: the result of the whole line.
 __device__ __forceinline__ Carry end_line(State state) { return state.value; }
-
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
@@ -233,10 +232,12 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
-// A dense operand of so many items.
-template <typename Item>
+// A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
+template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
+    const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
+    const Item* const own = begin + at.item;
+    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 // An operand with strides of its own.
@@ -370,17 +371,27 @@ __device__ __forceinline__ States scan_items(const Items& s) {
     return total;
 }
 
+// The results of a row, by the states of its columns.
+__device__ __forceinline__ Results result_of(const States& states) {
+    Results results;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+        results.y.column[c] = output_of(states.column[c]);
+    }
+    return results;
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
     States last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
@@ -395,16 +406,6 @@ __device__ __forceinline__ States state_after(int count, const States& prefix, c
     return after;
 }
 
-// The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
-    Results results;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) {
-        results.y.column[c] = output_of(states.column[c]);
-    }
-    return results;
-}
-
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
 // many lines exist; `step`: items from the carry-out of a line to that of the next.
 __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,
@@ -417,6 +418,34 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
 }
 
 // ---- lanes
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return {__shfl_up_sync(0xffffffffu, s.gate, distance, 32),
+            __shfl_up_sync(0xffffffffu, s.value, distance, 32)};
+}
+
+__device__ __forceinline__ States shuffle_up(const States& s, int distance) {
+    return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
+}
+
+constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
+// Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
+template <int first, class Of>
+__device__ __forceinline__ Of scan_lanes(Of s, int lane) {
+#pragma unroll
+    for (int distance = first; distance < 32; distance *= 2) {
+        const Of older = shuffle_up(s, distance);
+        if (lane >= distance) s = combine(older, s);
+    }
+    return s;
+}
+
+// The exclusive prefix of a slot in its warp, from the inclusive ones.
+__device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
+    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
+    return kSlots > 1 && lane >= kLanes ? older : identities();
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
             const __grid_constant__ Geometry geometry, long long lines,
@@ -427,7 +456,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
     Operands from = {
-        dense(input, at, lines * length),
+        dense<false>(input, at, lines * length),
         placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines),
     };
     Outputs to = {output + at.item};
@@ -450,12 +479,14 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             rows = load(from, at.live - begin - kTile, at.there);
         }
 
-// ---- scan the rows of the thread
-        const States inclusive = scan_items(s);
+        // ---- scan the rows of the thread, then across the slots of the warp
+        const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
+        const States inside = slots_before(inclusive, lane);
+        const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
         auto& totals = warp_totals[tile % 2];
-        if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
@@ -466,12 +497,13 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             for (int w = 1; w < kWarps; ++w)
                 if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
-        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
             warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const States& states) {
-            store_row(to, k, results_of(states), at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const Results& results) {
+            store_row(to, k, results, at.live - begin, at.there);
         });
         end_items(carry_out + at.line, at.step, length - at.scanned - begin, at.there, prefix, s);
         advance(to);

@@ -2,10 +2,10 @@
 //
 // spec     logcumsumexp-f32-n1024
 //          1024 float32 items, float32 out
-// plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
+// plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 cf4701f3cafedb85 of everything below this banner
+// content  sha256 13a3d0e244b4a2cc of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,17 +24,17 @@ struct State {  // scan state of a contiguous range of items
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 1024;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 32;  // of a block
-constexpr int kWarps = 1;  // of a block
+constexpr int kThreads = 64;  // of a block
+constexpr int kWarps = 2;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 8;  // accesses of a thread
-constexpr int kRun = 32;  // consecutive items that a thread scans serially
+constexpr int kVectors = 4;  // accesses of a thread
+constexpr int kRun = 16;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int kTurns = 8;  // accesses of a run after which banks repeat
+constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 8;  // of a warp
+constexpr int stripes = 4;  // of a warp
 constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -53,15 +53,11 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-// exp(a - b) with a relative error of about (2 + |a - b| / 2) 2^-23: log2(e) as a sum of two floats.
-__device__ __forceinline__ Value near_exp(Value a, Value b) {
-    const Value x = a - b;
-    return exp2_of(fma(x, 1.44269502f, x * 1.92596299e-8f));
-}
+// exp(a - b) with a relative error of about (2 + 0.6 |a - b|) 2^-23.
+__device__ __forceinline__ Value near_exp(Value a, Value b) { return exp2_of((a - b) * 1.44269504f); }
 
-// high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: high + k log(2), and its rounding error beside
-// log(1 + f), whose polynomial has a relative error of at most 2.8e-8, so that the sum is rounded nearly once. The
-// logarithm of 0 is arbitrary and finite: it is added to an infinity.
+// high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: the polynomial of log(1 + f) has a relative
+// error of at most 2.8e-8. The logarithm of 0 is arbitrary and finite: it is added to an infinity.
 __device__ __forceinline__ Value plus_log(Value high, Value rest) {
     const int twos = (int)((__float_as_uint(1 + rest) - 0x3f400000u) & 0xff800000u);  // k, in the bits of the exponent
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
@@ -73,11 +69,7 @@ __device__ __forceinline__ Value plus_log(Value high, Value rest) {
     p = fma(p, f, (Value)-0.24993442);
     p = fma(p, f, (Value)0.3333355);
     p = fma(p, f, (Value)-0.5000006);
-    // log(2) / 2^23 in two parts: the first one times twos is exact, and so is what its sum with high loses
-    const Value high_part = (Value)8.2654878e-8, low_part = (Value)-2.5295548e-11;
-    const Value sum = fma((Value)twos, high_part, high);
-    const Value lost = fma((Value)twos, low_part, high - fma((Value)twos, -high_part, sum));
-    return sum + (fma(f * f, p, f) + fmin(lost, (Value)1));  // NaN beside an infinity
+    return high + fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // times log(2) / 2^23
 }
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
@@ -191,10 +183,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -274,7 +269,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
@@ -305,34 +302,47 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// The state of the result of item k, given the prefix before the items.
+__device__ __forceinline__ State state_at(int k, const State& prefix, const Items& s) {
+    if (kExclusive && k == 0) return prefix;
+    return behind(prefix, s.sum[kExclusive ? k - 1 : k]);
+}
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    if (is_right_behind(prefix, s.sum[kRun - 1])) {
+    const bool right = is_right_behind(prefix, s.sum[kRun - 1]);
+
+    if (right) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) {
-            if constexpr (kExclusive) use(k, k > 0 ? behind(prefix, s.sum[k - 1]) : prefix);
-            if constexpr (!kExclusive) use(k, behind(prefix, s.sum[k]));
-        }
+        for (int k = 0; k < kRun; ++k) use(k, result_of(state_at(k, prefix, s)));
         return;
     }
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
     });
     return r;
 }
@@ -470,7 +480,7 @@ extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long blocks = lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     void* parameters[] = {&arguments->input, &arguments->output};
-    const dim3 grid((unsigned)blocks), block(32);
+    const dim3 grid((unsigned)blocks), block(64);
     return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

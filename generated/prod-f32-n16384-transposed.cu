@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 eb774ba0c9c3c8ff of everything below this banner
+// content  sha256 d2c1e9989909bf95 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -395,22 +395,8 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return s.item[kRun - 1] = regain(total, lost);
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
-    }
-}
-
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
@@ -419,7 +405,48 @@ __device__ __forceinline__ Results results_of(const States& states) {
     return results;
 }
 
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
 // ---- lanes
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ States shuffle_up(const States& s, int distance) {
+    return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
+}
+
+constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
+// Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
+template <int first, class Of>
+__device__ __forceinline__ Of scan_lanes(Of s, int lane) {
+#pragma unroll
+    for (int distance = first; distance < 32; distance *= 2) {
+        const Of older = shuffle_up(s, distance);
+        if (lane >= distance) s = combine(older, s);
+    }
+    return s;
+}
+
+// The exclusive prefix of a slot in its warp, from the inclusive ones.
+__device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
+    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
+    return kSlots > 1 && lane >= kLanes ? older : identities();
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
@@ -464,12 +491,14 @@ scan_kernel(const Input* input, Output* output,
         if constexpr (kExchanged) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
-// ---- scan the rows of the thread
-        const States inclusive = scan_items(s);
+        // ---- scan the rows of the thread, then across the slots of the warp
+        const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
+        const States inside = slots_before(inclusive, lane);
+        const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
         auto& totals = warp_totals[tile % 2];
-        if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
@@ -480,13 +509,13 @@ scan_kernel(const Input* input, Output* output,
             for (int w = 1; w < kWarps; ++w)
                 if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
-        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
             warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
         Rows<Output> y;
-        each_result(prefix, s, [&](int k, const States& states) {
-            const Results results = results_of(states);
+        each_result(prefix, s, [&](int k, const Results& results) {
             y.row[k] = results.y;
         });
         store_along<4>(to.y, y,

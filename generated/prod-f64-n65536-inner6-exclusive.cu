@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 1de727d59b41c289 of everything below this banner
+// content  sha256 a5a5a54a2ea93454 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -209,10 +209,12 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
-// A dense operand of so many items.
-template <typename Item>
+// A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
+template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
+    const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
+    const Item* const own = begin + at.item;
+    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 // The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
@@ -379,28 +381,28 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return s.item[kRun - 1] = regain(total, lost);
 }
 
-constexpr bool kExclusive = true;  // a result is the prefix before its item
-
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
-    }
-}
-
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
+}
+
+constexpr bool kExclusive = true;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
 }
 
 // ---- lanes
@@ -411,6 +413,8 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
+
+constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -425,8 +429,8 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
-    const States older = shuffle_up(inclusive, kLanes);
-    return lane >= kLanes ? older : identities();
+    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
+    return kSlots > 1 && lane >= kLanes ? older : identities();
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
@@ -628,7 +632,7 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     const Place at = place_of(panel, (Position)tile * kTile, length);
     const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const Operands from = {
-        dense(input, at, lines * length),
+        dense<false>(input, at, lines * length),
     };
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
@@ -653,12 +657,12 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     // ---- store
     const Outputs to = {output + at.item};
     States prefix = combine(ahead[place], warp_total[warp][place]);
-    prefix = combine(prefix, inside);
+    if constexpr (kSlots > 1) prefix = combine(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
     auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
     Rows<Output> rows;
-    each_result(prefix, s, [&](int k, const States& states) { rows.row[k] = results_of(states).y; });
+    each_result(prefix, s, [&](int k, const Results& results) { rows.row[k] = results.y; });
     rows = exchange(results, rows);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d6ad1117a6ada16c of everything below this banner
+// content  sha256 7a8e00725273683c of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -120,10 +120,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -273,7 +276,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // ---- the items of a thread
@@ -287,26 +292,34 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
     });
     return r;
 }

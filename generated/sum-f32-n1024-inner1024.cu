@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 728602720d065a00 of everything below this banner
+// content  sha256 324ed6609024e7fe of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -193,10 +193,12 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
-// A dense operand of so many items.
-template <typename Item>
+// A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
+template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    return {begin + at.item, kStep, begin, begin + items};
+    const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
+    const Item* const own = begin + at.item;
+    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 // The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
@@ -327,28 +329,28 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
-    }
-}
-
 // The results of a row, by the states of its columns.
-__device__ __forceinline__ Results results_of(const States& states) {
+__device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
+}
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
 }
 
 // ---- lanes
@@ -359,6 +361,8 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
+
+constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -373,8 +377,8 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
 __device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
-    const States older = shuffle_up(inclusive, kLanes);
-    return lane >= kLanes ? older : identities();
+    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
+    return kSlots > 1 && lane >= kLanes ? older : identities();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -386,7 +390,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
     Operands from = {
-        dense(input, at, lines * length),
+        dense<false>(input, at, lines * length),
     };
     Outputs to = {output + at.item};
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
@@ -413,13 +417,14 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         if constexpr (kExchanged) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
-// ---- scan the rows of the thread, then across the slots of the warp
+        // ---- scan the rows of the thread, then across the slots of the warp
         const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
         const States inside = slots_before(inclusive, lane);
+        const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
         auto& totals = warp_totals[tile % 2];
-        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = kLoops ? totals[0][place] : carry;
         if constexpr (kSerial) {
@@ -430,13 +435,13 @@ scan_kernel(const Input* input, Output* output, long long lines) {
             for (int w = 1; w < kWarps; ++w)
                 if (w <= warp) prefix = combine(prefix, totals[w][place]);
         }
-        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
             warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
-        prefix = combine(prefix, inside);
+        if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
-        each_result(prefix, s, [&](int k, const States& states) {
-            store_row(to, k, results_of(states), at.live - begin, at.there);
+        each_result(prefix, s, [&](int k, const Results& results) {
+            store_row(to, k, results, at.live - begin, at.there);
         });
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite

@@ -5,7 +5,7 @@
 // plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0eca6aa23ded2d28 of everything below this banner
+// content  sha256 dd4d509ddadc0c7d of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,10 +39,10 @@ constexpr int kWarps = 6;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
 constexpr int kVectors = 4;  // accesses of a thread
-constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 4;  // of a thread
+constexpr int kRun = 16;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int kWarpItems = 512;  // of a warp in a tile
 constexpr int kTile = 3072;  // items of a tile
 constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
@@ -51,7 +51,7 @@ constexpr int kStages = 3;  // tiles in the ring
 constexpr int kAhead = 1;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 4;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
-constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
+constexpr bool kShares = true;  // lanes read items that other lanes of the warp copied
 constexpr bool kSerial = true;  // the results of an access follow from each other
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -125,8 +125,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
                     : unsegmented::combine(older.plain, newer.plain),
                 newer.bounds & 2 | older.bounds & 1 | cut};
     } else {
-        if (newer.bounds) return newer;
-        return {unsegmented::combine(older.plain, newer.plain), older.bounds & 1};
+        return {newer.bounds ? newer.plain
+                             : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds | older.bounds & 1};
     }
 }
 
@@ -159,10 +160,12 @@ __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& seg
     __syncwarp();
 }
 
-// Bit k: whether a segment begins at item k of access j.
+// Bit k: whether a segment begins at item k of run j.
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
-    const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
-    return marks[at / 32] >> at % 32;
+    static_assert(kRun <= 32, "bits of two words");
+    const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
+    if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
+    return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
 }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
@@ -217,10 +220,13 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
 
-    // Items from the first of run j to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const {
-        return length - (kRuns == 1 ? first + lane * (kRun - kItems) : at(j));
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
     }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
 struct Row {  // addresses of a thread's first access of each operand and output
@@ -264,7 +270,9 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 
 // Store the results of access j.
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    store_access(row.y + along(j * part.step), r.y[kRuns == 1 ? j : 0], part.at(j), part.end);
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
@@ -275,9 +283,12 @@ __device__ __forceinline__ int tiles_of(Position length) {
     return (int)((length + kLead + kTile - 1) / kTile);
 }
 
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
-    Vector<Input> x[kStages][kVectors * kThreads];
+    Vector<Input> x[kStages][kWarps][32 * kVectors];
 };
 
 // Copy an access whose items are `step` apart, those in the row: as a whole, or one by one. What cp.async cannot copy,
@@ -302,13 +313,13 @@ __device__ __forceinline__ void copy_row(Vector<Item>* slots, const Part& part, 
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
         if (part.reaches(j))
-            copy_access<dense, kGuards>(slots + j * kThreads, access, step, part.at(j), part.end);
+            copy_access<dense, kGuards>(slots + access_place(part.lane + 32 * j), access, step, part.at(j), part.end);
     }
 }
 
 // Copy the accesses of a tile to a stage of the ring.
 __device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
-    copy_row<true>(ring.x[stage] + threadIdx.x, part, row.x, 1);
+    copy_row<true>(ring.x[stage][warp], part, row.x, 1);
 }
 
 // The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
@@ -316,7 +327,7 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
     Accesses a;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        a.x[j] = ring.x[stage][threadIdx.x + j * kThreads];
+        a.x[j] = ring.x[stage][warp][access_place(lane * kVectors + j)];
     }
     return a;
 }
@@ -332,26 +343,34 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
     });
     return r;
 }
@@ -367,23 +386,20 @@ __device__ __forceinline__ State shuffle(State s, int source) {
             __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.plain : b.plain,
+            first ? a.bounds : b.bounds};
+}
+
 // Inclusive scan across the first `count` lanes.
 template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
+        s = pick(lane >= step, combine(older, s), s);
     }
     return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -395,12 +411,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
-    State t[kRuns];
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), part.lane);
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        p[j] = chain_lanes(before, j < part.accesses ? t[j] : identity(), part.lane, part.last);
+    before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
+    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
     return before;
 }
 
@@ -490,7 +502,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
-    __shared__ unsigned marks[kWarps][kWarpItems / 32];  // bits of the items at which segments begin
+    __shared__ unsigned marks[kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
@@ -557,7 +569,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length),
+                s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
                                   starts_of(marks[warp], j, lane));
             const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
             if (lane == 31) warp_total[parity][warp] = total;
@@ -609,10 +621,18 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(a, j, (int)memory_index(part.first + j * stripe, 1, length),
+            s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
                               starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
+        Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
+        auto* const slots = reinterpret_cast<Vector<Output, kOutItems>*>(ring.x[stage][warp]);  // of the items
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) slots[access_place(lane * kVectors + j)] = r.y[j];
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) r.y[j] = slots[access_place(lane + 32 * j)];
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
@@ -625,7 +645,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);
-                if (part.reaches(j)) store(part, row, j, make_results(combine(prefix, tile[0].prefix[j]), s[j]));
+                if (part.reaches(j)) store(part, row, j, r);
             }
         }
 

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 705e9a1fd26aa5da of everything below this banner
+// content  sha256 751a279a5cc20d4a of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -181,10 +181,13 @@ __device__ __forceinline__ void copy_access(void* to, const void* from) {
         *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp copies items `begin` to `end` after a 16-byte boundary: by 16-byte accesses, and single items at both ends.
+// A warp copies items between global and shared memory, where they lie alike after a 16-byte boundary: by 16-byte
+// accesses, and single items at both ends.
 template <bool async, class Item>
-__device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin, int end, int lane) {
+__device__ __forceinline__ void copy_items(Item* to, const Item* from, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    const int begin = phase(async ? from : to), end = begin + count;  // after the boundary
+    to -= begin, from -= begin;
     int i = lane * width;
     if (kSlack == 0 && end == kRoom) {  // all rows of the warp exist, and end on a boundary
 #pragma unroll 8
@@ -202,7 +205,7 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin
 
 // Copy a warp's rows to shared memory, and return where they begin there.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
-    copy_items<true>(staged.input, rows.input - phase(rows.input), phase(rows.input), phase(rows.input) + count, lane);
+    copy_items<true>(staged.input + phase(rows.input), rows.input, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
@@ -213,8 +216,7 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 // Copy the results of a warp's rows to global memory.
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
-    const int y_begin = phase(rows.output);
-    copy_items<false>(rows.output - y_begin, staged.output, y_begin, y_begin + count, lane);
+    copy_items<false>(rows.output, staged.output + phase(rows.output), count, lane);
 }
 
 // ---- the items of a thread
@@ -228,26 +230,34 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 
-// Call use(k, state) with the state of each item's result, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     State last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, last);
+        if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, last);
+        if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
-    each_result(prefix, s, [&](int k, State state) {
+    each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = output_of(state);
+        r.y[k / kOutItems].item[at] = result.y;
     });
     return r;
 }

@@ -31,7 +31,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
-from scanops.errors import UnsupportedRequest
+from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.processes import NO_FORK
 from scanops.tuning import Choice, plan_of
 
@@ -197,6 +197,19 @@ def request_of(
     return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
 
 
+def rendered_again(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digest: str) -> str:
+    """Return the text that a kernel was built from. Raises BadStoreEntry unless its SHA-256 is ``digest``."""
+    text = request_of(spec, target, measured, few).source
+    if (found := hashlib.sha256(text.encode()).hexdigest()) != digest:
+        raise BadStoreEntry(
+            f"the source of {spec} for {target}, which its pack lacks",
+            allowed=f"a text with the SHA-256 {digest}",
+            value=f"{found}: this version of scanops renders another text",
+            hint="render it with the version that built the pack, which its pack.json names",
+        )
+    return text
+
+
 def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:
     """Return the plan of a kernel: the measured one, else the planner's own."""
     if measured is not None:
@@ -217,36 +230,20 @@ def expressions(operator: Operator) -> str:
     return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
 
 
-def store_key(
+def store_keys(
     spec: ScanSpec,
     target: str,
     measured: Choice | None = None,
     few: bool = False,
+    forms: Iterable[str] = (LIBRARY,),
     digests: Mapping[str, str] | None = None,
-    form: str = LIBRARY,
-) -> str | None:
-    """Return the key of a kernel in the indexes of store and packs, by the digests that an installed wheel carries.
-
-    None in a checkout, and for an operator that is not in the table: then the identity is found by rendering.
-    """
-    return next(iter(_keys(spec, target, measured, few, DIGESTS if digests is None else digests, (form,))), None)
-
-
-def store_keys(spec: ScanSpec, target: str, measured: Choice | None, few: bool, builders: Iterable[str]) -> list[str]:
-    """Return the ``store_key`` of each form that ``builders`` make, in the order of lookups: a library serves first."""
-    made = {FORMS[name] for name in builders}
-    forms = [form for form in (LIBRARY, CUBIN) if form in made] if target != CPU else [LIBRARY]
-    return _keys(spec, target, measured, few, DIGESTS, forms)
-
-
-def _keys(
-    spec: ScanSpec,
-    target: str,
-    measured: Choice | None,
-    few: bool,
-    digests: Mapping[str, str],
-    forms: Iterable[str],
 ) -> list[str]:
+    """Return the keys of a kernel in the indexes of store and packs, one for each of ``forms``.
+
+    They follow from the digests that an installed wheel carries. There are none in a checkout, and for an operator that
+    is not in the table: then the identity is found by rendering.
+    """
+    digests = DIGESTS if digests is None else digests
     if not digests or not is_built_in(operator_named(spec.op)):
         return []
     asked, made_from = f"{spec.slug}{' few' * few} {target}", tuple(digests[name] for name in files.TREES)
@@ -254,15 +251,21 @@ def _keys(
     return [f"{asked} {_fingerprint(target, form, made_from)}{plan}" for form in forms]
 
 
+def forms_by(builders: Iterable[str], target: str) -> list[str]:
+    """Return the forms that ``builders`` make of a kernel, in the order of lookups: a library serves first."""
+    made = {FORMS[name] for name in builders}
+    return [form for form in (LIBRARY, CUBIN) if form in made] if target != CPU else [LIBRARY]
+
+
 def sources_key(
     spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False, form: str = LIBRARY
 ) -> str | None:
-    """Return the key under which an index records a kernel, from the sources as they are.
+    """Return the key under which an index records a kernel, from the sources as they are; None where there is none.
 
-    It is the ``store_key`` of a wheel with these sources: in a wheel whose files were edited it is another one, and so
-    no edited kernel is recorded under the wheel's key.
+    It is one of the ``store_keys`` of a wheel with these sources: in a wheel whose files were edited it is another one,
+    and so no edited kernel is recorded under the wheel's key.
     """
-    return store_key(spec, target, measured, few, source_digests(), form)
+    return next(iter(store_keys(spec, target, measured, few, (form,), source_digests())), None)
 
 
 def source_digests() -> Mapping[str, str]:

@@ -114,6 +114,7 @@ ROWS = (
             "fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,\n"
             "        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)))",
         ),
+        quick=("state.rest >= kGreatRest", "plus_great_log(state.high, state.rest)"),
         combine=(
             "fmax(older.high, newer.high)",
             "fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),\n"
@@ -143,7 +144,7 @@ ROWS = (
             # The magnitude of exp(x) follows from the real part of x; other terms are complex fractions of the
             # greatest.
             "complex": {
-                **dict.fromkeys(("append", "extend", "holds", "settle", "behind"), ()),
+                **dict.fromkeys(("append", "extend", "holds", "settle", "behind", "quick"), ()),
                 "combine": (
                     "older.high.re >= newer.high.re ? older.high : newer.high",
                     "older.high.re >= newer.high.re\n"

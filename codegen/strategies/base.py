@@ -112,7 +112,7 @@ class Plan:
             results=(VALUES, INDICES if spec.indexed else SECOND) if spec.doubled else (VALUES,),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
-            picks=bool(operator.append) and spec.segments is None and not code.calls,
+            picks=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
         set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
 
@@ -182,6 +182,11 @@ class Plan:
     def extends(self) -> bool:
         """Whether a thread's total is first computed with fewer instructions, and checked."""
         return bool(self.spec.operator.extend) and self.run > 1 and self.spec.segments is None and not self.code.calls
+
+    @property
+    def quick(self) -> bool:
+        """Whether results of half types may take fewer instructions: most warps hold no beginning of a line."""
+        return self.extends and self.code.quick != "" and self.tiles > 1
 
     @property
     def regains(self) -> bool:

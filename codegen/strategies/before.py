@@ -25,6 +25,7 @@ class Before:
     takes_place: bool = False
     picks: bool = False
     extends: bool = False
+    quick: bool = False
     regains: bool = False  # the products with the prefix are rounded once in any case
 
 

@@ -120,11 +120,8 @@ class BlockPlan(RowPlan):
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         sizes = [*(source.dtype.bytes for source in self.spec.sources), *self.spec.result_bytes]
-        return (
-            self.vectors > 1
-            and rows.runs_pay(self.spec)
-            and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
-        )
+        pays = rows.runs_pay(self.spec, self.vectors)
+        return pays and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,9 @@ from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.targets import Target
 
 THREADS = 512  # threads per block, at most
-# The same where a thread's items are consecutive because combine is expensive: each warp's three lane scans are
-# then shared by more items. Counted, not timed: linear takes 75 instructions per item with 24 items per thread, 134
-# with 12.
+# The same where a thread's items are consecutive: with more of them, fewer instructions an item scan across lanes.
 RUN_THREADS = 256
-# Appending to a state of a gate and a value takes two operations: more threads with fewer items each are faster.
-# H200, 32768: 0.99 with 352 threads of 4 accesses, 0.95 with 224 of 6; bfloat16, 65536: 0.98 and 0.90.
+# Of a gate and a value, to which two operations append. H200, 32768: 0.99 with 352 threads, 0.95 with 224.
 PAIR_THREADS = 416
 RUN_BYTES = 256  # register bytes of a thread for its items and their partial totals
 # (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
@@ -33,17 +30,14 @@ IDLE_COST = 0.1  # loss if all of a row's accesses lay past its end. 125588: 0.9
 FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
 # Instruction-bound states: two blocks per SM with smaller tiles, so that one computes while the other waits for memory.
-# (threads at most, accesses per thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
-# 65536: 0.65 and 0.60; sums with flags, 32768: 0.84 and 0.74; recurrences with flags: 0.76 and 0.69.
-SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (320, 4), "flagged pair": (352, 2)}
-SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
+# H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp, 65536: 0.65 and 0.60.
+SHARED_VECTORS, SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 4, 3, 2, 2
 ONE_TILE = (64, 3, 1)  # a row of one tile has no look-back: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # register bytes of a thread for prefixes of scanned tiles and the items of one tile
 SKEW_BYTES = 4  # bytes that a warp keeps per tile of an operand whose items are shifted
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # items per access that widen: a lane scans them all before lanes exchange totals
-MOST_RUN_BYTES = 4  # bytes of the accumulator, where a thread's items are consecutive
 DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
@@ -99,7 +93,7 @@ class WavePlan(RowPlan):
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
-        return self.vectors > 1 and _in_runs(self.spec)
+        return _in_runs(self.spec, self.vectors)
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
@@ -130,22 +124,18 @@ def _items(spec: ScanSpec, target: Target) -> int:
 
 def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
     """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
-    operator, flagged = spec.operator, spec.segments == "flags"
-    kind = "flags" if len(operator.fields) == 1 else "flagged pair"
-    kind = "indices" if operator.indices else "costly" if operator.costly else kind
-    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access spill
-    if flagged != kind.startswith("flag") or spec.by_offsets or (kind in ("costly", "flags") and halves):
+    operator, halves = spec.operator, min(spec.input.bytes, spec.out.bytes) < 4
+    if spec.segments or not (operator.indices or (operator.costly and not halves)):  # 8 halves an access spill
         return None
     if spec.takes_length or not spec.aligned or spec.views or spec.accumulator.bytes > 4 or operator.own:
         return None
     if not target.copies_async or any(items * source.dtype.bytes not in rows.ASYNC_BYTES for source in spec.streams):
         return None  # what passes through registers needs one more stage
-    most, vectors = SHARED[kind]
-    threads = _fitting(range(most - 4 * WARP, most + 1, WARP), most, vectors, accesses)
-    ring = SHARED_STAGES * threads * vectors * items * spec.read_bytes + DECLARED_BYTES
-    if accesses <= most * vectors or SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
+    threads = _fitting(range(THREADS - 4 * WARP, THREADS + 1, WARP), THREADS, SHARED_VECTORS, accesses)
+    ring = SHARED_STAGES * threads * SHARED_VECTORS * items * spec.read_bytes + DECLARED_BYTES
+    if accesses <= THREADS * SHARED_VECTORS or SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
         return None
-    return _numbers(SHARED_STAGES, SHARED_AHEAD, threads, vectors, SHARED_BLOCKS)
+    return _numbers(SHARED_STAGES, SHARED_AHEAD, threads, SHARED_VECTORS, SHARED_BLOCKS)
 
 
 def _one_tile(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
@@ -219,9 +209,9 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
     return REGISTER_BYTES + sum(change for change, applies in changes if applies)
 
 
-def _in_runs(spec: ScanSpec) -> bool:
+def _in_runs(spec: ScanSpec, vectors: int = 2) -> bool:
     """Whether a thread's items are consecutive if it makes several accesses."""
-    return rows.runs_pay(spec) and spec.keeps_bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
+    return rows.runs_pay(spec, vectors) and spec.keeps_bytes
 
 
 def _most_threads(spec: ScanSpec) -> int:

@@ -1,5 +1,8 @@
 """Packs as one file: .tar.gz and .tar.xz archives, and wheels. The same pack gives the same bytes.
 
+An archive holds pack.json and machine code; unpacking writes the files that follow from pack.json. A wheel, which pip
+unpacks, holds those as well. None holds sources.
+
 Unpacking trusts nothing but what it has checked: an archive yields only the files that its pack.json lists, at their
 sizes and with their digests, and needs less than 200 MB of memory whatever it claims to hold.
 """
@@ -26,7 +29,8 @@ from typing import IO, Any, cast
 from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
 from scanops.files import format_size, replaced, writing
 from scanops.packs.manifest import verify
-from scanops.store.packs import GROUP, MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, SUBFOLDER, files_of, parse
+from scanops.store import packs
+from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse
 
 MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
 _MAX_DIRECTORY_BYTES = 6 * 2**20  # of a wheel's central directory: about 100 bytes per file
@@ -47,8 +51,9 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
     writer = _writer(file)
     contents = verify(directory)
     # pack.json comes first, so that unpacking knows the size of everything that follows.
-    first = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
-    members = [(path, directory / path) for path in (*first, *sorted(files_of(contents)))]
+    names = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
+    names += [*files_of(contents), *(path for path, _ in following(contents) if writer is _write_wheel)]
+    members = [(path, directory / path) for path in names]
     with writing(f"the archive {file}"), replaced(file) as draft:
         writer(draft, file.name, members, contents)
     return contents
@@ -104,15 +109,24 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: floa
     if name != PACK or not plain or not 0 <= size <= MAX_PACK_BYTES:
         raise _bad(file, f"{PACK} as the first member, up to {format_size(MAX_PACK_BYTES)}", _named(name, size))
     data = stream.read(size)
-    listed = files_of(parse(data, file.name))
+    contents = parse(data, file.name)
+    listed = files_of(contents)
     total = len(data) + sum(facts["size"] for facts in listed.values())
+    total += sum(len(text) for _, text in following(contents))
     if total > max_bytes:
         allowed = f"at most {format_size(int(max_bytes))} of files"
         raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pass --max-size, if it may be as large")
     draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
     (draft / PACK).write_bytes(data)
+    there = set()
+    for path, text in following(contents):
+        (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (draft / path).write_bytes(text)
+        there.add(path)
     left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
     for name, size, plain, stream in members:
+        if file.suffix == ".whl" and name in there:
+            continue
         facts = left.pop(name, None)
         if facts is None or not plain or size != facts["size"]:
             raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(name, size))
@@ -125,8 +139,8 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: floa
     left.pop(SIGNATURE, None)
     if left:
         raise _bad(file, f"all files that {PACK} lists", f"{len(left)} missing, {min(left)!r} among them")
-    for path in (*draft.rglob("*"), draft):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: others may read and not write
+    for each in (*draft.rglob("*"), draft):
+        each.chmod(0o755 if each.is_dir() else 0o644)  # whatever the umask: others may read and not write
 
 
 def _copy(stream: IO[bytes], out: IO[bytes], size: int) -> str:
@@ -189,7 +203,7 @@ def _wheel_members(raw: IO[bytes]) -> Iterator[Member]:
         for item in wheel.infolist():
             package, _, rest = item.filename.partition("/")
             subfolder, _, path = rest.partition("/")
-            if subfolder != SUBFOLDER or package.endswith(".dist-info"):
+            if subfolder != packs.SUBFOLDER or package.endswith(".dist-info"):
                 continue
             # The LZMA decoder of zipfile has no memory limit.
             plain = item.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not item.flag_bits & 1
@@ -197,9 +211,11 @@ def _wheel_members(raw: IO[bytes]) -> Iterator[Member]:
                 yield path, item.file_size, plain and not item.is_dir(), stream
 
 
+# Machine code is of words of 16 bytes (pb), whose bytes say little about the next (lc).
+_LZMA = {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "lc": 1, "lp": 0, "pb": 4}
 # The caller closes them.
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    ".xz": lambda raw: cast("IO[bytes]", lzma.LZMAFile(raw, "wb", preset=6)),  # noqa: SIM115
+    ".xz": lambda raw: cast("IO[bytes]", lzma.LZMAFile(raw, "wb", filters=[_LZMA])),  # noqa: SIM115
     ".gz": lambda raw: cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=raw, mtime=0)),
 }
 
@@ -240,12 +256,12 @@ def _write_wheel(draft: Path, file_name: str, members: list[tuple[str, Path]], c
         f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n"
         f"Summary: {len(contents['entries'])} kernels for scanops\n",
         f"{facts}/WHEEL": f"Wheel-Version: 1.0\nGenerator: scanops\nRoot-Is-Purelib: false\nTag: {tag}\n",
-        f"{facts}/entry_points.txt": f"[{GROUP}]\n{package} = {package}\n",
+        f"{facts}/entry_points.txt": f"[{packs.GROUP}]\n{package} = {package}\n",
     }
     record = []
     with zipfile.ZipFile(draft, "w") as wheel:
         for name, content in (
-            *((f"{package}/{SUBFOLDER}/{path}", source.read_bytes()) for path, source in members),
+            *((f"{package}/{packs.SUBFOLDER}/{path}", source.read_bytes()) for path, source in members),
             *((name, text.encode()) for name, text in texts.items()),
         ):
             _add(wheel, name, content)

@@ -18,24 +18,11 @@ from scanops.codegen.lines import situations
 from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
-from scanops.store import cubin
-from scanops.store.entry import (
-    FILES,
-    MANIFEST,
-    checked,
-    difference,
-    facts_of,
-    manifest_bytes,
-    read_entry,
-    spec_of,
-    unsafe,
-)
+from scanops.store import cubin, packs
+from scanops.store.entry import FILES, MANIFEST, SOURCE, checked, difference, facts_of, read_entry, spec_of, unsafe
 from scanops.store.library import processor_problem
-from scanops.store.packs import ANY, PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
-from scanops.store.root import read_index, write_index
-
-_TIMES = ("built", "build_seconds")  # fields of manifest.json that differ between builds
-_COPIED = ("identity", "target", "abi", "flags", "link_flags", "toolchain", "resources")  # and that pack.json repeats
+from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, manifest_of, parse, read
+from scanops.store.root import index_record, read_index, write_index
 
 
 def finish(directory: Path) -> dict[str, Any]:
@@ -59,7 +46,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
     differences.
     """
     pack = read(directory) if pack is None else pack
-    listed = files_of(pack)
+    listed = files_of(pack) | {path: facts_of(text) for path, text in following(pack)}
     problems = []
     for path, facts in sorted(listed.items()):
         *folders, name = PurePosixPath(path).parts
@@ -81,7 +68,9 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
     hint = "fetch or unpack the pack again; do not load from it"
     if not problems:  # a store that was packed and then built into
         hint = f"if these kernels were built since, scanops pack {directory} -o FILE lists them; if not, {hint}"
-    problems += [f"{path}: not in {PACK}" for path in sorted(_present(directory) - listed.keys() - {PACK, SIGNATURE})]
+    sources = {f"{entry['directory']}/{SOURCE}" for entry in pack["entries"]}
+    more = _present(directory) - listed.keys() - sources - {PACK, SIGNATURE}
+    problems += [f"{path}: not in {PACK}" for path in sorted(more)]
     if problems:
         raise _bad(directory, "verify", f"the files that {PACK} lists", "\n".join(dict.fromkeys(problems)), hint)
     return pack
@@ -99,10 +88,10 @@ def _finished(directory: Path) -> dict[str, Any]:
     if not entries:
         raise _bad(directory, "finish", "a folder with at least one kernel", "none", "build kernels into it first")
     pack = {
-        "schema": PACK_SCHEMA,
+        "schema": packs.PACK_SCHEMA,
         "scanops": __version__,
         "abi": ABI,
-        "platform": PLATFORM if any(map(_is_library, entries)) else ANY,
+        "platform": PLATFORM if any(map(_is_library, entries)) else packs.ANY,
         "targets": sorted({entry["target"] for entry in entries}),
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
         "index": _records(directory, entries),
@@ -133,17 +122,12 @@ def _entry(path: Path) -> dict[str, Any]:
     if wrong:
         hint = f"delete {path} and build again"
         raise _bad(path, "pack", "kernels that agree with their manifests", wrong, hint)
-    if any(field in manifest for field in _TIMES):
-        timeless = {field: value for field, value in manifest.items() if field not in _TIMES}
-        write_owned(path / MANIFEST, manifest_bytes(timeless))
     spec = spec_of(name)
-    return {
-        "slug": name,
-        "spec": spec_fields(spec) if spec else None,
-        "directory": path.name,
-        "files": {file: facts_of(path / file) for file in (*manifest["files"], MANIFEST)},
-        **{each: manifest[each] for each in _COPIED if each in manifest},
-    }
+    repeated = {each: manifest[each] for each in packs.REPEATED if each in manifest}
+    entry = {"slug": name, "spec": spec_fields(spec) if spec else None, "directory": path.name, **repeated}
+    if (path / MANIFEST).read_bytes() != (timeless := manifest_of(entry)):
+        write_owned(path / MANIFEST, timeless)
+    return entry
 
 
 def _is_library(entry: dict[str, Any]) -> bool:
@@ -151,19 +135,14 @@ def _is_library(entry: dict[str, Any]) -> bool:
     return FILES[LIBRARY][1] in entry["files"]
 
 
-def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
-    """Return path -> facts of the index records, after replacing those that are not sound.
+def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, str]:
+    """Return path -> directory of the index records, after replacing those that are not sound.
 
     A record that other users could write may lead to the wrong kernel, and a kernel is found without its record, too.
     """
     identities = {entry["directory"]: entry["identity"] for entry in entries}
     for path in (directory / "index").glob("*/*.json"):
-        try:
-            record = parse_object(read_file(path, 2**12))
-            sound = identities[record["directory"]] == record["identity"]
-        except (OSError, ValueError, KeyError, TypeError):
-            sound = False
-        if not sound:
+        if _led_to(path, identities) is None:
             path.unlink()
     for entry in entries:
         spec, target, wanted = spec_of(entry["slug"]), entry["target"], (entry["identity"], entry["directory"])
@@ -178,7 +157,17 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
             if key and built.get(form) == entry["identity"]:
                 write_index(directory, key, *wanted)
     paths = sorted((directory / "index").glob("*/*.json"))
-    return {path.relative_to(directory).as_posix(): facts_of(path) for path in paths}
+    return {path.relative_to(directory).as_posix(): str(_led_to(path, identities)) for path in paths}
+
+
+def _led_to(path: Path, identities: dict[str, str]) -> str | None:
+    """Return the folder that a sound index record leads to; None for any other."""
+    try:
+        data = read_file(path, 2**12)
+        entry = str(parse_object(data)["directory"])
+        return entry if data == index_record(path.stem, identities[entry], entry) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _present(directory: Path) -> set[str]:
@@ -203,8 +192,9 @@ def troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if libraries and contents["platform"] != PLATFORM:
         hint = "build it on such a machine, or pack cubins, which are of none: scanops precompile --builder nvrtc"
         yield f"its libraries are built for {contents['platform']}, this is {PLATFORM}", hint
-    places = [(entry["directory"], entry["files"]) for entry in contents["entries"]]
-    problems = [f"{name}: {problem}" for name, files in places if (problem := unsafe(root / name, files))]
+    places = [PurePosixPath(path) for path in files_of(contents)]
+    found = ((place.parent.name, unsafe(root / place.parent, (place.name, MANIFEST))) for place in places)
+    problems = [f"{name}: {problem}" for name, problem in found if problem]
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         yield problems[0] + more, f"scanops store verify {root}, then unpack it again"

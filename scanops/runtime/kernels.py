@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import artifact
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_keys
+from scanops.artifact import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -60,10 +60,11 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
     choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
     builders = policy.builders if target == CPU else policy.asked()
-    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, builders))
+    forms = forms_by(builders, target)
+    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, forms))
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, builders))
+        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, forms))
     if entry is not None:
         return Kernel(spec, target, entry, choice, few)
     request = request_of(spec, target, choice, few, builders)
@@ -156,7 +157,6 @@ class Kernel:
         self._entry = entry
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
         self._plan: Plan | None = None
-        self._source: str | None = None
         self._code: Code | None = None
 
     def __repr__(self) -> str:
@@ -171,10 +171,9 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The CUDA source that the library was built from, read from the store."""
-        if self._source is None:
-            self._source = self._read(lambda entry: entry.source_path.read_text(encoding="utf-8"))
-        return self._source
+        """The CUDA source, read from the store; rendered again where a pack lacks it, or else BadStoreEntry."""
+        text, digest = self._read(Entry.read_source)
+        return text or artifact.rendered_again(self.spec, self.target, self.measured, self.few, digest)
 
     @property
     def code(self) -> Code:
@@ -192,7 +191,7 @@ class Kernel:
                 raise
         again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
-        self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
+        self._entry, self.measured, self._plan = again._entry, again.measured, None
         return read(self._entry)
 
     @property
@@ -202,7 +201,7 @@ class Kernel:
 
     @property
     def source_path(self) -> Path:
-        """Path of the CUDA source, beside the library."""
+        """Path of the CUDA source, beside the library. There is none in a pack that was unpacked: see ``source``."""
         return self._entry.source_path
 
     @property

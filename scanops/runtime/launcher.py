@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -49,8 +48,6 @@ class Launchable(Protocol):
     def target(self) -> str: ...
     @property
     def code(self) -> Code: ...
-    @property
-    def source_path(self) -> Path: ...
 
 
 class Template(NamedTuple):
@@ -168,7 +165,7 @@ class Launcher:
             f"launch of the kernel {self.kernel.spec} on {self.kernel.target}: error {code}",
             allowed="a launch that the device accepts and finishes",
             value=f"error {code}: {self._bound.words(code)}",
-            hint=f"the source is at {self.kernel.source_path}",
+            hint=f"its source: scanops generate {self.kernel.spec} --target {self.kernel.target}",
         )
 
 

@@ -152,5 +152,5 @@ class Cubin:
                 f"load of the cubin {self._entry.slug} for {self._entry.target}",
                 allowed="a cubin that the driver loads on this GPU",
                 value=f"error {code} of {function}: {words(code)}",
-                hint=f"the source is at {self._entry.source_path}; SCANOPS_BUILDER=load_inline builds a library of it",
+                hint="SCANOPS_BUILDER=load_inline builds a library of the same source",
             )

@@ -1,14 +1,17 @@
-"""One entry of a store: kernel.cu, kernel.so or kernel.cubin, and manifest.json, which describes the other two."""
+"""One entry of a store: kernel.so or kernel.cubin, kernel.cu, and manifest.json, which describes the other two.
+
+The source, kernel.cu, may be missing: nothing needs it to run the kernel, and packs are carried without.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
     from scanops.artifact import BuildReport, BuildRequest
 
 
-FILES = {LIBRARY: ("kernel.cu", "kernel.so"), CUBIN: ("kernel.cu", "kernel.cubin")}  # of each form
+SOURCE = "kernel.cu"
+FILES = {LIBRARY: (SOURCE, "kernel.so"), CUBIN: (SOURCE, "kernel.cubin")}  # of each form
 MANIFEST = "manifest.json"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20  # at most; a manifest has about 2,000
@@ -47,7 +51,7 @@ _RESOURCES = frozenset(field.name for field in fields(Resources))
 class Entry:
     """A kernel in a store or a pack."""
 
-    directory: Path  # holds the three files
+    directory: Path  # holds the files
     identity: str  # 64 hex digits
     manifest: dict[str, Any]  # the contents of manifest.json
     signer: str | None = None  # fingerprint of the key whose signature vouches for the manifest
@@ -79,8 +83,14 @@ class Entry:
 
     @property
     def source_path(self) -> Path:
-        """Path of the source that it was built from."""
-        return self.directory / "kernel.cu"
+        """Path of the source that it was built from; an entry of a pack may lack it."""
+        return self.directory / SOURCE
+
+    def read_source(self) -> tuple[str | None, str]:
+        """Return the source, None where a pack lacks it, and its SHA-256. Raises FileNotFoundError for what is gone."""
+        there = self.source_path.is_file() or not self.library_path.is_file()
+        text = self.source_path.read_text(encoding="utf-8") if there else None
+        return text, str(self.manifest["files"][SOURCE]["sha256"])
 
     @property
     def builder(self) -> str:
@@ -113,22 +123,20 @@ def read_entry(directory: Path) -> Entry:
     return Entry(directory=directory, identity=str(manifest["identity"]), manifest=manifest)
 
 
-def checked(
-    directory: Path, identity: str, signed: Mapping[str, Any] | None = None, signer: str | None = None
-) -> Entry | str:
+def checked(directory: Path, identity: str, signed: bytes | None = None, signer: str | None = None) -> Entry | str:
     """Return the entry that should be ``identity``, or what is wrong with it.
 
     Owner and mode of the root, the entry's folder and its files are checked on the open descriptors: nobody but this
     user or root may have written them. Manifest and files must agree in schema, identity, size and SHA-256. ``signed``
-    is the size and SHA-256 of the manifest that ``signer`` signed, where a signature is required.
+    is the manifest that ``signer`` signed, where a signature is required.
     """
     name = directory.name
     try:
         with opened_folder(directory.parent, name) as folder:
             name = MANIFEST
             data = read_file(MANIFEST, _MANIFEST_BYTES, folder)
-            if signed is not None and (wrong := difference(MANIFEST, io.BytesIO(data), signed)):
-                return f"{wrong} from what was signed"
+            if signed is not None and data != signed:
+                return f"{MANIFEST}: differs from what was signed"
             manifest = parse_object(data)
             if manifest["schema"] != SCHEMA:
                 return f"schema {manifest['schema']!r} instead of {SCHEMA}"
@@ -143,7 +151,8 @@ def checked(
             if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
                 raise TypeError(f"resources: {sorted(set(manifest['resources']) - _RESOURCES)}")
             for name in FILES[form]:
-                with open_file(name, folder) as file:
+                missing = suppress(FileNotFoundError) if name == SOURCE else nullcontext()
+                with missing, open_file(name, folder) as file:
                     if wrong := difference(name, file, manifest["files"][name]):
                         return wrong
         return Entry(directory=directory, identity=identity, manifest=manifest, signer=signer)
@@ -179,9 +188,8 @@ def difference(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | 
     return None if digest.hexdigest() == expected["sha256"] else f"{name}: SHA-256 differs"
 
 
-def facts_of(path: Path) -> dict[str, object]:
-    """Return the size and the SHA-256 of a file, as manifests and pack.json hold them."""
-    data = path.read_bytes()
+def facts_of(data: bytes) -> dict[str, Any]:
+    """Return the size and the SHA-256 of a file's bytes, as manifests and pack.json hold them."""
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -198,7 +206,7 @@ def write_manifest(directory: Path, request: BuildRequest, report: BuildReport) 
         "resources": asdict(report.resources) if report.resources else None,
         "build_seconds": round(report.seconds, 3),
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "files": {name: facts_of(directory / name) for name in FILES[form]},
+        "files": {name: facts_of((directory / name).read_bytes()) for name in FILES[form]},
     }
     if form == CUBIN:
         manifest |= {"form": CUBIN, "launch": request.launch}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
 from scanops.store.entry import MANIFEST, Entry, checked, read_entry
-from scanops.store.packs import GROUP, SUBFOLDER, parse
+from scanops.store.packs import GROUP, SUBFOLDER, manifest_of, parse
 from scanops.store.root import check_root, read_index
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ def usable_entry(directory: Path, identity: str) -> Entry | str:
         pack = vouched(directory.parent)
     except (BadSignature, BadStoreEntry) as untrusted:
         return str(untrusted.value)
-    name, facts = pack.manifests.get(identity, ("", None))
-    if name != directory.name:
+    entry = pack.entries.get(identity)
+    if entry is None or entry["directory"] != directory.name:
         return "not in the pack.json that was signed"
-    return checked(directory, identity, facts, pack.signer)
+    return checked(directory, identity, manifest_of(entry), pack.signer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,8 @@ class Vouched:
     """The signed contents of a pack whose signature is valid."""
 
     signer: str  # fingerprint of the key
-    manifests: Mapping[str, tuple[str, Mapping[str, Any]]]  # identity -> directory, size and SHA-256 of manifest.json
-    index: Mapping[str, Mapping[str, Any]]  # path of an index record -> its size and SHA-256
+    entries: Mapping[str, Mapping[str, Any]]  # identity -> entry of pack.json
+    index: Mapping[str, str]  # path of an index record -> the folder that it leads to
 
 
 def keys() -> Mapping[str, Ed25519PublicKey]:
@@ -188,8 +188,8 @@ def _examined(root: Path, file: Path | None) -> Vouched | BadSignature | BadStor
         pack = parse(data, root)
     except (BadSignature, BadStoreEntry) as problem:
         return problem
-    manifests = {entry["identity"]: (entry["directory"], entry["files"][MANIFEST]) for entry in pack["entries"]}
-    return Vouched(signer=signer, manifests=manifests, index=pack["index"])
+    entries = {entry["identity"]: entry for entry in pack["entries"]}
+    return Vouched(signer=signer, entries=entries, index=pack["index"])
 
 
 def unsigned(root: Path) -> BadSignature:

@@ -1,19 +1,26 @@
-"""pack.json, the contents of a pack: read and validated."""
+"""pack.json, the contents of a pack: read and validated; and the files of a pack that follow from it.
+
+A pack holds pack.json and the machine code of its kernels. The manifests of the kernels and the records of its index
+follow from pack.json, to the byte. The sources may be there, and are not needed: no archive holds them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from scanops.artifact import CUBIN, LIBRARY, SCHEMA
+from scanops.codegen.launch import Launch
 from scanops.errors import BadStoreEntry
 from scanops.files import read_file, require_form
-from scanops.store.entry import DIGEST, FILES, MANIFEST
+from scanops.store.entry import DIGEST, FILES, MANIFEST, manifest_bytes
+from scanops.store.root import index_record
 
 PACK = "pack.json"
-PACK_SCHEMA = 2  # 1 has no cubins, and is read as well
+PACK_SCHEMA = 3
 ANY = "any"  # platform of a pack of cubins alone
 SIGNATURE = "pack.json.sig"  # signs the bytes of pack.json; the only file of a pack that pack.json does not list
 SIGNATURE_BYTES = 64
@@ -25,21 +32,25 @@ MAX_PACK_BYTES = 2**24
 _MAX_PACK_VALUES = 10**6
 
 _FACTS = {"size": range(2**63), "sha256": DIGEST}
+_FOLDER = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*")  # a plain name
 _ENTRY = {
     "identity": DIGEST,
-    "directory": re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*"),  # a plain folder name
+    "directory": _FOLDER,
     **dict.fromkeys(("slug", "target"), str),
     "flags": [str],
-    "toolchain": dict,
-    "files": {MANIFEST: {**_FACTS, "size": range(2**18)}, re.compile(r"kernel\.\w+|" + MANIFEST): _FACTS},
+    "toolchain": {re.compile(r"\w+"): str},
+    "files": {re.compile(r"kernel\.\w+"): _FACTS},
 }
+_RESOURCES = {re.compile(r"\w+"): int}
+# Fields of a manifest that an entry repeats, as far as the manifest has them; its name is the entry's slug
+REPEATED = ("identity", "target", "flags", "toolchain", "resources", "files", "form", "launch", "abi", "link_flags")
 _FORM = {
     "scanops": str,
     "abi": int,
     "platform": re.compile(rf"\w+-\w+|{ANY}"),
     "targets": [str],
     "entries": [_ENTRY],
-    "index": {re.compile(r"index/[0-9a-f]{2}/[0-9a-f]{64}\.json"): {**_FACTS, "size": range(2**12)}},
+    "index": {re.compile(r"index/[0-9a-f]{2}/[0-9a-f]{64}\.json"): _FOLDER},  # path of a record -> directory
 }
 
 
@@ -69,27 +80,48 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_PACK_BYTES} bytes or {_MAX_PACK_VALUES} values")
         pack: dict[str, Any] = json.loads(data.decode("ascii"))
         require_form(pack, {"schema": int}, PACK)
-        if pack["schema"] not in range(1, PACK_SCHEMA + 1):
-            raise _bad(name, f"schema 1 to {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
+        if pack["schema"] != PACK_SCHEMA:
+            raise _bad(name, f"schema {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
         require_form(pack, _FORM, PACK)
         for entry in pack["entries"]:
             directory, files = entry["directory"], entry["files"]
             if not directory.endswith(f"-{entry['identity'][:16]}"):
                 raise ValueError(f"'directory' of an entry is {directory!r:.80}, which does not end in its identity")
-            if {*files} - {MANIFEST} not in map(set, FILES.values()):
+            form, resources = entry.get("form", LIBRARY), entry.get("resources") or {}
+            if {*files} != {*FILES.get(form, ())}:
                 raise ValueError(f"'files' of {directory} are {sorted(files)!r:.80}")
-    except (ValueError, RecursionError) as problem:
+            require_form(resources, {}, f"'resources' of {directory}")
+            numbers = {each: value for each, value in resources.items() if value is not None}
+            require_form(numbers, _RESOURCES, f"'resources' of {directory}")
+            if form == CUBIN:
+                Launch.read(entry["launch"])
+        if unknown := {*pack["index"].values()} - {entry["directory"] for entry in pack["entries"]}:
+            raise ValueError(f"'index' leads to {min(unknown)!r:.80}, which is no entry")
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         allowed, hint = f"a {PACK} as `scanops pack` writes it", "fetch or unpack the pack again"
         raise _bad(name, allowed, problem, hint) from problem
     return pack
 
 
 def files_of(pack: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return path -> {size, sha256} of every file of a pack except pack.json and its signature."""
-    listed = dict(pack["index"])
+    """Return path -> {size, sha256} of the machine code in a pack."""
+    names = [(entry, FILES[entry.get("form", LIBRARY)][1]) for entry in pack["entries"]]
+    return {f"{entry['directory']}/{name}": entry["files"][name] for entry, name in names}
+
+
+def following(pack: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield (path, contents) of what follows from pack.json: the manifest of each kernel, each record of the index."""
     for entry in pack["entries"]:
-        listed |= {f"{entry['directory']}/{name}": facts for name, facts in entry["files"].items()}
-    return listed
+        yield f"{entry['directory']}/{MANIFEST}", manifest_of(entry)
+    identities = {entry["directory"]: entry["identity"] for entry in pack["entries"]}
+    for path, directory in pack["index"].items():
+        yield path, index_record(PurePosixPath(path).stem, identities[directory], directory)
+
+
+def manifest_of(entry: Mapping[str, Any]) -> bytes:
+    """Return the manifest.json of an entry of pack.json."""
+    repeated = {name: entry[name] for name in REPEATED if name in entry}
+    return manifest_bytes({"schema": SCHEMA, "name": entry["slug"], **repeated})
 
 
 def _bad(name: object, allowed: str, value: object, hint: str) -> BadStoreEntry:

@@ -25,7 +25,6 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from scanops.errors import BadStoreEntry
 from scanops.files import OTHERS_WRITE, opened_folder, parse_object, read_file, secure, write_owned
@@ -51,10 +50,7 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     """
     kind, variable = ("pack", "SCANOPS_PACKS") if system else ("store", "SCANOPS_STORE")
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
-    own = f"set {variable} to a folder of your own"
-
-    def quoted() -> str:
-        return shlex.quote(str(root))
+    own, quoted = f"set {variable} to a folder of your own", shlex.quote(str(root))
 
     def refused(allowed: str, value: str, hint: str) -> BadStoreEntry:
         return BadStoreEntry(f"use the {kind} {root}", allowed=allowed, value=value, hint=hint)
@@ -69,11 +65,11 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        unpack = f"scanops unpack {quoted()} DIRECTORY, and name that in SCANOPS_PACKS"
+        unpack = f"scanops unpack {quoted} DIRECTORY, and name that in SCANOPS_PACKS"
         move = f"set {variable} to a folder, or move the file away"
         raise refused("a folder", "a file of that name", unpack if system else move) from None
     except OSError as problem:
-        hint = f"{own}, or let its owner run chmod -R go+rX {quoted()}"
+        hint = f"{own}, or let its owner run chmod -R go+rX {quoted}"
         raise refused("a folder its user can read", problem.strerror or str(problem), hint) from problem
     owner = next((each.st_uid for each in (facts, link) if each.st_uid not in owners), None)
     if owner is not None:
@@ -82,9 +78,9 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     if facts.st_mode & OTHERS_WRITE:
         # What others could write, or own, is removed and not corrected: nothing would show that they changed it.
         not_ours = f"! -user {os.geteuid()}" + (" ! -user 0" if system else "")
-        remove = f"find {quoted()}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
+        remove = f"find {quoted}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
         again = "unpack the pack again if kernels are missing then" if system else "kernels are built again when needed"
-        hint = f"{remove} && chmod -R go-w {quoted()}  # removes what others could have changed; {again}"
+        hint = f"{remove} && chmod -R go-w {quoted}  # removes what others could have changed; {again}"
         raise refused("a folder that only its owner may write", f"mode {stat.S_IMODE(facts.st_mode):04o}", hint)
     return True
 
@@ -115,23 +111,23 @@ def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
     )
 
 
-def read_index(root: Path, key: str, listed: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[str, str] | None:
+def read_index(root: Path, key: str, listed: Mapping[str, str] | None = None) -> tuple[str, str] | None:
     """Return (identity, folder name) for ``key``; None for a record that is missing, corrupt, unsafe or dangling.
 
-    With ``listed``, path below the root -> size and SHA-256, also for a record that is not listed or differs. The
-    digest in a record is no signature: the entry that it leads to must state the spec that was asked for.
+    With ``listed``, path of a record below the root -> folder name, also for a record that leads elsewhere. The digest
+    in a record is no signature: the entry that it leads to must state the spec that was asked for.
     """
     folder, name = _record_path(key)
     try:
         with opened_folder(root, "index", folder) as handle:
-            data = read_file(name, _RECORD_BYTES, handle)
-        if listed is not None and hashlib.sha256(data).hexdigest() != listed[f"index/{folder}/{name}"]["sha256"]:
-            return None
+            data = read_file(f"{name}.json", _RECORD_BYTES, handle)
         fields = parse_object(data)
         identity, entry = fields["identity"], fields["directory"]
+        if listed is not None and listed[f"index/{folder}/{name}.json"] != entry:
+            return None
         # The name becomes a path: only a folder of this identity directly below the root is accepted.
         sound = _IDENTITY.fullmatch(identity) and entry.endswith("-" + identity[:16]) and "/" not in entry
-        sound = sound and data == index_record(key, identity, entry)
+        sound = sound and data == index_record(name, identity, entry)
         return (identity, entry) if sound and (root / entry).is_dir() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -141,18 +137,18 @@ def write_index(root: Path, key: str, identity: str, entry: str) -> None:
     """Record that ``key`` leads to the folder ``entry``, in one step. Raises OSError where it cannot be written."""
     folder, name = _record_path(key)
     make_folders(root, "index", f"index/{folder}")
-    write_owned(root / "index" / folder / name, index_record(key, identity, entry), 0o600)
+    write_owned(root / "index" / folder / f"{name}.json", index_record(name, identity, entry), 0o600)
 
 
-def index_record(key: str, identity: str, entry: str) -> bytes:
-    """Return the bytes that are kept for ``key``, with a digest over all three."""
-    digest = hashlib.sha256(f"{key}\n{identity}\n{entry}".encode()).hexdigest()
+def index_record(name: str, identity: str, entry: str) -> bytes:
+    """Return the record that leads to ``entry``, with a digest over all three; ``name`` is the SHA-256 of the key."""
+    digest = hashlib.sha256(f"{name}\n{identity}\n{entry}".encode()).hexdigest()
     return f'{{"identity": "{identity}", "directory": "{entry}", "sha256": "{digest}"}}\n'.encode()
 
 
 def _record_path(key: str) -> tuple[str, str]:
     name = hashlib.sha256(key.encode()).hexdigest()
-    return name[:2], f"{name}.json"
+    return name[:2], name
 
 
 # ---- build locks

@@ -119,7 +119,7 @@ BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("nvcc", setting("SCANOPS_NVCC", "absent"), ""),
     ("NVRTC", setting("SCANOPS_NVRTC", "absent"), "absent"),
     ("SCANOPS_BUILDER", setting("SCANOPS_BUILDER", "gcc"), ""),
-    ("pack", lambda machine: machine.edit('"schema": 2', '"schema": 3'), "3"),
+    ("pack", lambda machine: machine.edit('"schema": 3', '"schema": 2'), "kernels: 2"),
     ("pack", lambda machine: machine.edit(f'"abi": {ABI}', '"abi": 1'), "ABI 1"),
     ("pack", lambda machine: machine.edit(PLATFORM, "linux-vax"), "linux-vax"),
     ("pack", lambda machine: next(machine.pack.glob("*/kernel.so")).chmod(0o666), "kernel.so: others may write"),

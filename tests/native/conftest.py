@@ -143,7 +143,7 @@ def entry_of(kernel: Kernel, folder: Path) -> Entry:
     folder.mkdir(exist_ok=True)
     (folder / "kernel.cu").write_text(kernel.source, encoding="utf-8")
     (folder / "kernel.cubin").write_bytes(HEADER + bytes(library.library_path) + b"\0")
-    files = {name: facts_of(folder / name) for name in ("kernel.cu", "kernel.cubin")}
+    files = {name: facts_of((folder / name).read_bytes()) for name in ("kernel.cu", "kernel.cubin")}
     launch = {"launch": kernel.plan.launch._asdict(), "form": CUBIN, "target": "sm_90"}
     return replace(library, directory=folder, manifest={**library.manifest, **launch, "files": files})
 

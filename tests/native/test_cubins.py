@@ -102,7 +102,7 @@ def test_the_layout_of_cuda_12_is_known_too(target: str, kernel: scanops.Kernel,
     entry = entry_of(kernel, tmp_path)
     path, data = entry.library_path, entry.library_path.read_bytes()
     path.write_bytes(data[:7] + bytes([51, 7]) + data[9:48] + (0x5A055A).to_bytes(4, "little") + data[52:])
-    entry.manifest.update(target=target, files=entry.manifest["files"] | {path.name: facts_of(path)})
+    entry.manifest.update(target=target, files=entry.manifest["files"] | {path.name: facts_of(path.read_bytes())})
     assert load(entry)
 
 
@@ -126,7 +126,7 @@ def test_what_is_not_loaded(harm: str, kernel: scanops.Kernel, cuda: Driver, tmp
     if harm in HARMS:
         change, listed, words = HARMS[harm]
         path.write_bytes(change(path.read_bytes()))
-        entry.manifest["files"] |= {path.name: facts_of(path)} if listed else {}
+        entry.manifest["files"] |= {path.name: facts_of(path.read_bytes())} if listed else {}
     elif harm == "launch":
         entry.manifest["launch"]["threads"], words = 33, "no kernel has"
     elif harm == "mode":

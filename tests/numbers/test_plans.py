@@ -108,6 +108,24 @@ def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layo
         assert torch.equal(found, expected(x, spec, m)), offset
 
 
+# Accesses of a thread: runs of their items that divide the 32 bits of a word, that do not, and that are longer.
+@pytest.mark.parametrize("vectors", [2, 3, 7, 8, 9])
+@pytest.mark.parametrize("segments", ["flags", "int32"])
+@pytest.mark.parametrize("strategy", ["block", "wave"])
+def test_segments_in_runs(strategy: str, segments: str, vectors: int) -> None:
+    """Segments begin at every place of a run; a row ends within one."""
+    tile, reverse = 64 * 4 * vectors, vectors % 2 == 0
+    length = tile - 12 if strategy == "block" else 2 * tile + 52
+    x, starts = values("affine", (2, length), torch.float32), torch.zeros(2, length, dtype=torch.bool)
+    offsets = torch.cat([torch.arange(0, length, 5), torch.tensor([length])])
+    starts[:, offsets[:-1]] = True
+    spec = ScanSpec(op="affine", dtype="float32", length=length, segments=segments, reverse=reverse)
+    plan = dataclasses.replace((block if strategy == "block" else wave).plan(spec, SM_90), threads=64, vectors=vectors)
+    given = {"segment_starts": starts} if segments == "flags" else {"offsets": offsets.int()}
+    wanted = sequential(x, "affine", 1, starts=starts, reverse=reverse, dtype=torch.float32)
+    assert torch.equal(scanned(plan, x, **given), wanted)
+
+
 @pytest.mark.parametrize("strategy", ROWS)
 def test_in_place(strategy: str) -> None:
     """Input and output are off the boundary alike: no lane reads what another one has written."""

@@ -42,7 +42,8 @@ def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the contents of pack.json, and have it list the files of its entries as they are."""
     contents = json.loads((pack / PACK).read_bytes())
     for entry in contents["entries"]:
-        entry["files"] = {name: facts_of(pack / entry["directory"] / name) for name in entry["files"]}
+        files = {name: pack / entry["directory"] / name for name in entry["files"]}
+        entry["files"] |= {name: facts_of(file.read_bytes()) for name, file in files.items() if file.exists()}
     change(contents)
     (pack / PACK).write_text(json.dumps(contents))
 

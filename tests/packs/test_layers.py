@@ -15,7 +15,7 @@ from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.packs.manifest import finish, verify
 from scanops.runtime import kernels
 from scanops.store import library
-from scanops.store.entry import MANIFEST, read_entry
+from scanops.store.entry import MANIFEST, SOURCE, read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, kernel
@@ -45,6 +45,19 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
     assert scanops.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "first")
     shutil.copytree(pack, tmp_path / "absent", dirs_exist_ok=True)
     assert scanops.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "absent")
+
+
+def test_a_source_that_the_pack_lacks_is_rendered_and_compared(pack: Path, deployed: pytest.MonkeyPatch) -> None:
+    deployed.setenv("SCANOPS_PACKS", str(pack))
+    text = (kernel(pack) / SOURCE).read_text()
+    (kernel(pack) / SOURCE).unlink()
+    found = scanops.compile(SPEC, "cpu")
+    assert found.path.parent == kernel(pack) and verify(pack) and finish(pack)
+    with deployed.context() as patch:
+        patch.setattr("scanops.artifact.request_of", lambda *_: OTHER)  # as another version may render
+        with pytest.raises(BadStoreEntry, match="another text"):
+            _ = found.source
+    assert found.source == text
 
 
 @each_case(ENTRIES)

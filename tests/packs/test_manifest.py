@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -15,8 +14,8 @@ import pytest
 from scanops.artifact import BuildRequest, sources_key
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import finish, verify
-from scanops.store.entry import read_entry
-from scanops.store.packs import PACK, files_of, parse, read
+from scanops.store.entry import facts_of, read_entry
+from scanops.store.packs import PACK, files_of, following, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, edit_pack, kernel
@@ -31,9 +30,8 @@ def test_pack_json_lists_every_file_without_times_and_paths(pack: Path, monkeypa
         None,
         {"op": "sum", "dtype": "float32", "length": 24, "out_dtype": "float32"},
     ]
-    for path, facts in files_of(contents).items():
-        data = (pack / path).read_bytes()
-        assert facts == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert {path: facts_of((pack / path).read_bytes()) for path in files_of(contents)} == files_of(contents)
+    assert {path: (pack / path).read_bytes() for path, _ in following(contents)} == dict(following(contents))
     text = (pack / PACK).read_text() + "".join(path.read_text() for path in pack.glob("*/manifest.json"))
     assert "built" not in text
     assert str(pack.parent) not in text
@@ -89,15 +87,19 @@ FORMS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "platform": (lambda pack: pack.update(platform="a\n"), "'platform'"),
     "abi": (lambda pack: pack.update(abi=True), "'abi'"),
     "entry": (lambda pack: pack["entries"].append([]), r"'entries' of pack.json\[2\] is \[\]"),
-    "no manifest": (lambda pack: pack["entries"][0]["files"].pop("manifest.json"), "manifest.json"),
+    "no source": (lambda pack: pack["entries"][0]["files"].pop("kernel.cu"), "'files' of"),
+    "form": (lambda pack: pack["entries"][0].update(form="cubin"), "'files' of"),
+    "resources": (lambda pack: pack["entries"][0].update(resources={"registers": [[]]}), "'registers' of 'resources'"),
+    "kind of resources": (lambda pack: pack["entries"][0].update(resources=[1]), "'resources' of"),
+    "nested toolchain": (lambda pack: pack["entries"][0]["toolchain"].update(nvcc=[[]]), "'nvcc' of 'toolchain'"),
     "more files": (lambda pack: pack["entries"][0]["files"].update({"../x": FACTS}), "'files'"),
     "size": (lambda pack: pack["entries"][0]["files"]["kernel.so"].update(size=-1), "'size'"),
-    "large record": (lambda pack: pack["index"].update({p: {**FACTS, "size": 5000} for p in pack["index"]}), "'size'"),
+    "no such entry": (lambda pack: pack["index"].update(dict.fromkeys(pack["index"], "x")), "'x', which is no entry"),
     "no digest": (lambda pack: pack["entries"][0]["files"]["kernel.so"].pop("sha256"), "'sha256'"),
-    "no digest of a record": (lambda pack: next(iter(pack["index"].values())).pop("sha256"), "'sha256'"),
+    "path of an entry": (lambda pack: pack["index"].update(dict.fromkeys(pack["index"], "../x")), "of 'index'"),
 }
 for bad in ("../out", "/etc/passwd", "a/../../b", ".staging/x", "a//b", "index/00/x.json"):
-    FORMS[f"path {bad}"] = (lambda pack, path=bad: pack["index"].update({path: FACTS}), "a name in 'index'")
+    FORMS[f"path {bad}"] = (lambda pack, path=bad: pack["index"].update({path: "x"}), "a name in 'index'")
 for field in ("schema", "scanops", "abi", "platform", "targets", "entries", "index"):
     FORMS[f"no {field}"] = (lambda pack, name=field: pack.pop(name), f"'{field}' of pack.json is missing")
 

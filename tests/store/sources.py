@@ -17,7 +17,7 @@ import pytest
 from scanops.artifact import ABI, LIBRARY, BuildRequest
 from scanops.builders.build import unavailable
 from scanops.codegen.launch import Launch
-from scanops.store.entry import FILES, MANIFEST, facts_of, manifest_bytes, read_entry
+from scanops.store.entry import FILES, MANIFEST, SOURCE, facts_of, manifest_bytes, read_entry
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away or to become another user")
 needs_nvrtc = pytest.mark.skipif(unavailable("nvrtc", "sm_90") is not None, reason="needs NVRTC")
@@ -131,7 +131,8 @@ def resealed(entry: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def relisted(entry: Path) -> None:
     """Let a manifest list the library as it is."""
-    resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts_of(entry / "kernel.so")}))
+    facts = facts_of((entry / "kernel.so").read_bytes())
+    resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts}))
 
 
 @contextmanager
@@ -186,6 +187,7 @@ ENTRIES: dict[str, Harm] = {
 }
 for name, how in itertools.product((*FILES[LIBRARY], MANIFEST), DAMAGES):
     ENTRIES[f"{name} {how}"] = lambda entry, name=name, how=how: DAMAGES[how](entry / name)
+del ENTRIES[f"{SOURCE} gone"]  # which is no damage
 for name in (".", *FILES[LIBRARY], MANIFEST):
     part = "folder" if name == "." else name
     ENTRIES[f"{part} for others to write"] = lambda entry, name=name: (entry / name).chmod(0o777)

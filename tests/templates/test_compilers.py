@@ -15,11 +15,12 @@ from benchmarks.instructions import listing
 from scanops import ScanSpec, generate, make_plan
 from scanops.builders import nvrtc
 from scanops.builders.build import unavailable
-from scanops.builders.toolchain import CudaToolkit, find_nvcc
+from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc
 from scanops.codegen.fragments import fragments
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.source import render
 from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import BuildFailure
 from tools.golden import GOLDEN, Golden
 
@@ -102,6 +103,25 @@ def test_the_widest_states_fit(shape: str, operand: str) -> None:
     layout = "".join(f"-{word}" for word in words if word != "few")
     spec = ScanSpec.parse(f"linear-{operand}-{length}-{inner}-gate_{operand}-segments-reverse{layout}")
     words_of_nvrtc(render(make_plan(spec, few="few" in words)), DEFAULT_TARGET)
+
+
+@pytest.mark.parametrize(("length", "inner", "layout"), [
+    (7, 1, ""), (4096, 1, ""), (33000, 1, ""), (33000, 1, "few"), (4096, 64, ""), (65536, 6, ""),
+    (300, 40, "transposed"),
+])  # fmt: skip
+def test_nothing_is_read_before_it_is_set(length: int, inner: int, layout: str, tmp_path: Path) -> None:
+    """Lanes of a warp that branch on it part, where ptxas takes an operand of a whole line to be the same for all."""
+    spec = ScanSpec(
+        op="linear", dtype="float32", length=length, inner=inner, mask="bool", gate="float32", segments="flags",
+        reverse=True, final=True, mask_layout="line", gate_layout="line",
+        input_layout="transposed" if layout == "transposed" else "dense",
+    )  # fmt: skip
+    source = tmp_path / "kernel.cpp"
+    source.write_text(render(make_plan(spec, few=layout == "few")))
+    flags = ["-std=c++20", "-O2", "-fwrapv", "-fno-strict-aliasing", "-Werror=maybe-uninitialized", "-Wuninitialized"]
+    command = [find_cxx().path, *flags, f"-I{HEADER_DIRECTORY}", "-S", source, "-o", tmp_path / "kernel.s"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "uninitialized" not in done.stderr, done.stderr
 
 
 def test_nvrtc_takes_names_that_only_headers_declare(monkeypatch: pytest.MonkeyPatch) -> None:
