@@ -122,7 +122,7 @@ def scan(
         others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -155,7 +155,7 @@ def cumsum(
         tensor([5., 3., 0.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -188,7 +188,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("prod", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -231,7 +231,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -297,4 +297,4 @@ def linear_scan(
     and Their Applications" (1990), section 1.4.
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))
