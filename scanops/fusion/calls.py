@@ -60,7 +60,7 @@ def _followed(
     gate, x = made if isinstance(made, tuple | list) else (None, made)
     shape = torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
     given: Any = (x.expand(shape), mask, gate, None, None, None)
-    y: Any = called(given, (None,), False, op, dim, reverse, exclusive, False, dtype, None)
+    y: Any = called(given, (None,), False, (op, dim, reverse, exclusive, False, dtype, None))
     found: torch.Tensor | Tensors = y if then is None else then(y, *inputs)
     return found
 

@@ -176,7 +176,7 @@ def composed(work: Work, tensors: Tensors) -> Tensors:
     dtype = getattr(torch, fusion.scanned)
     gate = None if fusion.gate is None else value(fusion.gate)
     given: Any = (value(fusion.element), None, gate, None, None, None)
-    y: Any = called(given, (None,), False, work.op, work.dim, work.reverse, work.exclusive, False, dtype, None)
+    y: Any = called(given, (None,), False, (work.op, work.dim, work.reverse, work.exclusive, False, dtype, None))
     y = y.to(getattr(torch, wide(fusion.scanned)))
     return tuple(value(at, y).to(getattr(torch, stored)).contiguous() for at, stored in fusion.outputs)
 

@@ -40,7 +40,6 @@ BAD_GRADIENTS: tuple[dict[str, Any], ...] = (
     {**PRODUCT, "gate_layout": "strided"},
     {**RECURRENCE, "saved_results": "yes"},
 )
-DOUBLED = '[[["operand","float32",0],["add","float32",0,0]],[["float32"]],1,null,"float32",[[1,"float32"]]]'
 # Invalid fields, and words that the error must have.
 BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"op": "median"}, ("'median'", "'sum'", "'prod'")),
@@ -85,7 +84,6 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         for name in ("initial", "final", "reverse", "exclusive", "complete", "aligned")
     ),
     *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
-    ({"map": DOUBLED, "mask": "bool"}, ("mask='bool'", "operands of the expression")),
     *((change, ()) for change in BAD_GRADIENTS),
 )
 

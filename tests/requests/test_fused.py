@@ -38,8 +38,7 @@ def test_random_expressions(data: st.DataObject) -> None:
     dim = draw(st.integers(-1, 0)) if max(shape) < 100 else min(1, len(shape) - 1)
     line = tuple(1 if d == dim % len(shape) else n for d, n in enumerate(shape))
     sizes = [shape, *draw(st.lists(st.sampled_from((shape, line, shape[-1:], ())), max_size=2))]
-    half, double = draw(st.sampled_from(((True, False), (False, False), (False, True))))
-    dtype = torch.bfloat16 if half else torch.float64 if double else torch.float32
+    dtype = draw(st.sampled_from((torch.bfloat16, torch.float32, torch.float64)))
     items = [torch.randn((*size, 2), generator=rest).to(dtype)[..., 0] for size in sizes]  # strided
     items = [(each.contiguous() if draw(flag) else each).requires_grad_() for each in items]
     wide = [each.detach().double().requires_grad_() for each in items]
@@ -51,20 +50,17 @@ def test_random_expressions(data: st.DataObject) -> None:
         x = 1 + torch.tanh(element(*items)) * 2 / max(shape) if op == "prod" else torch.tanh(element(*items))
         return (torch.sigmoid(gate(*items)), x) if op == "linear" else x
 
-    def then(y: Any, *items: Any) -> Any:
-        return torch.tanh(out(y * 0.1, *items)) + y * 0.125
-
+    then = lambda y, *items: torch.tanh(out(y * 0.1, *items)) + y * 0.125  # noqa: E731
     scan = {"sum": scanops.cumsum, "prod": scanops.cumprod, "linear": scanops.linear_scan}[op]
     made = bounded(*wide) if op == "linear" else (bounded(*wide),)
     exact = then(scan(*(each.expand(shape) for each in made), dim, **options), *wide)
     with scanops.emulate(seed=draw(st.integers(0, 9))):
         pairs = [(scanops.scan(items, op, dim, map=bounded, then=then, **options), exact)]
-        for _ in range(1 + double):
-            ways = tuple(zip(pairs[-1], (items, wide), strict=True))
-            if all(one.requires_grad for one, _ in ways):
-                losses = [(one.double().square().sum(), of) for one, of in ways]
-                found = [torch.autograd.grad(*each, create_graph=double, materialize_grads=True) for each in losses]
+        for again in (dtype == torch.float64, False):
+            losses = [(one.double().square().sum(), of) for one, of in zip(pairs[-1], (items, wide), strict=True)]
+            if all(loss.requires_grad for loss, _ in losses):
+                found = [torch.autograd.grad(*each, create_graph=again, materialize_grads=True) for each in losses]
                 pairs += zip(*found, strict=True)
     for one, other in pairs:
-        scale = max(1.0, float(other.detach().abs().max()))
-        torch.testing.assert_close(one.double() / scale, other / scale, rtol=0, atol=5e-2 if half else 2e-4)
+        scale = max(1.0, float(other.detach().abs().max())) * (250 if dtype == torch.bfloat16 else 1)
+        torch.testing.assert_close(one.double() / scale, other / scale, rtol=0, atol=2e-4)
