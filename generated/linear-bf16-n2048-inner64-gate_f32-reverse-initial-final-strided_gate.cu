@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e8aeb36ddbc315c1 of everything below this banner
+// content  sha256 6ba09e4a7a4fab0e of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -213,6 +213,24 @@ __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
 
+template <typename Item>
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
+    }
+}
+
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
+}
+
 constexpr int kOperands = 2;  // with an item per row
 
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
@@ -315,24 +333,6 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 
 __device__ __forceinline__ TileRows load(const Operands& from, Position live, int there) {
     return {load_rows(from.x, live, there), load_rows(from.g, live, there)};
-}
-
-template <typename Item>
-__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
-    } else {
-        *reinterpret_cast<Access<Item>*>(to) = y;
-    }
-}
-
-// Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
-    if (!is_live(live, k * kStride)) return;
-    const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
 }
 
 // The operator's functions, column by column; its conditions hold where they hold for every column.

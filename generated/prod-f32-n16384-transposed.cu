@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 295150e564d172b9 of everything below this banner
+// content  sha256 f62671a260009519 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,7 +30,6 @@ constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kApart = false;  // a thread's lines are kLanes apart, and stored one by one
 constexpr bool kExchanged = true;  // lanes exchange items in shared memory
-constexpr bool kOverwrites = true;  // results replace their items there
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
 constexpr bool kStreams = true;  // 16-byte copies bypass L1
@@ -42,14 +41,14 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -216,6 +215,7 @@ __device__ __forceinline__ void advance(Operands& from) {
 __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
+
 static_assert(kLanes == 32, "a warp for each part of a tile");
 
 // Items that are contiguous in memory, and in a slab.
@@ -338,7 +338,7 @@ __device__ __forceinline__ Rows<Item> load(Item* slab) {
 template <int access, typename Item>
 __device__ __forceinline__ void store_along(Item* first, Rows<Item>& y, Item* slab, long long pitch, int lines,
                                             Position live) {
-    if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
+    __syncwarp();  // all lanes have read what the slab held
     move_lines<true>(slab, y);
     __syncwarp();
     each_access<kAlong, access, Item>(first, pitch, lines, live, [&](int place, Item* to) {

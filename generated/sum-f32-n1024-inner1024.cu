@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e19c84bfbd746bed of everything below this banner
+// content  sha256 5aa8cf80ec849900 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,14 +43,14 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -180,6 +180,24 @@ __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
 
+template <typename Item>
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
+    }
+}
+
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
+}
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
@@ -282,24 +300,6 @@ __device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from
 
 __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Operands& from) {
     return {staged_rows(ring.x[stage], from.x)};
-}
-
-template <typename Item>
-__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
-    } else {
-        *reinterpret_cast<Access<Item>*>(to) = y;
-    }
-}
-
-// Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
-    if (!is_live(live, k * kStride)) return;
-    const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
 }
 
 // The operator's functions, column by column; its conditions hold where they hold for every column.

@@ -6,6 +6,7 @@ Every function reads at call time, so that a variable set after ``import scanops
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -144,8 +145,9 @@ def record_file() -> Path | None:
 
 
 def native() -> bool:
-    """Return whether repeated calls may be launched by the C++ call path."""
-    return (given("SCANOPS_NATIVE") or "1").strip().lower() not in _OFF
+    """Return whether repeated calls may be launched by the C++ call path, which needs the interpreter's lock."""
+    locked: bool = getattr(sys, "_is_gil_enabled", lambda: True)()  # asked of Python 3.13 and later
+    return locked and (given("SCANOPS_NATIVE") or "1").strip().lower() not in _OFF
 
 
 def verbose() -> bool:

@@ -158,7 +158,8 @@ def _driver(facts: dict[str, Any]) -> str:
 def native_calls(facts: dict[str, Any]) -> str:
     """Check whether repeated calls go through the C++ call path. Builds and loads nothing."""
     if not environment.native():
-        raise Flaw("missing", "switched off: every call is launched from Python", "unset SCANOPS_NATIVE")
+        following = "unset SCANOPS_NATIVE; for a free-threaded Python, which has none, set PYTHON_GIL=1"
+        raise Flaw("missing", "switched off: every call is launched from Python", following)
     from scanops.runtime.native import building  # needs torch
 
     try:

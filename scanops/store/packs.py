@@ -43,11 +43,7 @@ _ENTRY = {
 }
 _RESOURCES = {re.compile(r"\w+"): int}
 # Fields of a manifest that an entry repeats, as far as the manifest has them; its name is the entry's slug
-REPEATED = (
-    *("identity", "target", "flags", "toolchain", "resources", "files"),
-    *("form", "launch"),  # of a cubin
-    *("abi", "link_flags"),  # of a library
-)
+REPEATED = ("identity", "target", "flags", "toolchain", "resources", "files", "form", "launch", "abi", "link_flags")
 _FORM = {
     "scanops": str,
     "abi": int,

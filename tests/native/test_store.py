@@ -93,7 +93,11 @@ def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch,
     with monkeypatch.context() as patch:
         patch.setenv("SCANOPS_NATIVE", "0")
         assert not environment.native()
-        assert (native_finding().status, native_finding().next) == ("missing", "unset SCANOPS_NATIVE")
+        assert native_finding().status == "missing" and "unset SCANOPS_NATIVE" in str(native_finding().next)
+        patch.delenv("SCANOPS_NATIVE")
+        patch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+        assert not environment.native()  # its table has no lock of its own
+        assert "PYTHON_GIL" in str(native_finding().next)
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_CXX", "absent-compiler")
     refused(MissingCompiler, building.built, "absent-compiler")
