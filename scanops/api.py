@@ -116,7 +116,7 @@ def scan(
     Dot Product" (2005), for a tree.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -151,7 +151,7 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -184,7 +184,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("prod", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -227,7 +227,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -293,4 +293,4 @@ def linear_scan(
     and Their Applications" (1990), section 1.4.
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))

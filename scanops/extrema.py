@@ -132,6 +132,6 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     outs = tuple(out or (None, None))
-    found: Any = called(tensors, outs, False, *options, None, None)  # not complete, no dtype, the default accumulator
+    found: Any = called(tensors, outs, False, (*options, None, None))  # not complete, no dtype, the default accumulator
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if options[4] else pair
