@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 ac3e836d0615898d of everything below this banner
+// content  sha256 26fd2fd9de3f1cd6 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -424,11 +424,21 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
 constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
+// The states of the warp's last slot.
+__device__ __forceinline__ States of_last_slot(const States& s) {
+    const int source = 32 - kLanes + threadIdx.x % kLanes;
+    return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
+}
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -471,7 +481,7 @@ scan_kernel(const Input* input, Output* output,
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = identities();
-    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    if (kWarps > 1 && kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
@@ -497,20 +507,25 @@ scan_kernel(const Input* input, Output* output,
         const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
-        auto& totals = warp_totals[tile % 2];
-        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
-        __syncthreads();
-        States prefix = kLoops ? totals[0][place] : carry;
-        if constexpr (kSerial) {
+        States prefix = carry;
+        if constexpr (kWarps > 1) {
+            auto& totals = warp_totals[tile % 2];
+            if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+            __syncthreads();
+            if constexpr (kLoops) prefix = totals[0][place];
+            if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
-        } else {
+                for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
+            } else {
 #pragma unroll
-            for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine(prefix, totals[w][place]);
+                for (int w = 1; w < kWarps; ++w)
+                    if (w <= warp) prefix = combine(prefix, totals[w][place]);
+            }
+            if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
+                warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        } else {
+            carry = combine(carry, of_last_slot(inclusive));
         }
-        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
