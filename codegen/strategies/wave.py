@@ -126,12 +126,11 @@ def _items(spec: ScanSpec, target: Target) -> int:
 def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
     """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
     operator, halves = spec.operator, min(spec.input.bytes, spec.out.bytes) < 4
-    if spec.segments or not (operator.indices or (operator.costly and not halves)):  # 8 halves an access spill
+    bound = operator.indices or (operator.costly and not halves)  # 8 halves an access spill
+    if not bound or spec.segments or spec.takes_length or not spec.aligned or spec.views or operator.own:
         return None
-    if spec.takes_length or not spec.aligned or spec.views or spec.accumulator.bytes > 4 or operator.own:
+    if spec.accumulator.bytes > 4 or not target.copies_async:
         return None
-    if not target.copies_async or any(items * source.dtype.bytes not in rows.ASYNC_BYTES for source in spec.streams):
-        return None  # what passes through registers needs one more stage
     threads = _fitting(range(THREADS - 4 * WARP, THREADS + 1, WARP), THREADS, SHARED_VECTORS, accesses)
     ring = SHARED_STAGES * threads * SHARED_VECTORS * items * spec.read_bytes + DECLARED_BYTES
     if accesses <= THREADS * SHARED_VECTORS or SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
