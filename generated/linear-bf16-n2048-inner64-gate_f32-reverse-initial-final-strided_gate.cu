@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 ee72a4df2900db45 of everything below this banner
+// content  sha256 4b60fd02dfdd1dce of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -109,6 +109,15 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     }
     return offset;
 }
+
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;          // size of the dimension
+    long long lines;         // difference of the numbers of adjacent lines
+    long long input_stride;  // the same in items
+    long long mask_stride;
+    long long gate_stride;
+    long long starts_stride;
+};
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
@@ -545,10 +554,14 @@ struct ScanArguments {
     long long length;         // items in a line
     int multiprocessors;
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    Geometry geometry;
+    const void* saved;  // tensor saved by the forward scan
+    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
+    void *third, *fourth;
+    Neighbours neighbours;
+    Geometry geometry;  // its size depends on the operands of a fused scan
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 c175072036313b59 of everything below this banner
+// content  sha256 26fd2fd9de3f1cd6 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -560,11 +560,14 @@ struct ScanArguments {
     long long length;         // items in a line
     int multiprocessors;
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    Geometry geometry;
+    const void* saved;  // tensor saved by the forward scan
+    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
+    void *third, *fourth;
     Neighbours neighbours;
+    Geometry geometry;  // its size depends on the operands of a fused scan
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -77,9 +77,7 @@ def plain_name(op: Any) -> Any:
 
     Raises UnsupportedRequest for an operator of two tensors or with two results.
     """
-    if isinstance(op, Operator):
-        _let_be_called(op.handle)
-        op = op.name
+    op = known_name(op)
     if type(op) is str and not _is_plain(op):
         plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
         raise UnsupportedRequest(
@@ -88,6 +86,14 @@ def plain_name(op: Any) -> Any:
             value=f"op={op!r}",
             hint=f"call scanops.{OPERATORS[op].function}",
         )
+    return op
+
+
+def known_name(op: Any) -> Any:
+    """Return the name of an operator, which is known from here on; anything else as it is."""
+    if isinstance(op, Operator):
+        _let_be_called(op.handle)
+        return op.name
     return op
 
 
