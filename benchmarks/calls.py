@@ -94,8 +94,11 @@ def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: s
     return {"forward": lambda: compute(plain), "forward_backward": both}
 
 
-def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the median microseconds by direction, then by one of ``WAYS``."""
+Times = dict[str, dict[str, list[float]]]  # microseconds by direction, then by one of ``WAYS``
+
+
+def measure(case: Case, device: str, batches: int, times: Times) -> None:
+    """Add a round of a case to its times."""
     ours = passes(case.ours, SHAPE, device)
     torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
     ways: dict[str, tuple[dict[str, Call], Callable[[], AbstractContextManager[object]]]] = {
@@ -103,16 +106,12 @@ def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, di
         **{form: (ours, partial(forms, form)) for form in FORMS},
         "python": (ours, from_python),
     }
-    found = {}
     for direction in ours:
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way, (calls, around) in ways.items():
-                if direction in calls:
-                    with around():  # the calls before those that are timed load kernels and fill the call caches
-                        times[way] += host_microseconds(calls[direction], BATCH, batches)
-        found[direction] = {way: statistics.median(each) for way, each in times.items() if each}
-    return found
+        for way, (calls, around) in ways.items():
+            if direction in calls:
+                with around():  # the calls before those that are timed load kernels and fill the call caches
+                    found = host_microseconds(calls[direction], BATCH, batches)
+                times.setdefault(direction, {}).setdefault(way, []).extend(found)
 
 
 def exported(batches: int) -> float:
@@ -146,14 +145,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ready_ms = milliseconds(lambda: native.get(build=True))
     cases = {name: CASES[name] for name in chosen.case or CASES}
-    found = {}
+    times: dict[str, Times] = {name: {} for name in cases}
     with nullcontext() if device == "cuda" else scanops.emulate():
         for form in FORMS:
             with forms(form):
                 runs = [run for case in cases.values() for run in passes(case.ours, SHAPE, device).values()]
                 build_kernels_of(runs, PRETENDED.target if device == "cpu" else default_target())
-        for name, case in cases.items():
-            found[name] = compared(case, device, chosen.batches, chosen.rounds)
+        for _ in range(chosen.rounds):  # over all cases, since the host is faster at some times than at others
+            for name, case in cases.items():
+                measure(case, device, chosen.batches, times[name])
+    found = {
+        name: {
+            direction: {way: statistics.median(each) for way, each in ways.items()} for direction, ways in of.items()
+        }
+        for name, of in times.items()
+    }
     heading = ["microseconds", *(f"{way}, {what}" for what in ("forward", "and backward") for way in WAYS)]
     print(aligned([heading, *(line(name, each) for name, each in found.items())]))
     figures: dict[str, object] = {

@@ -58,7 +58,9 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         for part in (out.parts if kind == "value" else ("",))
     ]
     state_bytes = held_bytes = _state_bytes(spec, types)
-    if operator.own:
+    if operator.own and spec.fusion:
+        held_bytes = spec.fusion.held_bytes + _state_bytes(spec, types[: len(operator.passed)])
+    elif operator.own:
         loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)
         loaded += spec.carry.bytes if spec.recomputes else 0  # else it takes the place of what was saved
         held_bytes = max(loaded, _state_bytes(spec, types[: len(operator.passed)]))

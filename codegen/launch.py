@@ -22,6 +22,7 @@ MOST = 2**40  # of any number in a Launch
 FIELDS = (
     *("input", "mask", "gate", "saved", "starts", "output", "indices", "geometry", "neighbours", "lines", "carry_in"),
     *("carry_in_step", "carry_out", "offsets", "length", "rows", "lane_bits", "piece", "stripes", "workspace"),
+    *(*(f"further{n}" for n in range(1, 8)), "third", "fourth"),  # operands and outputs of a fused scan
 )
 CHOSEN = ((), ("lane_bits",), ("stripes",), ("rows", "lane_bits", "piece"))  # those chosen by the length, together
 

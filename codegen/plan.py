@@ -164,7 +164,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it.
     """
-    if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
+    if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned or spec.fusion:
         return ""
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices") if getattr(operator, name)]

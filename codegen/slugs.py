@@ -61,6 +61,7 @@ def slug_of(spec: ScanSpec) -> str:
     for prefix, name in PREFIXES.items():
         if (value := values[name]) not in (None, ABSENT.get(name)):
             parts.append(f"{prefix}{DTYPES[value].tag if value in DTYPES else value}")
+    parts += [f"map_{spec.fusion.digest}"] if spec.fusion else []  # which no name is parsed back from
     return "-".join([*parts, *(word for word, (name, value) in WORDS.items() if getattr(spec, name) == value)])
 
 

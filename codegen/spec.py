@@ -67,6 +67,7 @@ class ScanSpec:
     mask_layout: Layout = "dense"  # likewise for the mask; line: one item for the whole line (stride 0 along it)
     gate_layout: Layout = "dense"  # likewise for the gate
     starts_layout: Layout = "dense"  # likewise for the head flags
+    map: str = ""  # text of a Fusion: expressions around the scan, and the operands beside the input; "": none
     aligned: bool = True  # dense operands start on a 16-byte boundary, and so do the rows of a columns operand and the
     # runs of a transposed one
 
@@ -95,6 +96,7 @@ class ScanSpec:
     former: bool = derived()  # whether the kernel itself finds the forward result before each item, here or in `saved`
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
+    fusion: Any = derived()  # the scanops.fusion.kernel.Fusion that ``map`` is the text of, or None
     access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
     widens: bool = derived()  # whether an item of some output is larger than an input item
     keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory
@@ -104,6 +106,10 @@ class ScanSpec:
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
                 set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
+        if self.map != "":
+            from scanops.fusion.kernel import fusion_of  # which few scans need
+        fusion = fusion_of(self.map) if self.map != "" else None
+        set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))
         rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
             ("input", "Input", "x", self.dtype, self.input_layout),
@@ -111,6 +117,7 @@ class ScanSpec:
             ("gate", "Gate", "g", self.gate, self.gate_layout),
             ("saved", "Saved", "v", self.saved, "dense"),
             ("starts", "Start", "b", "bool" if self.segments == "flags" else None, self.starts_layout),
+            *(fusion.sources[1:] if fusion else ()),
         )
         sources = tuple(
             Source(name=name, type=kind, pointer=at, dtype=DTYPES[dtype], layout=layout)
@@ -124,11 +131,12 @@ class ScanSpec:
         out = dtype_named(self.out_dtype or default_result(row.gives, term).name, role="output dtype")
         set_derived(self, out_dtype=out.name, input=items, weight=weight, term=term, out=out)
         accumulate, accumulator, carry = accumulators(self, row)
-        operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else out.kind, row)
+        operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else accumulator.kind, row)
+        operator = fusion.row(operator, self) if fusion else operator
         streams = tuple(source for source in sources if source.layout != LINE)
         layouts = frozenset(source.layout for source in sources)
         second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
-        made = (out.bytes, *second)
+        made = (out.bytes, *second, *(DTYPES[each.dtype].bytes for each in (fusion.outputs[1:] if fusion else ())))
         set_derived(
             self,
             accumulate=accumulate,
@@ -146,7 +154,7 @@ class ScanSpec:
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
-            doubled=operator.doubled,
+            doubled=len(made) > 1,
             recomputes=(recomputes := self.saved is None and any(operator.before)),
             former=recomputes or self.saved_results,
             read_bytes=sum(source.dtype.bytes for source in streams),

@@ -82,7 +82,7 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         if spec.inner == 1 and getattr(spec, name) == "columns":
             hint = "pass strided, or rows if the items of a line are contiguous"
             yield f"{name}='columns' needs inner above 1", "inner above 1, or another layout", told("inner", name), hint
-    if row.gated != (spec.gate is not None):
+    if row.gated != any(each is not None for each in (spec.gate, spec.fusion and spec.fusion.gate)):
         what = "a gate dtype is required" if row.gated else "the operator has no gate"
         hint = "pass the gate's dtype as gate" if row.gated else "leave gate out"
         yield what, "a gate for operators whose lift reads one, and for no other", told("op", "gate"), hint
@@ -113,7 +113,8 @@ def accumulators(spec: ScanSpec, row: Operator) -> tuple[str | None, DType, DTyp
 
     Raises UnsupportedRequest for an accumulator that does not fit the output.
     """
-    kept = kept_result(spec.term) if row.gives == "index" else spec.out
+    scanned = dtype_named(spec.fusion.scanned) if spec.fusion else spec.out
+    kept = kept_result(spec.term) if row.gives == "index" else scanned
     default, accumulate, accumulator = accumulator_of(kept), spec.accumulate, kept
     if accumulate is not None:
         legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]
@@ -141,7 +142,7 @@ def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         allowed = ", ".join(name for name, each in DTYPES.items() if each.stored and each.kind in row.kinds)
         hint = "leave dtype out, or pass float32 or a half type, and convert the result"
         yield "the output dtype is for inputs only", allowed, f"dtype={spec.out_dtype}", hint
-    if row.gives != "index" and spec.out.kind not in row.kinds:
+    if row.gives != "index" and spec.accumulator.kind not in row.kinds:
         hint = f"pass an input, or a dtype, of kind {kinds}"
         hint = f"leave dtype out: the default here is {default.name}" if default.kind in row.kinds else hint
         allowed = f"an output dtype of kind {kinds}"

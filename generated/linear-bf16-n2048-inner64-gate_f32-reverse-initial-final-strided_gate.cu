@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e8aeb36ddbc315c1 of everything below this banner
+// content  sha256 4b60fd02dfdd1dce of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -110,6 +110,15 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;          // size of the dimension
+    long long lines;         // difference of the numbers of adjacent lines
+    long long input_stride;  // the same in items
+    long long mask_stride;
+    long long gate_stride;
+    long long starts_stride;
+};
+
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
@@ -211,6 +220,24 @@ __device__ __forceinline__ void advance(Operands& from) {
 
 __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
+}
+
+template <typename Item>
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
+    }
+}
+
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
 }
 
 constexpr int kOperands = 2;  // with an item per row
@@ -317,24 +344,6 @@ __device__ __forceinline__ TileRows load(const Operands& from, Position live, in
     return {load_rows(from.x, live, there), load_rows(from.g, live, there)};
 }
 
-template <typename Item>
-__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
-    } else {
-        *reinterpret_cast<Access<Item>*>(to) = y;
-    }
-}
-
-// Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
-    if (!is_live(live, k * kStride)) return;
-    const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
-}
-
 // The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
@@ -423,11 +432,22 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
             __shfl_up_sync(0xffffffffu, s.value, distance, 32)};
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, 32),
+            __shfl_sync(0xffffffffu, s.value, source, 32)};
+}
+
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
 constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
+// The states of the warp's last slot.
+__device__ __forceinline__ States of_last_slot(const States& s) {
+    const int source = 32 - kLanes + threadIdx.x % kLanes;
+    return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
+}
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -464,7 +484,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = begin_lines(carry_in + at.line * carry_in_step, at.step * carry_in_step, at.there);
-    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    if (kWarps > 1 && kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
     TileRows rows = load(from, at.live, at.there);
@@ -485,20 +505,25 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
-        auto& totals = warp_totals[tile % 2];
-        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
-        __syncthreads();
-        States prefix = kLoops ? totals[0][place] : carry;
-        if constexpr (kSerial) {
+        States prefix = carry;
+        if constexpr (kWarps > 1) {
+            auto& totals = warp_totals[tile % 2];
+            if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+            __syncthreads();
+            if constexpr (kLoops) prefix = totals[0][place];
+            if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
-        } else {
+                for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
+            } else {
 #pragma unroll
-            for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine(prefix, totals[w][place]);
+                for (int w = 1; w < kWarps; ++w)
+                    if (w <= warp) prefix = combine(prefix, totals[w][place]);
+            }
+            if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
+                warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        } else {
+            carry = combine(carry, of_last_slot(inclusive));
         }
-        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
@@ -529,10 +554,14 @@ struct ScanArguments {
     long long length;         // items in a line
     int multiprocessors;
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    Geometry geometry;
+    const void* saved;  // tensor saved by the forward scan
+    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
+    void *third, *fourth;
+    Neighbours neighbours;
+    Geometry geometry;  // its size depends on the operands of a fused scan
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 7f72db399fcc7704 of everything below this banner
+// content  sha256 8268faf227cb052c of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -58,14 +58,14 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -615,7 +615,7 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

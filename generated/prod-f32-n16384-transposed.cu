@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 295150e564d172b9 of everything below this banner
+// content  sha256 26fd2fd9de3f1cd6 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,7 +30,6 @@ constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kApart = false;  // a thread's lines are kLanes apart, and stored one by one
 constexpr bool kExchanged = true;  // lanes exchange items in shared memory
-constexpr bool kOverwrites = true;  // results replace their items there
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
 constexpr bool kStreams = true;  // 16-byte copies bypass L1
@@ -42,14 +41,14 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -216,6 +215,7 @@ __device__ __forceinline__ void advance(Operands& from) {
 __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
+
 static_assert(kLanes == 32, "a warp for each part of a tile");
 
 // Items that are contiguous in memory, and in a slab.
@@ -338,7 +338,7 @@ __device__ __forceinline__ Rows<Item> load(Item* slab) {
 template <int access, typename Item>
 __device__ __forceinline__ void store_along(Item* first, Rows<Item>& y, Item* slab, long long pitch, int lines,
                                             Position live) {
-    if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
+    __syncwarp();  // all lanes have read what the slab held
     move_lines<true>(slab, y);
     __syncwarp();
     each_access<kAlong, access, Item>(first, pitch, lines, live, [&](int place, Item* to) {
@@ -424,11 +424,21 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
 constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
+// The states of the warp's last slot.
+__device__ __forceinline__ States of_last_slot(const States& s) {
+    const int source = 32 - kLanes + threadIdx.x % kLanes;
+    return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
+}
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -471,7 +481,7 @@ scan_kernel(const Input* input, Output* output,
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = identities();
-    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    if (kWarps > 1 && kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
@@ -497,20 +507,25 @@ scan_kernel(const Input* input, Output* output,
         const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
-        auto& totals = warp_totals[tile % 2];
-        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
-        __syncthreads();
-        States prefix = kLoops ? totals[0][place] : carry;
-        if constexpr (kSerial) {
+        States prefix = carry;
+        if constexpr (kWarps > 1) {
+            auto& totals = warp_totals[tile % 2];
+            if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+            __syncthreads();
+            if constexpr (kLoops) prefix = totals[0][place];
+            if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
-        } else {
+                for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
+            } else {
 #pragma unroll
-            for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine(prefix, totals[w][place]);
+                for (int w = 1; w < kWarps; ++w)
+                    if (w <= warp) prefix = combine(prefix, totals[w][place]);
+            }
+            if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
+                warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        } else {
+            carry = combine(carry, of_last_slot(inclusive));
         }
-        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
@@ -545,11 +560,14 @@ struct ScanArguments {
     long long length;         // items in a line
     int multiprocessors;
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    Geometry geometry;
+    const void* saved;  // tensor saved by the forward scan
+    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
+    void *third, *fourth;
     Neighbours neighbours;
+    Geometry geometry;  // its size depends on the operands of a fused scan
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

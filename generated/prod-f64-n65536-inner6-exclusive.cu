@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 e1ae6dcafa1b29c6 of everything below this banner
+// content  sha256 1462fbd34eee4573 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -59,14 +59,14 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -196,6 +196,24 @@ struct Outputs {  // the first row of the next tile to store
     Output* y;
 };
 
+template <typename Item>
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
+    }
+}
+
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
+}
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
@@ -324,24 +342,6 @@ __device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from
 
 __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Operands& from) {
     return {staged_rows(ring.x[stage], from.x)};
-}
-
-template <typename Item>
-__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
-    } else {
-        *reinterpret_cast<Access<Item>*>(to) = y;
-    }
-}
-
-// Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
-    if (!is_live(live, k * kStride)) return;
-    const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
 }
 
 // The operator's functions, column by column; its conditions hold where they hold for every column.
@@ -499,17 +499,6 @@ static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every colu
 // Number of groups of so many tiles, the last of which may be partial.
 __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
-// Index of a column's first status of groups of tiles, of groups of groups; and the number of all its statuses.
-__device__ __forceinline__ int group_status(int tiles) { return kHasPeers ? tiles : 0; }
-
-__device__ __forceinline__ int stretch_status(int tiles) {
-    return group_status(tiles) + (kHasGroups ? groups_of(tiles, kGroup) : 0);
-}
-
-__device__ __forceinline__ int statuses_of(int tiles) {
-    return stretch_status(tiles) + (kHasCarry ? groups_of(tiles, kGroup * kStretch) : 0);
-}
-
 // A panel's column in an array of the states of its threads.
 __device__ __forceinline__ State& column_of(States* states, int column) {
     return states[column / kVector].column[column % kVector];
@@ -537,8 +526,11 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
     const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
     const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
     const int group = tile / kGroup, stretch = tile / (kGroup * kStretch);
-    const int groups_at = group_status(tiles_a_line), stretches_at = stretch_status(tiles_a_line);
-    const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line) + folded;
+    // a column has statuses of its tiles, then of groups, then of groups of groups
+    const int groups_at = kHasPeers ? tiles_a_line : 0;
+    const int stretches_at = groups_at + (kHasGroups ? groups_of(tiles_a_line, kGroup) : 0);
+    const int end = stretches_at + (kHasCarry ? groups_of(tiles_a_line, kGroup * kStretch) : 0);
+    const long long statuses = (long long)panel * kColumns * end + folded;
     const auto status_of = [&](int index) { return statuses + (long long)index * kColumns; };
 
     // the totals that this lane folds: of tiles, then of groups, then the chained prefix
@@ -547,19 +539,11 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
     Words words[kLooks];
 #pragma unroll
     for (int k = 0; k < kLooks; ++k) {
-        const int first_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
-        const int first_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
-        int status = first_tile;
-        needed[k] = first_tile < tile;
-        if (k >= kTileLooks) {
-            status = groups_at + first_group;
-            needed[k] = first_group < group;
-        }
-        if (k >= kTileLooks + kGroupLooks) {
-            status = stretches_at + stretch - 1;
-            needed[k] = last && stretch > 0;
-        }
-        place[k] = status_of(status);
+        const int own_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
+        const int own_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
+        const bool of_tiles = k < kTileLooks, of_groups = !of_tiles && k < kTileLooks + kGroupLooks;
+        needed[k] = of_tiles ? own_tile < tile : of_groups ? own_group < group : last && stretch > 0;
+        place[k] = status_of(of_tiles ? own_tile : of_groups ? groups_at + own_group : stretches_at + stretch - 1);
         waits[k] = needed[k];
     }
     const auto look = [&] {  // at all missing words at once: one memory round trip
@@ -690,7 +674,7 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e19c84bfbd746bed of everything below this banner
+// content  sha256 10ae15f9107e3850 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,14 +43,14 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -180,6 +180,24 @@ __device__ __forceinline__ void advance(Outputs& to) {
     to.y += kTile * kStep;
 }
 
+template <typename Item>
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
+    }
+}
+
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    const long long further = k * kStride * kStep;  // items
+    store_access(to.y + further, results.y, there);
+}
+
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
@@ -284,24 +302,6 @@ __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Op
     return {staged_rows(ring.x[stage], from.x)};
 }
 
-template <typename Item>
-__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
-    } else {
-        *reinterpret_cast<Access<Item>*>(to) = y;
-    }
-}
-
-// Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
-    if (!is_live(live, k * kStride)) return;
-    const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
-}
-
 // The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
@@ -358,11 +358,21 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
 }
 
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
 constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+
+// The states of the warp's last slot.
+__device__ __forceinline__ States of_last_slot(const States& s) {
+    const int source = 32 - kLanes + threadIdx.x % kLanes;
+    return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
+}
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -397,7 +407,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
     States carry = identities();
-    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    if (kWarps > 1 && kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
@@ -423,20 +433,25 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         const bool last_slot = lane >= 32 - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
-        auto& totals = warp_totals[tile % 2];
-        if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
-        __syncthreads();
-        States prefix = kLoops ? totals[0][place] : carry;
-        if constexpr (kSerial) {
+        States prefix = carry;
+        if constexpr (kWarps > 1) {
+            auto& totals = warp_totals[tile % 2];
+            if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+            __syncthreads();
+            if constexpr (kLoops) prefix = totals[0][place];
+            if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-            for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
-        } else {
+                for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
+            } else {
 #pragma unroll
-            for (int w = 1; w < kWarps; ++w)
-                if (w <= warp) prefix = combine(prefix, totals[w][place]);
+                for (int w = 1; w < kWarps; ++w)
+                    if (w <= warp) prefix = combine(prefix, totals[w][place]);
+            }
+            if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
+                warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+        } else {
+            carry = combine(carry, of_last_slot(inclusive));
         }
-        if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
-            warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
@@ -470,7 +485,7 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 1cce0c49f27b2d46 of everything below this banner
+// content  sha256 f324702a0905e27c of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -456,7 +456,7 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

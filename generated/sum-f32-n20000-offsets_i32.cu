@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 192, items 4, tiles 7, vectors 4, boundary 0, stages 3, ahead 1, blocks 4
+// plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 db050c04bc7b4d47 of everything below this banner
+// content  sha256 8442480abd0742c8 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,22 +34,22 @@ struct Segments {
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 20000;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 192;  // of a block
-constexpr int kWarps = 6;  // of a block
+constexpr int kThreads = 384;  // of a block
+constexpr int kWarps = 12;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 4;  // accesses of a thread
-constexpr int kRun = 16;  // consecutive items that a thread scans serially
+constexpr int kVectors = 7;  // accesses of a thread
+constexpr int kRun = 28;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
-constexpr int kTurns = 4;  // accesses of a run after which banks repeat
-constexpr int kWarpItems = 512;  // of a warp in a tile
-constexpr int kTile = 3072;  // items of a tile
+constexpr int kTurns = 1;  // accesses of a run after which banks repeat
+constexpr int kWarpItems = 896;  // of a warp in a tile
+constexpr int kTile = 10752;  // items of a tile
 constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
 constexpr int kLead = 0;  // items by which accesses begin before a row, at most
-constexpr int kStages = 3;  // tiles in the ring
-constexpr int kAhead = 1;  // steps from a tile's scan, when its total is published, to its store
-constexpr int kBlocks = 4;  // resident blocks of a multiprocessor
+constexpr int kStages = 4;  // tiles in the ring
+constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
+constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
 constexpr bool kShares = true;  // lanes read items that other lanes of the warp copied
 constexpr bool kSerial = true;  // the results of an access follow from each other
@@ -72,14 +72,14 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -663,7 +663,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
-static_assert((sizeof(Ring) + 15) / 16 * 16 == 36864, "shared memory as planned");
+static_assert((sizeof(Ring) + 15) / 16 * 16 == 172032, "shared memory as planned");
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
@@ -685,13 +685,13 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long length) {
-    const long long tiles = (length + 3071) / 3072, groups = lines;
+    const long long tiles = (length + 10751) / 10752, groups = lines;
     const long long statuses = groups * (tiles);
     return 16 + statuses * 16;
 }
@@ -704,16 +704,16 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long lines = arguments->lines;
-    long long blocks = lines * ((arguments->length + 3071) / 3072);
+    long long blocks = lines * ((arguments->length + 10751) / 10752);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    const long long resident = (long long)arguments->multiprocessors * 4;
+    const long long resident = (long long)arguments->multiprocessors * 1;
     if (blocks > resident) blocks = resident;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 36864);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 172032);
     if (allowed != cudaSuccess) return failed(allowed);
     void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines, &arguments->offsets,
         &arguments->workspace};
-    const dim3 grid((unsigned)blocks), block(192);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 36864, (cudaStream_t)stream));
+    const dim3 grid((unsigned)blocks), block(384);
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 172032, (cudaStream_t)stream));
 }
 #endif

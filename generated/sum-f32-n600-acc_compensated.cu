@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 076b862348b3420e of everything below this banner
+// content  sha256 1983fdbe2f88da21 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,14 +45,14 @@ constexpr int piece = 20;  // items of a lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if they stream.
+// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register.
-template <bool streams = false, class Item>
+template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
-    else if constexpr (streams && sizeof(Item) == 16)
+    else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
@@ -395,7 +395,7 @@ struct ScanArguments {
     int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
 };
 
-extern "C" int scanops_abi() { return 4; }
+extern "C" int scanops_abi() { return 5; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.extrema import Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
@@ -34,11 +36,15 @@ def scan(
 def scan(
     x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
 ) -> Tensor: ...
+@overload
+def scan(x: Tensor | Sequence[Tensor], op: str | Operator, dim: int, **options: Unpack[Functions]) -> Any: ...
 def scan(
-    x: Tensor,
+    x: Tensor | Sequence[Tensor],
     op: str | Operator,
     dim: int,
     *,
+    map: Callable[..., Any] | None = None,
+    then: Callable[..., Any] | None = None,
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -50,31 +56,31 @@ def scan(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | Pair | tuple[Tensor, ...]:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
     ``exclusive`` leaves x[i] out of y[i], so that the first result is the identity; ``reverse`` counts i from the last
     item. CUDA tensors are scanned by a kernel generated for exactly this request, built at its first use and cached,
-    also in compiled and transformed code and in backward passes; CPU tensors by PyTorch's own operators, with the same
-    results.
+    in compiled code and backward passes too; CPU tensors by PyTorch's own operators, with the same results.
 
     Args:
-        x: a tensor of any shape and strides. Its dtype is bool, an integer of up to 64 bits, signed or unsigned,
-            float16, bfloat16, float32, float64, complex64, complex128, or one of float8_e4m3fn, float8_e5m2,
-            float8_e4m3fnuz and float8_e5m2fnuz, which are scanned in float32.
+        x: a tensor of any shape and strides, or with ``map`` several that broadcast: bool, integers, floats,
+            complex numbers; float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz are scanned in float32.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"``, ``"logical_or"``, or an operator of your own, a ``scanops.Operator``,
             whose name serves as well once it has been used. For indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        map: a pointwise function of the tensors that gives the elements, part of the kernel (docs/fusion.md); for
+            ``"linear"`` a pair of gates and values.
+        then: likewise of the result and the tensors: what is stored; of several values a tuple.
         mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
         reverse: scan from the last item to the first.
         exclusive: leave the item itself out of its result.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
             without ``dim``, one value per line. An exclusive scan begins with it.
-        return_final: also return the carry-out, the final state of each line. A stream scanned in chunks, each with
-            the carry-out of the chunk before as ``initial``, equals the scan in one piece: exactly for integers, to
-            within rounding for floats.
+        return_final: also return the carry-out, the final state of each line. Chunks of a stream, each with that of
+            the chunk before as ``initial``, equal the scan in one piece; floats to within rounding.
         complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then the
             inclusive results; with ``reverse`` the carry-in is last. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
@@ -84,16 +90,13 @@ def scan(
             [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are read once per tensor (an
             inference tensor's at each call), which waits for the GPU.
         dtype: of the result; items are converted to it before they are scanned. By default x's dtype, or torch's
-            promotion of ``x * mask``; float32 for 8-bit floating types, int64 for sums and products of bool and
-            integers, bool for logical operators. Half types accumulate in float32, the dtype of their carries as well.
-            No result is of an 8-bit floating type.
+            promotion of ``x * mask``; float32 for 8-bit floating types, which no result has; int64 for sums and
+            products of bool and integers; bool for logical operators. Half types accumulate in float32, the dtype of
+            their carries as well.
         accumulate: the dtype to compute in. None for the default: the result's dtype, float32 for half types. A wider
             one, such as torch.float64 for float32 results, to which items are then converted; or ``"compensated"`` for
-            sums and products of floating dtypes, which carries beside each partial result what rounding has lost. The
-            error of a sum is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with
-            the accumulator's unit roundoff u and d additions that an item passes through, some tens; a plain sum has
-            d u in the second term. That of a product of n items is at most u |y[i]| + (n u)^2 |y[i]|, as long as
-            nothing overflows or is denormal; a plain product's is n u |y[i]|.
+            sums and products of floating dtypes, which carries beside each partial result what rounding has lost
+            (bounds: docs/variants.md).
         out: where to put the result: a tensor of its shape on x's device; its dtype is the result's. It may be x.
 
     Returns:
@@ -110,13 +113,16 @@ def scan(
         tensor([0, 1, 3])
 
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
-    (2016); rows split over blocks combine published tile aggregates in a fixed order instead, so that the bits of a
-    result never depend on timing. Compensated sums combine pairs of a sum and its error by Knuth's TwoSum (The Art of
-    Computer Programming, 4.2.2), products by TwoProduct; the bound is that of Ogita, Rump and Oishi, "Accurate Sum and
-    Dot Product" (2005), for a tree.
+    (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
+    if map is not None or then is not None or not isinstance(x, Tensor):
+        from scanops.fusion.calls import scan_fused  # which few programs need
+
+        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
+        return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -147,11 +153,9 @@ def cumsum(
         >>> import torch, scanops
         >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
         tensor([5., 3., 0.])
-        >>> scanops.cumsum(torch.tensor([1, 2, 3]), 0, initial=10, return_final=True)
-        (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -184,7 +188,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("prod", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -227,7 +231,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
@@ -293,4 +297,4 @@ def linear_scan(
     and Their Applications" (1990), section 1.4.
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))

@@ -45,7 +45,7 @@ except ImportError:  # a checkout has no such file
 
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
 # here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
-ABI = 4
+ABI = 5
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 LIBRARY, CUBIN = "library", "cubin"  # the forms of a kernel; where there are both, the library serves
 FORMS = {"load_inline": LIBRARY, "nvcc": LIBRARY, "nvrtc": CUBIN}  # builder -> what it makes of a kernel for a GPU

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
+import torch
 from torch import Tensor
 
 from scanops.errors import UnsupportedRequest
@@ -12,7 +14,7 @@ from scanops.ops.dispatch import Given, called
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
+__all__ = ["Functions", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -33,6 +35,17 @@ class Variant(TypedDict, total=False):
     initial: Tensor | complex | None
     segment_starts: Tensor | None
     offsets: Tensor | None
+
+
+class Functions(TypedDict, total=False):
+    """Keywords of scans with functions of several tensors."""
+
+    map: Callable[..., Any] | None
+    then: Callable[..., Any] | None
+    mask: Tensor | None
+    reverse: bool
+    exclusive: bool
+    dtype: torch.dtype | None
 
 
 @overload
@@ -132,6 +145,6 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     outs = tuple(out or (None, None))
-    found: Any = called(tensors, outs, False, *options, None, None)  # not complete, no dtype, the default accumulator
+    found: Any = called(tensors, outs, False, (*options, None, None))  # not complete, no dtype, the default accumulator
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if options[4] else pair

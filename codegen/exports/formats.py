@@ -106,7 +106,7 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    return {"as many results as items": not first.complete} | rules.get(format, {}) | every
+    return {"as many results as items, and no map": not (first.complete or first.map)} | rules.get(format, {}) | every
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

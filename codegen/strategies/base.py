@@ -18,7 +18,7 @@ HALF_BYTES = 2
 STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
 TAKEN = {  # a flag of the spec -> parameters of its kernels
-    **{"doubled": ("indices",), "strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
+    **{"strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
     **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
 }
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
@@ -31,18 +31,6 @@ class Constant(NamedTuple):
     value: int
     meaning: str  # what the number counts, printed as a comment
 
-    @property
-    def type(self) -> str:
-        """C type of the constant."""
-        if isinstance(self.value, bool):
-            return "bool"
-        return "int" if self.value < 2**31 else "long long"
-
-    @property
-    def literal(self) -> str:
-        """The value as a C literal."""
-        return str(self.value).lower()
-
 
 class Result(NamedTuple):
     """Names of one output of a kernel in its text."""
@@ -53,8 +41,7 @@ class Result(NamedTuple):
 
 
 VALUES = Result("output", "Output", "y")
-SECOND = Result("second", "Second", "z")
-INDICES = Result("indices", "Index", "z")
+SECONDS = (Result("second", "Second", "z"), Result("indices", "Index", "z"))  # by whether it holds indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +96,7 @@ class Plan:
             warps=self.threads // WARP,
             code=code,
             lifted=(*others, former) if spec.former else spec.sources,
-            results=(VALUES, INDICES if spec.indexed else SECOND) if spec.doubled else (VALUES,),
+            results=(VALUES, *(spec.fusion.further if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled)),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
             picks=bool(operator.append or spec.segments or operator.indices) and not code.calls,
@@ -146,6 +133,7 @@ class Plan:
         chosen = chosen if self.spec.takes_length else ()
         sources = tuple(source.name for source in self.spec.sources)
         among += ("output", *chosen)
+        among += ("indices", "third", "fourth")[: len(self.results) - 1]
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         return Launch(
             parameters=(*sources, *(name for name in FIELDS if name in taken)),

@@ -73,7 +73,6 @@ class TransposedPlan(Plan):
             Constant("kApart", not whole, "a thread's lines are kLanes apart, and stored one by one"),
             Constant("kRealigns", False, "lines start off the boundary of an access"),
             Constant("kExchanged", True, "lanes exchange items in shared memory"),
-            Constant("kOverwrites", self.to_rows and _overwrites(self.spec), "results replace their items there"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
             Constant("kStreams", self.streams, "16-byte copies bypass L1"),

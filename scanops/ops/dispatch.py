@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from scanops import workload
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
@@ -39,26 +39,26 @@ Given = tuple[
 
 
 def called(
-    tensors: Given, outs: Tensors, complete: Any, *options: Any
+    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...]
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three.
     """
-    found = None
-    # C++ knows no complete scans, and a compiler cannot look into it.
-    if outs[0] is None and complete is False and not is_compiling() and native.served is not None:
-        found = native.served(tensors, *options)
-    if found is None:
-        op, dim, *others = options
-        call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-        call = call if complete is False else replace(call, complete=complete)
-        eager = runs_kernels(given)
-        plain = all([out is None for out in outs])
-        if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
-            call = replace(call, dtype=autocast(call.op, given.x))
-        found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
+    # C++ knows no complete scans, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
+    if outs[0] is None and complete is False and not is_dynamo_compiling() and native.served is not None:
+        answer = native.served(tensors, options)
+        if answer is not None:
+            return answer
+    op, dim, *others = options
+    call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
+    call = call if complete is False else replace(call, complete=complete)
+    eager = runs_kernels(given)
+    plain = all([out is None for out in outs])
+    if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
+        call = replace(call, dtype=autocast(call.op, given.x))
+    found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
     return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
 
 
@@ -77,9 +77,7 @@ def plain_name(op: Any) -> Any:
 
     Raises UnsupportedRequest for an operator of two tensors or with two results.
     """
-    if isinstance(op, Operator):
-        _let_be_called(op.handle)
-        op = op.name
+    op = known_name(op)
     if type(op) is str and not _is_plain(op):
         plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
         raise UnsupportedRequest(
@@ -88,6 +86,14 @@ def plain_name(op: Any) -> Any:
             value=f"op={op!r}",
             hint=f"call scanops.{OPERATORS[op].function}",
         )
+    return op
+
+
+def known_name(op: Any) -> Any:
+    """Return the name of an operator, which is known from here on; anything else as it is."""
+    if isinstance(op, Operator):
+        _let_be_called(op.handle)
+        return op.name
     return op
 
 

@@ -20,14 +20,18 @@ ALIGNMENT = 16  # bytes; the widest access of a thread
 
 
 _OPERANDS = ("input", "mask", "gate", "starts")
+FURTHER = tuple(f"further{n}" for n in range(1, 8))  # operands of a fused scan beside the input
+_STEP, _STRIDES = ctypes.c_longlong, ctypes.c_longlong * MAX_RANK
 
 
 class _Geometry(ctypes.Structure):
     _fields_ = (
         ("rank", ctypes.c_int),
-        ("size", ctypes.c_longlong * MAX_RANK),
-        *((f"{name}_stride", ctypes.c_longlong * MAX_RANK) for name in _OPERANDS),
-        *((f"{name}_step", ctypes.c_longlong) for name in _OPERANDS),
+        ("size", _STRIDES),
+        *((f"{name}_stride", _STRIDES) for name in _OPERANDS),
+        *((f"{name}_step", _STEP) for name in _OPERANDS),
+        # of a kernel those that it has: the last ones may lie past the end of its parameter
+        *((f"{name}_{what}", kind) for name in FURTHER for what, kind in (("stride", _STRIDES), ("step", _STEP))),
     )
 
 
@@ -48,17 +52,20 @@ class ScanArguments(ctypes.Structure):
     """The kernel arguments. templates/base.cu.j2 declares those a kernel reads, rare ones last.
 
     A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and their
-    number are one parameter.
+    number are one parameter, and so is the part of the geometry that a kernel has.
     """
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_longlong) for name in ("segments", "carry_in_step", "lines", "length")),
         *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
-        ("geometry", _Geometry),
+        *((name, ctypes.c_void_p) for name in ("saved", *FURTHER, "third", "fourth")),
         ("neighbours", Neighbours),
-        ("saved", ctypes.c_void_p),
+        ("geometry", _Geometry),
     )
+
+
+BEFORE_FURTHER = ScanArguments.geometry.offset + _Geometry.further1_stride.offset  # bytes that other scans have
 
 
 def split_shape(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
@@ -163,7 +170,7 @@ def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
 
 
 def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
-    named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True)}
+    named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True) if name in _OPERANDS}
     return Neighbours(size=size, lines=lines, **named)
 
 

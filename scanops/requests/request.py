@@ -95,6 +95,11 @@ class Request:
             object.__setattr__(self, name, value)
 
     @property
+    def operands(self) -> Operands:
+        """What is read item by item, as views with x's shape."""
+        return self.inputs.operands()
+
+    @property
     def shape(self) -> torch.Size:
         """The shape of the result: x's, and one more along the scanned dimension where results are complete."""
         return result_shape(self.inputs.x.shape, self.call.dim, complete=self.call.complete)

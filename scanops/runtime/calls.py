@@ -7,7 +7,7 @@ no environment is read and no device asked. The package's docstring says what th
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ class Known(NamedTuple):
 
 CALLS: dict[Key, Known] = {}
 GRADIENTS: dict[Key, Recipe] = {}
+FUSED: dict[Key, Any] = {}  # launches of fused scans
 Value = TypeVar("Value")
 
 
@@ -48,6 +49,7 @@ def forget() -> None:
     """Empty the call cache and the native table: every call passes all checks again."""
     CALLS.clear()
     GRADIENTS.clear()
+    FUSED.clear()
     native.forget()
 
 
@@ -59,7 +61,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, environment.SCOPED.get(), *_facts(inputs))
+        key: Key = (call, environment.SCOPED.get(), *facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -81,7 +83,7 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        key: Key = (kind, needs, policy, *_facts(given))
+        key: Key = (kind, needs, policy, *facts(given))
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -97,7 +99,7 @@ def _superseded(launchers: tuple[Launcher, ...]) -> bool:
     return any(not each.own and held(each.asked, each.kernel.target, each.few) for each in launchers)
 
 
-def _facts(tensors: Tensors) -> list[object]:
+def facts(tensors: Tensors) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None

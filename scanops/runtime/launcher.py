@@ -18,7 +18,15 @@ from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
 from scanops.requests.call import is_memory
-from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
+from scanops.requests.geometry import (
+    ALIGNMENT,
+    BEFORE_FURTHER,
+    Neighbours,
+    ScanArguments,
+    fill_geometry,
+    neighbours_of,
+    split_shape,
+)
 from scanops.requests.request import Inputs, Request, Tensors
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
@@ -70,9 +78,9 @@ class Launcher:
         outer, length, inner = split_shape(request.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
-            fill_geometry(arguments, request.inputs.operands(), request.call.dim)
+            fill_geometry(arguments, request.operands, request.call.dim)
         if kernel.spec.input_layout == "transposed":
-            arguments.neighbours = neighbours_of(request.inputs.operands(), request.call.dim) or Neighbours()
+            arguments.neighbours = neighbours_of(request.operands, request.call.dim) or Neighbours()
         if request.inputs.offsets is not None:
             arguments.segments = request.inputs.offsets.numel() - 2  # offsets between the first and the last
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
@@ -94,12 +102,7 @@ class Launcher:
         if device >= 0 and device != current_device():
             with torch.cuda.device(device):
                 return self(inputs, outs)
-        bound = self._bound
-        try:
-            arguments, reference = self._spare.pop()
-        except IndexError:  # the first call, and calls that other threads make at the same time
-            arguments = ScanArguments.from_buffer_copy(self._arguments)
-            reference = bound.refer(arguments)
+        arguments, reference = self._taken()
         arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
@@ -116,9 +119,22 @@ class Launcher:
             arguments.carry_in = initial.data_ptr()
         if saved is not None:
             arguments.saved = saved.data_ptr()
-        stream = raw_stream(device) if device >= 0 else 0
+        self._queue(arguments, reference, x.device)
+
+    def _taken(self) -> tuple[ScanArguments, Any]:
+        """Arguments that no other call uses, and a reference to them."""
+        try:
+            return self._spare.pop()
+        except IndexError:  # the first call, and calls that other threads make at the same time
+            arguments = ScanArguments.from_buffer_copy(self._arguments)
+            return arguments, self._bound.refer(arguments)
+
+    def _queue(self, arguments: ScanArguments, reference: Any, where: torch.device) -> None:
+        """Launch with arguments that are complete but for the workspace, on a device's current stream."""
+        bound = self._bound
+        stream = raw_stream(where.index) if where.type != "cpu" else 0
         if bound.workspace_bytes:
-            memory = workspace(x.device, stream, bound.workspace_bytes)
+            memory = workspace(where, stream, bound.workspace_bytes)
             arguments.workspace = memory.data_ptr()
         if bound.configure is not None:
             emulated = emulator.ACTIVE.get() or emulator.DEFAULT
@@ -127,7 +143,7 @@ class Launcher:
         if code and bound.recovers(code):
             code = bound.launch(reference, stream)
         if code:
-            drop_workspace(x.device, stream)
+            drop_workspace(where, stream)
             raise self.failure(code)
         self._spare.append((arguments, reference))
 
@@ -147,7 +163,7 @@ class Launcher:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
-            arguments=bytes(self._arguments),
+            arguments=bytes(self._arguments)[:BEFORE_FURTHER],
             reads=tuple(at[name] for name in _READ_BY),
             outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
             launch=_address(self._bound.function),

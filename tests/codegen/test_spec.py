@@ -83,6 +83,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         ({name: 1}, (f"{name}=1", "True or False"))
         for name in ("initial", "final", "reverse", "exclusive", "complete", "aligned")
     ),
+    *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
     *((change, ()) for change in BAD_GRADIENTS),
 )
 

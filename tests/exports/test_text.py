@@ -177,6 +177,12 @@ def test_the_header_names_the_command_and_the_versions(format: str) -> None:
         assert format == "cu" or "Needs torch 2.8 or later" in text
 
 
+def test_gpumode_takes_kernels_for_many_rows() -> None:
+    """Their copies into shared memory are named without the word that the server refuses."""
+    for slug in ("sum-f32-any", "prod-f32-n100000"):
+        assert "copy_async" in (text := export(ScanSpec.parse(slug), "gpumode")) and "stream" not in text.lower()
+
+
 def test_the_commands_of_the_page() -> None:
     """docs/export.md shows the five problems, by the specs that are tested."""
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")

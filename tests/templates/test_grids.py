@@ -15,7 +15,7 @@ from scanops.artifact import CPU, BuildRequest
 from scanops.builders.direct import build
 from scanops.codegen.launch import MOST_BLOCKS, Launch
 from scanops.codegen.source import render
-from scanops.requests.geometry import ScanArguments
+from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
 from tools.golden import GOLDEN
 
 REFUSED = 9  # cudaErrorInvalidConfiguration
@@ -83,7 +83,7 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
             assert tuple(launched) == (numbers.blocks, numbers.threads, numbers.shared_bytes)
             for name, parameter in zip(launch.parameters, taken, strict=False):
                 field = getattr(ScanArguments, name)
-                wide = 16 if name == "offsets" else field.size
+                wide = {"offsets": 16, "geometry": BEFORE_FURTHER - field.offset}.get(name, field.size)
                 narrow = 4 if name == "length" else wide  # a position of 32 bits is the low half
                 assert parameter.raw[:narrow] == bytes(arguments)[field.offset : field.offset + narrow], name
     assert 0 < refused < 40

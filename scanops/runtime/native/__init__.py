@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("scanops")
 
 
-# served(tensors, *call.values()): a tuple of results, or None; the tensors are those of an Inputs up to initial.
-served: Callable[..., tuple[torch.Tensor, ...] | None] | None = None  # until the library is loaded
+# served(tensors, call.values()): a result, a tuple of several, or None; the tensors are an Inputs up to initial.
+served: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None] | None = None  # until it is loaded
 
 # Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
 _PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 5: 3}

@@ -45,10 +45,11 @@ inline Reference held(PyObject* object) {
 
 // Append a call's options to a key, each with its type: True is equal to 1. False for a value of any other type, which
 // Python's checks refuse. The order is that of scanops.requests.call.Call.
-inline bool append_options(Key& key, PyObject* const* options, size_t count) {
+inline bool append_options(Key& key, PyObject* options) {
     enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype };
-    for (size_t n = 0; n < count; ++n) {
-        PyObject* const each = options[n];
+    if (!PyTuple_Check(options)) return false;
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(options); ++n) {
+        PyObject* const each = PyTuple_GET_ITEM(options, n);
         Type type = kNone;
         int64_t value = 0;
         if (each == Py_True || each == Py_False) {
@@ -68,7 +69,8 @@ inline bool append_options(Key& key, PyObject* const* options, size_t count) {
         } else if (each != Py_None) {
             return false;
         }
-        key.append({type, value});
+        key.push_back(type);
+        key.push_back(value);
     }
     return true;
 }

@@ -6,13 +6,13 @@
 namespace scanops {
 namespace {
 
-// serve(tensors, *options): a tuple of results, or None where Python is to serve. The tensors are those of an Inputs, in
-// its order; the options are the fields of a Call.
+// serve(tensors, options): the result, a tuple of several, or None where Python is to serve. The tensors are those of an
+// Inputs, in its order; the options are the fields of a Call.
 PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     Operands operands;
     Key key;
-    if (count < 1 || !append_options(key, given + 1, count - 1) || !read_operands(operands, given[0])) Py_RETURN_NONE;
+    if (count != 2 || !append_options(key, given[1]) || !read_operands(operands, given[0])) Py_RETURN_NONE;
     const Found found = look_up(std::move(key), operands);
     if (found.entry == nullptr) Py_RETURN_NONE;
     size_t needs = 0;
@@ -30,6 +30,7 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
         launch(found, operands, results);
     }
     if (needs) record(*found.entry, needs, operands, results);
+    if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]));
     auto tuple = py::tuple(results.size());
     for (size_t n = 0; n < results.size(); ++n)
         PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(n), THPVariable_Wrap(std::move(results[n])));
@@ -82,8 +83,7 @@ PyObject* learn(PyObject*, PyObject* given) {
         py::handle(given).cast<std::tuple<py::tuple, py::tuple, bool, int64_t, py::tuple, Told>>();
     Operands operands;
     Key key;
-    if (!append_options(key, PySequence_Fast_ITEMS(options.ptr()), options.size()) ||
-        !read_operands(operands, inputs.ptr()))
+    if (!append_options(key, options.ptr()) || !read_operands(operands, inputs.ptr()))
         throw py::type_error("a call that is not read here");
     const auto entry = entry_of(std::move(key), operands, multiprocessors, launches);
     entry->final = final;

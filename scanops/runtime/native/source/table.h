@@ -97,12 +97,12 @@ class Table {
 
  private:
     static uint64_t digest(const Key& key) {
-        uint64_t total = key.size();
-        for (const int64_t each : key) {
-            total = (total ^ static_cast<uint64_t>(each)) * 0x9E3779B97F4A7C15ull;
-            total ^= total >> 29;
+        uint64_t total = key.size(), weight = 1;
+        for (const int64_t each : key) {  // products that do not wait for one another
+            weight *= 0x9E3779B97F4A7C15ull;
+            total += static_cast<uint64_t>(each) * weight;
         }
-        return total;
+        return total ^ total >> 32;
     }
 
     mutable std::mutex mutex_;

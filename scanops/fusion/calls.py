@@ -1,0 +1,142 @@
+"""The call of ``scanops.scan`` with several tensors, ``map`` or ``then``: checked, traced and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from scanops.codegen.operators import is_built_in, operator_named
+from scanops.errors import UnsupportedRequest, shown
+from scanops.fusion.functions import key_of, traced
+from scanops.fusion.gradients import run
+from scanops.fusion.kernel import MOST_OPERANDS
+from scanops.fusion.kernels import Tensors, Work, shape_of
+from scanops.ops.dispatch import called, known_name
+from scanops.requests import checks
+from scanops.requests.call import Call
+
+Function = Callable[..., Any]
+
+
+def scan_fused(
+    given: Any,
+    op: Any,
+    dim: Any,
+    map: Function | None,
+    then: Function | None,
+    mask: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    dtype: torch.dtype | None,
+    others: Mapping[str, object],
+) -> torch.Tensor | Tensors:
+    """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
+    inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
+    op = known_name(op)
+    if is_compiling():
+        return _followed(inputs, op, dim, map, then, mask, reverse, exclusive, dtype)
+    row = operator_named(op)
+    _check(inputs, row, dim, (map, then), mask, others)
+    Call(op, 0, reverse, exclusive, False, dtype).check_options()
+    tensors = inputs if mask is None else (*inputs, mask)
+    shape = shape_of(tensors)
+    dim = checks.check_dim("scan", torch.empty(shape, device="meta"), dim)
+    keys: list[Any] = [None if each is None else key_of(each) for each in (map, then)]
+    seen = all(each is None or key is not None for each, key in zip((map, then), keys, strict=True))
+    kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
+    fusion = traced(map, then, row, kinds, mask is not None, dtype, tuple(keys) if seen else None)
+    found = run(Work(fusion, op, dim, reverse, exclusive), tensors)
+    return found[0] if len(found) == 1 else found
+
+
+def _followed(
+    inputs: Tensors, op: str, dim: int, map: Any, then: Any, mask: Any, reverse: bool, exclusive: bool, dtype: Any
+) -> torch.Tensor | Tensors:
+    """The same by calling the functions on tensors, as a compiler follows."""
+    made = map(*inputs) if map is not None else inputs[0] if len(inputs) == 1 else inputs[:2]
+    gate, x = made if isinstance(made, tuple | list) else (None, made)
+    shape = torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
+    given: Any = (x.expand(shape), mask, gate, None, None, None)
+    y: Any = called(given, (None,), False, (op, dim, reverse, exclusive, False, dtype, None))
+    found: torch.Tensor | Tensors = y if then is None else then(y, *inputs)
+    return found
+
+
+def _check(
+    inputs: tuple[Any, ...], row: Any, dim: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
+) -> None:
+    """Raise unless the arguments are of their types and go together."""
+    wrong = [name for name, value in others.items() if value is not None and value is not False]
+    if wrong:
+        raise UnsupportedRequest(
+            f"scan: {wrong[0]} does not go with map, then or several tensors",
+            allowed="mask, reverse, exclusive and dtype",
+            value=f"{wrong[0]}={shown(others[wrong[0]])}",
+            hint="call the function first, and scan its result",
+        )
+    for name, function in zip(("map", "then"), functions, strict=True):
+        if function is not None and not callable(function):
+            raise UnsupportedRequest(
+                f"scan: {name} must be a function",
+                allowed="a function of the tensors" + " and, first, of the result" * (name == "then"),
+                value=f"{name}={shown(function)}",
+                hint=f"pass {name}=lambda x: torch.exp(x), for example",
+            )
+    count, most = len(inputs) + (mask is not None), MOST_OPERANDS
+    if not 1 <= count <= most:
+        raise UnsupportedRequest(
+            f"scan: a kernel reads 1 to {most} tensors",
+            allowed=f"1 to {most} tensors, the mask included",
+            value=f"{count} tensors",
+            hint="combine some of them before the call",
+        )
+    if row.indices or (row.gated and functions[0] is None and len(inputs) != 2):
+        raise UnsupportedRequest(
+            f"scan: {row.name!r} needs another call",
+            allowed="operators with one result; for 'linear' a map to a pair of gate and value, or these two tensors",
+            value=f"op={row.name!r}, {len(inputs)} tensors",
+            hint=f"call scanops.{row.function}" if row.indices else "pass map=lambda ...: (gate, value)",
+        )
+    if functions[0] is None and len(inputs) > 1 and not (row.gated or functions[1]):
+        raise UnsupportedRequest(
+            "scan: several tensors need a map",
+            allowed="map, which makes the elements of the tensors; or then, which reads those after the first",
+            value=f"{len(inputs)} tensors",
+            hint="pass map=lambda x, y: x * y, for example",
+        )
+    if mask is not None and not is_built_in(row):
+        raise UnsupportedRequest(
+            "scan: a mask beside map or then needs a built-in operator",
+            allowed="an operator whose identity is an element",
+            value=f"op={row.name!r}",
+            hint="call torch.where in map",
+        )
+    for place, each in enumerate((*inputs, *(() if mask is None else (mask,)))):
+        name = "mask" if place == len(inputs) else f"tensor {place}"
+        checks.check_tensor("scan", name, each)
+        checks.check_device("scan", name, each, inputs[0])
+        checks.check_readable("scan", name, each)
+        legal = name != "mask" or each.dtype == torch.bool
+        if each.is_complex() or each.dtype in _STORED_ONLY or not legal:
+            raise UnsupportedRequest(
+                f"scan: {name} must be {'bool' if not legal else 'real'} beside map or then",
+                allowed="a bool mask" if not legal else "bool, int8 to int64, uint8 and floating dtypes",
+                value=f"{name}.dtype={each.dtype}",
+                hint="multiply by a numeric mask in map" if not legal else "convert the tensor first",
+            )
+    try:
+        shape_of(inputs if mask is None else (*inputs, mask))
+    except RuntimeError as problem:
+        shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
+        raise UnsupportedRequest(
+            "scan: the tensors must broadcast",
+            allowed="each dimension equal in all tensors, or 1",
+            value=f"shapes {shapes}" + (f", mask {tuple(mask.shape)}" if mask is not None else ""),
+            hint="reshape the tensors; views are not copied",
+        ) from problem
+
+
+_STORED_ONLY = tuple(getattr(torch, name) for name in ("uint16", "uint32", "uint64"))

@@ -1,0 +1,242 @@
+"""Pointwise expressions of several tensors, and their C++.
+
+A ``Graph`` is a list of nodes, each after its arguments and none twice, so that equal expressions are equal lists. A
+node is ``(operation, dtype, *arguments)``, of which those that are nodes are numbers in the list. Half types and 8-bit
+floats are read as float32 and computed in float32; where an expression converts to one of them, it rounds. This module
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, isnan
+from typing import Any
+
+from scanops.codegen.dtypes import DTYPES, DType, promote
+
+Node = tuple[Any, ...]
+_FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf")
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+# C++ of an operation over the texts of its arguments, each in the dtype of the node, of a comparison in its operands'
+_TEXTS = {
+    **{name: f"{name}({{0}})" for name in _FUNCTIONS},
+    **{name: f"({{0}} {sign} {{1}})" for name, sign in (*_INFIX.items(), *COMPARISONS.items())},
+    **{"neg": "(-{0})", "where": "({0} ? {1} : {2})", "pow": "pow({0}, {1})", "floor": "floor({0})"},
+    **{"abs": "({0} < 0 ? -{0} : {0})", "not": "(!{0})", "sigmoid": "(1 / (1 + exp(-{0})))", "detach": "{0}"},
+    "rsqrt": "(1 / sqrt({0}))",
+    "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",  # NaN if one is
+    "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
+    "softplus": "(({0} > 0 ? {0} : 0) + log1p(exp({0} > 0 ? -{0} : {0})))",
+}
+OPERATIONS = frozenset(_TEXTS)
+
+
+def wide(dtype: str) -> str:
+    """Return the dtype in which values of ``dtype`` are computed: float32 for half types and 8-bit floats."""
+    row = DTYPES[dtype]
+    return "float32" if row.kind == "float" and row.bytes < 4 else dtype
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of a dtype have derivatives."""
+    return DTYPES[dtype].kind == "float"
+
+
+class Term:
+    """A node, with Python's operators for formulas of derivatives; numbers take the dtype of the term beside them."""
+
+    __slots__ = ("at", "graph")
+
+    def __init__(self, graph: Graph, at: int) -> None:
+        self.graph, self.at = graph, at
+
+    @property
+    def node(self) -> Node:
+        return self.graph.nodes[self.at]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.node[1])
+
+    def apply(self, operation: str, *others: Term | float, dtype: str = "") -> Term:
+        """Return the operation of this term and others, converted to ``dtype``, by default what they promote to."""
+        terms = [self, *(each for each in others if isinstance(each, Term))]
+        to = dtype or functools.reduce(promote, (DTYPES[each.dtype] for each in terms)).name
+        return self.graph.apply(operation, to, self, *others)
+
+    def __add__(self, other: Term | float) -> Term:
+        return self.apply("add", other)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return self.apply("sub", other)
+
+    def __rsub__(self, other: float) -> Term:
+        return self.graph.number(other, self.dtype).apply("sub", self)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return self.apply("mul", other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return self.apply("div", other)
+
+    def __neg__(self) -> Term:
+        return self.apply("neg")
+
+    def compare(self, operation: str, other: Term | float) -> Term:
+        """Return a comparison, of dtype bool."""
+        if not isinstance(other, Term):
+            other = self.graph.number(other, self.dtype)
+        both = promote(DTYPES[self.dtype], DTYPES[other.dtype]).name
+        return self.graph.add(operation, "bool", self.cast(both).at, other.cast(both).at)
+
+    def select(self, yes: Term | float, no: Term | float) -> Term:
+        """Return ``yes`` where this term holds, else ``no``; one of them is a term."""
+        dtypes = [DTYPES[each.dtype] for each in (yes, no) if isinstance(each, Term)]
+        dtype = functools.reduce(promote, dtypes).name
+        terms = (each if isinstance(each, Term) else self.graph.number(each, dtype) for each in (yes, no))
+        return self.graph.add("where", dtype, self.cast("bool").at, *(each.cast(dtype).at for each in terms))
+
+    def cast(self, dtype: str) -> Term:
+        """Return the value converted to a dtype; a narrower float rounds."""
+        to = wide(dtype)
+        if self.node[0] == "number":
+            term = self.graph.number(self.node[2], to)
+        else:
+            term = self if self.dtype == to else self.graph.add("cast", to, self.at)
+        return term if to == dtype else self.graph.add("round", to, term.at, dtype)
+
+
+class Graph:
+    """Nodes in the order of their first use."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.nodes: list[Node] = []
+        self._places: dict[str, int] = {}
+        for operation, dtype, *arguments in nodes:
+            self.add(operation, dtype, *arguments)
+
+    def add(self, operation: str, dtype: str, *arguments: Any) -> Term:
+        """Return the node of these arguments, which is there once."""
+        node = (operation, dtype, *arguments)
+        at = self._places.setdefault(repr(node), len(self.nodes))
+        if at == len(self.nodes):
+            self.nodes.append(node)
+        return Term(self, at)
+
+    def number(self, value: float, dtype: str) -> Term:
+        """Return a constant of that dtype."""
+        kind = DTYPES[dtype].kind
+        return self.add(
+            "number", dtype, bool(value) if kind == "bool" else int(value) if kind == "int" else float(value)
+        )
+
+    def operand(self, place: int, dtype: str) -> Term:
+        """Return an item of an operand of that dtype."""
+        return self.add("operand", wide(dtype), place)
+
+    def apply(self, operation: str, dtype: str, *arguments: Term | float) -> Term:
+        """Return an operation of arguments converted to ``dtype``, in which it computes."""
+        to = wide(dtype)
+        terms = [(each.cast(to) if isinstance(each, Term) else self.number(each, to)) for each in arguments]
+        found = _simpler(operation, terms)
+        return self.add(operation, to, *(each.at for each in terms)) if found is None else found
+
+    def carried(self, root: int, to: Graph, leaf: Callable[[Node], Term]) -> Term:
+        """Return an expression of this graph in another one, with the terms that ``leaf`` gives for its leaves."""
+        made: dict[int, Term] = {}
+        for at in self.reached(root):
+            node = self.nodes[at]
+            count = len(arguments_of(node))
+            moved = (made[each].at for each in node[2 : 2 + count])
+            whole = (*node[:2], *moved, *node[2 + count :])
+            made[at] = leaf(node) if node[0] in ("operand", "result") else to.add(*whole)
+        return made[root]
+
+    def reached(self, *roots: int) -> list[int]:
+        """The nodes that some roots follow from, these included, in order."""
+        needed = set(roots)
+        for at in range(max(roots, default=-1), -1, -1):
+            if at in needed:
+                needed.update(arguments_of(self.nodes[at]))
+        return sorted(needed)
+
+
+def arguments_of(node: Node) -> tuple[int, ...]:
+    """The nodes among the arguments of one."""
+    if node[0] in ("operand", "result", "number"):
+        return ()
+    return tuple(node[2:3]) if node[0] == "round" else tuple(node[2:])
+
+
+def _simpler(operation: str, terms: list[Term]) -> Term | None:
+    """A product with 1, or a sum with 0, as derivatives have them; None where there is nothing to leave out."""
+    if operation not in ("add", "mul"):
+        return None
+    neutral = 0 if operation == "add" else 1
+    for one, other in (terms, terms[::-1]):
+        if one.node[0] == "number" and one.node[2] == neutral:
+            return other
+    return None
+
+
+# ---- C++
+
+
+def _number(value: float, dtype: DType) -> str:
+    """A constant as a C++ literal."""
+    if dtype.kind == "bool":
+        return str(bool(value)).lower()
+    if dtype.kind == "int":
+        return f"({dtype.value}){int(value)}LL" if value > -(2**63) else f"({dtype.value})(-{2**63 - 1}LL - 1)"
+    if isnan(value):
+        text = "NAN"
+    elif value in (inf, -inf):
+        text = "INFINITY" if value > 0 else "-INFINITY"
+    else:
+        text = repr(float(value))
+    return f"({dtype.value}){text}" if dtype.bytes == 4 or text[-1] in "YN" else text
+
+
+class Printer:
+    """The C++ of expressions over the texts of operands and of the scan's result."""
+
+    def __init__(self, nodes: Sequence[Node], leaves: dict[tuple[str, Any], str]) -> None:
+        self.nodes, self.leaves = nodes, leaves
+
+    def body(self, root: int, indent: str = "    ") -> str:
+        """The statements that return an expression; what it uses several times is computed once."""
+        graph = Graph(self.nodes)
+        reached = graph.reached(root)
+        uses = [each for at in reached for each in arguments_of(self.nodes[at])]
+        repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
+        uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
+        lines: list[str] = []
+        texts: dict[int, str] = {}
+        for at in reached:
+            node = self.nodes[at]
+            text = self._text(node, texts)
+            if arguments_of(node) and uses.count(at) > 1:
+                lines.append(f"const {DTYPES[node[1]].value} t{at} = {text};")
+                text = f"t{at}"
+            texts[at] = text
+        return "".join(f"{indent}{line}\n" for line in (*lines, f"return {texts[root]};"))
+
+    def _text(self, node: Node, texts: dict[int, str]) -> str:
+        operation, dtype = node[0], DTYPES[node[1]]
+        if operation == "number":
+            return _number(node[2], dtype)
+        if operation in ("operand", "result"):
+            return self.leaves[operation, node[2] if operation == "operand" else None]
+        given = [texts[each] for each in arguments_of(node)]
+        if operation == "cast":
+            return dtype.rounded.format(x=given[0], value=dtype.value)
+        if operation == "round":
+            return DTYPES[node[3]].rounded.format(x=given[0], value=dtype.value)
+        if operation == "not" and dtype.kind == "int":
+            return f"(~{given[0]})"
+        if operation in ("add", "sub", "mul", "neg") and dtype.kind == "int":  # which wraps around
+            given = [f"({dtype.accumulator}){each}" for each in given]
+            return f"({dtype.value})({_TEXTS[operation].format(*given)})"
+        return _TEXTS[operation].format(*given)

@@ -1,0 +1,274 @@
+"""What a kernel computes around a scan: the text of a ``Fusion``, and its C++.
+
+A ``Fusion`` says what is scanned, the elements and the gates of a recurrence, in terms of the operands; and the
+outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map`` of ``ScanSpec``.
+This module needs no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.operator import Operator
+from scanops.errors import UnsupportedRequest, shown
+from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, wide
+
+MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
+_FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
+
+
+class Operand(NamedTuple):
+    """An operand of a fused kernel: its dtype, and its layout as ``ScanSpec`` names it."""
+
+    dtype: str
+    layout: Any = "dense"
+
+
+class Result(NamedTuple):
+    """The names of an output: as those of ``codegen.strategies.base``, which few scans need."""
+
+    name: str
+    type: str
+    pointer: str
+
+
+class Output(NamedTuple):
+    """An output: the number of its node, and the dtype that it is stored in."""
+
+    at: int
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)  # that of a text is one object: ``fusion_of``
+class Fusion:
+    """Expressions around a scan. ``nodes`` are those of a Graph."""
+
+    nodes: tuple[Node, ...]
+    operands: tuple[Operand, ...]
+    element: int  # number of the node whose values are scanned
+    gate: int | None  # likewise of the gates, for an operator that has them
+    scanned: str  # dtype of the scan: what ``then`` is given a result of
+    outputs: tuple[Output, ...]
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The canonical text: of equal expressions of equal operands the same, and nothing else."""
+        kept = {at: number for number, at in enumerate(Graph(self.nodes).reached(*self._roots))}
+        nodes = []
+        for at in kept:
+            node, count = self.nodes[at], len(arguments_of(self.nodes[at]))
+            nodes.append([*node[:2], *(kept[each] for each in node[2 : 2 + count]), *node[2 + count :]])
+        outputs = [[kept[each.at], each.dtype] for each in self.outputs]
+        gate = None if self.gate is None else kept[self.gate]
+        parts = [nodes, self.operands, kept[self.element], gate, self.scanned, outputs]
+        return json.dumps(parts, separators=(",", ":"))
+
+    @staticmethod
+    def of_text(text: str) -> Fusion:
+        """Return the fusion with this text."""
+        nodes, operands, element, gate, scanned, outputs = json.loads(text)
+        return Fusion(
+            tuple(map(tuple, nodes)),
+            tuple(Operand(*each) for each in operands),
+            element,
+            gate,
+            scanned,
+            tuple(Output(*each) for each in outputs),
+        )
+
+    @property
+    def digest(self) -> str:
+        """A short name of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:20]
+
+    @functools.cached_property
+    def read(self) -> tuple[int, ...]:
+        """The operands that elements, gates and outputs are made of."""
+        reached = Graph(self.nodes).reached(*self._roots)
+        return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
+
+    @property
+    def _roots(self) -> tuple[int, ...]:
+        return (self.element, *(() if self.gate is None else (self.gate,)), *(each.at for each in self.outputs))
+
+    @functools.cached_property
+    def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
+        """Of each operand: name of the parameter, C type of an item, C name of a thread's items, dtype, layout."""
+        others = ((f"further{n}", f"Further{n}", f"x{n}") for n in range(1, len(self.operands)))
+        names = (("input", "Input", "x"), *others)
+        return tuple((*name, *operand) for name, operand in zip(names, self.operands, strict=True))
+
+    def selected(self, places: Sequence[int]) -> Fusion:
+        """Return the fusion of these operands in this order; those left out are not read."""
+        graph, source = Graph(), Graph(self.nodes)
+        by_place = {place: number for number, place in enumerate(places)}
+
+        def leaf(node: Node) -> Term:
+            if node[0] == "result":
+                return graph.add(*node)
+            return graph.add(*node[:2], by_place[node[2]])
+
+        element, *others = (source.carried(root, graph, leaf).at for root in self._roots)
+        gate = others.pop(0) if self.gate is not None else None
+        return Fusion(
+            tuple(graph.nodes),
+            tuple(self.operands[place] for place in places),
+            element,
+            gate,
+            self.scanned,
+            tuple(Output(at, each.dtype) for at, each in zip(others, self.outputs, strict=True)),
+        )
+
+    def laid(self, layouts: Sequence[str]) -> Fusion:
+        """Return the fusion of operands that lie so."""
+        return replace(self, operands=tuple(map(Operand, (each.dtype for each in self.operands), layouts)))
+
+    @functools.cached_property
+    def kept(self) -> tuple[int, ...]:
+        """The operands that an output reads beside the result of the scan."""
+        reached = Graph(self.nodes).reached(*(each.at for each in self.outputs))
+        return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of registers for the operands of an item that outputs read; those of a whole line are held once."""
+        kept = [self.operands[place] for place in self.kept if self.operands[place].layout != "line"]
+        return sum(max(4, DTYPES[each.dtype].bytes) for each in kept)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the one output is the result of the scan itself."""
+        only = self.outputs[0]
+        return len(self.outputs) == 1 and self.nodes[only.at][0] == "result" and only.dtype == self.scanned
+
+    def row(self, row: Operator, spec: Any) -> Operator:
+        """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.
+
+        The further fields belong to single elements, as those of gradients do: they are not exchanged. Raises
+        UnsupportedRequest where a ScanSpec has fields that do not go with expressions.
+        """
+        wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
+        if wrong or row.indices or row.gives == "index":
+            raise UnsupportedRequest(
+                f"{spec.op}: map does not go with {wrong[0] if wrong else 'an operator with indices'}",
+                allowed="an operator with one result, without mask, gate, saved tensor, segments and complete results",
+                value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
+                hint="make mask and gate operands of the expression",
+            )
+        return row if self.plain else _row_with(self, row.handle)
+
+    def functions(self, project: str) -> str:
+        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result."""
+        leaves: dict[tuple[str, Any], str] = {("result", None): "y"}
+        for place, (dtype, _) in enumerate(self.operands):
+            leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
+        printer, taken = Printer(self.nodes, leaves), ", ".join(self._taken("{1} {2}"))
+        inline = "__device__ __forceinline__"
+        parts = [f"// What is scanned, of the operands.\n{inline} Value mapped({taken}) {{\n"
+                 f"{printer.body(self.element)}}}\n"]  # fmt: skip
+        if self.gate is not None:
+            parts.append(f"{inline} Value mapped_gate({taken}) {{\n{printer.body(self.gate)}}}\n")
+        own = "".join(f"    s.own{place} = {leaves['operand', place]};\n" for place in self.kept)
+        parts.append(f"// With the operands that outputs read.\n{inline} State beside(State s, {taken}) {{\n"
+                     f"{own}    return s;\n}}\n")  # fmt: skip
+        for place in self.kept:
+            is_bool = self.operands[place].dtype == "bool"
+            leaves["operand", place] = f"(s.own{place} != 0)" if is_bool else f"s.own{place}"
+        for number, (at, dtype) in enumerate(self.outputs):
+            body = printer.body(at)
+            made = DTYPES[wide(dtype)].value
+            result = DTYPES[self.scanned].value
+            parts.append(f"{inline} {made} then{number}([[maybe_unused]] {result} y, [[maybe_unused]] const State& s) "
+                         f"{{\n{body}}}\n")  # fmt: skip
+            if number > 0:
+                written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
+                function = f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n"
+                parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n{function}")
+        return "\n".join(parts)
+
+    def _taken(self, form: str) -> list[str]:
+        return [form.format(*each) for each in self.sources]
+
+    @property
+    def lifted(self) -> str:
+        """The C++ expression that makes the state of an item of its operands."""
+        given = ", ".join(self._taken("{2}"))
+        lift = f"lift(mapped({given}){'' if self.gate is None else f', mapped_gate({given})'})"
+        return lift if self.plain else f"beside({lift}, {given})"
+
+    @property
+    def further(self) -> tuple[Result, ...]:
+        """The names of the outputs after the first in the text of a kernel."""
+        return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
+
+
+def _with_fields(row: Operator, text: str) -> str:
+    """An expression over states of a row, whose state may be a plain number, with the field named."""
+    if row.field_types != ("value",):
+        return text
+    return re.sub(r"\b(older|newer|state)\b", rf"\1.{row.fields[0]}", text)
+
+
+@functools.lru_cache(maxsize=256)
+def _row_with(fusion: Fusion, handle: Any) -> Operator:
+    row: Operator = handle.operator
+    names = tuple(f"own{place}" for place in fusion.kept)
+    named = functools.partial(_with_fields, row) if names else str
+    kinds = tuple(_FIELD.get(dtype := wide(fusion.operands[place].dtype), dtype) for place in fusion.kept)
+    newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
+
+    def joined(texts: tuple[str, ...]) -> tuple[str, ...]:
+        if len(texts) < len(row.fields):  # one expression for the whole state
+            parts = "".join(f" s.{name} = newer.{name};" for name in names)
+            return tuple(f"[&] {{ State s = {text};{parts} return s; }}()" for text in texts)
+        return (*map(named, texts), *newer)
+
+    return replace(
+        row,
+        name=f"{row.name}_fused",
+        fields=(*row.fields, *names),
+        types=(*row.field_types, *kinds),
+        own=names,
+        lift=(*row.lift, *none),
+        combine=joined(row.combine),
+        append=joined(row.append) if row.append else (),
+        extend=(),
+        holds=(),
+        settle=(),
+        behind=(),
+        loss="",
+        identity=(*row.identity, *none),
+        project=f"then0(({DTYPES[fusion.scanned].value})({named(row.project)}), state)",
+        resume=(*row.resumes, *none) if row.resumes else (),
+        resumed=lambda y: y,
+        output=lambda h: h,
+        carried=named(row.carried or row.project),
+        kinds=("int", "float", "complex", "bool"),
+        forms={},
+        gradient=None,
+        derivative=None,
+        join=None,
+    )
+
+
+_read = functools.lru_cache(maxsize=4096)(Fusion.of_text)
+
+
+def fusion_of(text: str) -> Fusion:
+    """Return the fusion with this text: of equal texts the same object. Raises UnsupportedRequest for any other."""
+    try:
+        return _read(text)
+    except (ValueError, TypeError, IndexError, KeyError) as problem:
+        raise UnsupportedRequest(
+            "map must be the text of expressions that scanops traced",
+            allowed="Fusion.text",
+            value=shown(text),
+            hint="call scanops.scan with functions, or take the spec from scanops.explain",
+        ) from problem

@@ -1,0 +1,200 @@
+"""A fused scan on tensors: by one kernel, or by torch's operators around an ordinary scan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from scanops import environment
+from scanops.codegen.lines import are_few
+from scanops.codegen.spec import ScanSpec
+from scanops.fusion.expressions import Graph, Node, wide
+from scanops.fusion.kernel import Fusion
+from scanops.ops.dispatch import called
+from scanops.processes import NO_FORK
+from scanops.requests.call import Call
+from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, split_shape
+from scanops.requests.request import Inputs
+from scanops.runtime import calls
+from scanops.runtime.launcher import Launcher, device_of
+from scanops.runtime.policies import POLICIES
+
+Tensors = tuple[torch.Tensor, ...]
+_PLACES = ("output", "indices", "third", "fourth")  # the fields of ScanArguments for outputs
+_NAMES = ("input", *FURTHER)  # and for operands
+
+
+class Work(NamedTuple):
+    """A fused scan without its tensors."""
+
+    fusion: Fusion
+    op: str
+    dim: int  # counts from 0
+    reverse: bool
+    exclusive: bool
+
+
+def shape_of(tensors: Tensors) -> torch.Size:
+    first = tensors[0].shape
+    if all([each.shape == first for each in tensors]):
+        return first
+    shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in tensors))  # type: ignore[no-untyped-call]
+    return shape
+
+
+# ---- by a kernel
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a Launcher needs of a request."""
+
+    call: Call
+    x: torch.Tensor
+    operands: dict[str, torch.Tensor]
+    places: tuple[tuple[str, torch.Size, torch.dtype], ...]
+    shape: torch.Size
+    inputs: Inputs = field(default_factory=lambda: Inputs(x=torch.empty(0)))
+
+
+class _Launcher(Launcher):
+    """A launch that reads tensors by their places in the call."""
+
+    __slots__ = ("reads",)
+    reads: tuple[tuple[str, int], ...]  # field of ScanArguments, place of the tensor
+
+    def __call__(self, inputs: Sequence[torch.Tensor | None], outs: Tensors) -> None:
+        """Launch on the tensors of a call."""
+        where = outs[0].device
+        with torch.cuda.device(where) if where.type == "cuda" else torch.no_grad():
+            arguments, reference = self._taken()
+            for name, place in self.reads:
+                tensor = inputs[place]
+                assert tensor is not None
+                setattr(arguments, name, tensor.data_ptr())
+            for (name, _, _), out in zip(self.places, outs, strict=True):
+                setattr(arguments, name, out.data_ptr())
+            self._queue(arguments, reference, where)
+
+
+def computed(work: Work, tensors: Tensors) -> Tensors:
+    """Return the outputs by a kernel; by torch's operators where there is none."""
+    key = (work, environment.SCOPED.get(), *calls.facts(tensors))
+    launcher = calls.FUSED.get(key)
+    if launcher is None:
+        launcher = _launcher(work, tensors)
+        if launcher is None:
+            return composed(work, tensors)
+        if launcher.own:
+            calls.remember(calls.FUSED, key, launcher)
+    found: Tensors = launcher.outputs(tensors)
+    return found
+
+
+def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
+    """Return the spec of the kernel for tensors of these shapes and strides, and which of them it reads, in order."""
+    shape, dim = shape_of(tensors), work.dim
+    views = [each.expand(shape) for each in tensors]
+    order = _order(work.fusion, [layout_of(each, shape, dim) for each in views])
+    views = [views[place] for place in order]
+    layouts = [layout_of(each, shape, dim) for each in views]
+    layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
+    fusion = work.fusion.selected(order).laid(layouts)
+    _, length, inner = split_shape(shape, dim)
+    spec = ScanSpec(
+        op=work.op,
+        dtype=fusion.operands[0].dtype,
+        length=length,
+        out_dtype=fusion.outputs[0].dtype,
+        reverse=work.reverse,
+        exclusive=work.exclusive,
+        inner=inner,
+        input_layout=layouts[0],
+        map=fusion.text,
+        # an odd number of columns is read item by item, which any boundary allows
+        aligned=inner % 2 == 1 < inner
+        or all(is_aligned(each, layout, dim) for each, layout in zip(views, layouts, strict=True)),
+    )
+    return spec, order
+
+
+def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
+    """The launch for tensors of these shapes and strides, by a kernel that is found or built."""
+    spec, order = spec_of(work, tensors)
+    shape, device = shape_of(tensors), device_of(tensors[0])
+    few = are_few(spec, line_shape(shape, work.dim).numel(), device.multiprocessors)
+    with NO_FORK:
+        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
+
+    kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
+    if kernel is None:
+        return None
+    request: Any = _Request(
+        call=Call(work.op, work.dim),
+        x=tensors[0],
+        operands={name: tensors[place].expand(shape) for name, place in zip(_NAMES, order, strict=False)},
+        places=tuple(
+            (name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, work.fusion.outputs, strict=False)
+        ),
+        shape=shape,
+    )
+    launcher = _Launcher(kernel, request, device, spec, few)
+    launcher.reads = tuple(zip(_NAMES, order, strict=False))
+    return launcher
+
+
+def _order(fusion: Fusion, layouts: list[Any]) -> list[int]:
+    """The operands that the expressions read, first one that lies as the output does, if there is any."""
+    read = list(fusion.read) or [0]
+    first = min(read, key=lambda place: (layouts[place] != "dense", layouts[place] == "line", place))
+    return [first, *(place for place in read if place != first)]
+
+
+# ---- by torch's operators
+
+_TORCH: dict[str, Any] = {
+    **{"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "not": torch.bitwise_not},
+    "softplus": lambda x: torch.nn.functional.softplus(x, threshold=40),  # where log(1 + exp(x)) rounds to x
+    "detach": torch.Tensor.detach,
+}
+
+
+def composed(work: Work, tensors: Tensors) -> Tensors:
+    """Return the outputs by torch's operators around an ordinary scan, which have derivatives of every kind."""
+    fusion, shape = work.fusion, shape_of(tensors)
+    values: dict[int, torch.Tensor] = {}
+
+    def value(root: int, result: torch.Tensor | None = None) -> torch.Tensor:
+        for at in Graph(fusion.nodes).reached(root):
+            if at not in values:
+                values[at] = _value(fusion.nodes[at], values, tensors, result)
+        return values[root].expand(shape)
+
+    dtype = getattr(torch, fusion.scanned)
+    gate = None if fusion.gate is None else value(fusion.gate)
+    given: Any = (value(fusion.element), None, gate, None, None, None)
+    y: Any = called(given, (None,), False, (work.op, work.dim, work.reverse, work.exclusive, False, dtype, None))
+    y = y.to(getattr(torch, wide(fusion.scanned)))
+    return tuple(value(at, y).to(getattr(torch, stored)).contiguous() for at, stored in fusion.outputs)
+
+
+def _value(node: Node, values: dict[int, torch.Tensor], tensors: Tensors, result: torch.Tensor | None) -> Any:
+    operation, dtype, *arguments = node
+    to = getattr(torch, dtype)
+    if operation == "operand":
+        return tensors[arguments[0]].to(to)
+    if operation == "number":
+        return torch.full((), arguments[0], dtype=to, device=tensors[0].device)
+    if operation == "result":
+        assert result is not None
+        return result
+    x = values[arguments[0]]
+    if operation == "cast":
+        return x.to(to)
+    if operation == "round":
+        return x.to(getattr(torch, arguments[1])).to(to)
+    given = [values[each] for each in arguments]
+    return (_TORCH.get(operation) or getattr(torch, operation))(*given)

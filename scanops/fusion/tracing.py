@@ -1,0 +1,270 @@
+"""The items that functions are traced with: each operation on them is recorded as a node of a ``Graph``.
+
+The dtype of a node is the one that torch gives the same operation on tensors of the ``meta`` device. What is no
+operation of the table below raises UnsupportedRequest, which names the operation and the line of the function.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scanops.codegen.dtypes import dtype_named
+from scanops.errors import UnsupportedRequest, did_you_mean, shown
+from scanops.fusion.expressions import COMPARISONS, OPERATIONS, Graph, Term, is_float, wide
+
+_FOLDERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_EXACT_SOFTPLUS = 17.0  # above it log(1 + exp(x)) rounds to x in float32
+
+
+# ---- operations: (graph, dtype of the result, arguments as torch names them)
+
+
+def _float(graph: Graph, dtype: str, x: Term | float) -> Term:
+    """A number as a term, and a term in the dtype it is computed in."""
+    return graph.number(x, wide(dtype)) if not isinstance(x, Term) else x.cast(wide(dtype))
+
+
+def _plain(name: str) -> Callable[..., Term]:
+    return lambda graph, to, *terms: graph.apply(name, to, *terms)
+
+
+def _scaled(name: str) -> Callable[..., Term]:
+    def compute(graph: Graph, to: str, input: Any, other: Any, *, alpha: float = 1) -> Term:
+        return graph.apply(name, to, input, other if alpha == 1 else graph.apply("mul", to, other, alpha))
+
+    return compute
+
+
+def _comparison(name: str) -> Callable[..., Term]:
+    def compute(graph: Graph, to: str, input: Any, other: Any) -> Term:
+        if not isinstance(input, Term):
+            mirrored = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+            return _comparison(mirrored.get(name, name))(graph, to, other, input)
+        if not isinstance(other, Term | bool) and not is_float(
+            input.dtype
+        ):  # torch compares in the dtype that the number asks for
+            input = input.cast("float32") if isinstance(other, float) else input
+            input = input.cast("int64") if input.dtype == "bool" else input
+        found: Term = input.compare(name, other)
+        return found
+
+    return compute
+
+
+def _logical(name: str) -> Callable[..., Term]:
+    def compute(graph: Graph, to: str, *terms: Term) -> Term:
+        return graph.apply(name, "bool", *(each.cast("bool") for each in terms))
+
+    return compute
+
+
+def _where(graph: Graph, to: str, condition: Term, input: Any, other: Any) -> Term:
+    yes, no = (_float(graph, to, each) for each in (input, other))
+    return condition.select(yes, no)
+
+
+def _clamp(graph: Graph, to: str, input: Term, min: Any = None, max: Any = None) -> Term:
+    for name, bound in (("maximum", min), ("minimum", max)):
+        if isinstance(bound, Term):
+            input = graph.apply(name, to, input, bound)
+        elif bound is not None:
+            input, limit = _float(graph, to, input), _float(graph, to, bound)
+            input = input.compare("lt" if name == "maximum" else "gt", limit).select(limit, input)
+    return input
+
+
+def _softplus(graph: Graph, to: str, input: Term, beta: float = 1, threshold: float = 20) -> Term:
+    x = _float(graph, to, input)
+    scaled = x if beta == 1 else x * float(beta)
+    y = scaled.apply("softplus")
+    y = y if beta == 1 else y / float(beta)
+    exact = x.dtype == "float32" and threshold >= _EXACT_SOFTPLUS
+    return y if exact else scaled.compare("gt", float(threshold)).select(x, y)
+
+
+def _pow(graph: Graph, to: str, input: Any, exponent: Any) -> Term:
+    base = _float(graph, to, input)
+    if isinstance(exponent, int | float) and exponent in (1, 2, 3):
+        return {1: base, 2: base.apply("mul", base), 3: base.apply("mul", base).apply("mul", base)}[int(exponent)]
+    if not is_float(base.dtype):
+        raise _Unsupported("pow of integers with an exponent other than 1, 2 and 3")
+    return base.apply("sqrt") if exponent == 0.5 else graph.apply("pow", to, base, exponent)
+
+
+def _div(graph: Graph, to: str, input: Any, other: Any, *, rounding_mode: str | None = None) -> Term:
+    if rounding_mode not in (None, "floor") or not is_float(wide(to)):
+        raise _Unsupported(f"div with rounding_mode={rounding_mode!r}, of dtype {to}")
+    found = graph.apply("div", to, input, other)
+    return found if rounding_mode is None else found.apply("floor")
+
+
+def _relu(graph: Graph, to: str, input: Term) -> Term:
+    x = _float(graph, to, input)
+    return x.compare("le", 0).select(0, x)
+
+
+_OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and of the method
+    **{name: _plain(name) for name in OPERATIONS - {*COMPARISONS, "softplus", "pow", "div", "where"}},
+    **{name: _comparison(name) for name in COMPARISONS},
+    **{"add": _scaled("add"), "sub": _scaled("sub"), "where": _where, "clamp": _clamp, "softplus": _softplus},
+    **{"pow": _pow, "div": _div, "relu": _relu, "clip": _clamp, "true_divide": _div, "negative": _plain("neg")},
+    **{"multiply": _plain("mul"), "divide": _div, "subtract": _scaled("sub"), "absolute": _plain("abs")},
+    **{f"bitwise_{name}": _plain(name) for name in ("and", "or", "xor", "not")},
+    **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor", "not")},
+    "rsub": lambda graph, to, input, other: graph.apply("sub", to, other, input),
+    "square": lambda graph, to, input: _pow(graph, to, input, 2),
+    "reciprocal": lambda graph, to, input: graph.apply("div", to, 1, input),
+    "silu": lambda graph, to, input: _float(graph, to, input) * _float(graph, to, input).apply("sigmoid"),
+    "log_sigmoid": lambda graph, to, input: -((-_float(graph, to, input)).apply("softplus")),
+    "clamp_min": lambda graph, to, input, min: _clamp(graph, to, input, min=min),
+    "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
+    "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
+    "isnan": lambda graph, to, input: input.compare("ne", input),
+    "floor": lambda graph, to, input: graph.apply("floor", to, input) if is_float(input.dtype) else input,
+}
+for _unsafe in ("not", "and", "or", "xor"):  # no function of torch has these names
+    del _OF[_unsafe]
+_CASTS = {
+    **{"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16},
+    **{"int": torch.int32, "long": torch.int64, "bool": torch.bool, "short": torch.int16},
+}
+FUNCTIONS = tuple(sorted({*_OF, *_CASTS, "to", "type_as"} - {"rsub"}))  # for messages and docs
+
+
+class _Unsupported(Exception):
+    """What is not supported, in words."""
+
+
+def _line() -> str:
+    """Where the user's function is being traced: "line 3 of model.py"."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDERS):
+        frame = frame.f_back
+    return f"line {frame.f_lineno} of {frame.f_code.co_filename}"
+
+
+def _refused(what: str, allowed: str, hint: str) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"scan: no kernel computes this expression: {what}", allowed=allowed, value=_line(), hint=hint
+    )
+
+
+class Traced:
+    """An item of a tensor, or what a function has made of items so far."""
+
+    __slots__ = ("_meta", "_term")
+
+    def __init__(self, term: Term, meta: torch.Tensor) -> None:
+        self._term, self._meta = term, meta
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that torch gives it."""
+        return self._meta.dtype
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Traced:
+        return _applied(function.__name__, function, arguments, keywords or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _CASTS:
+            return lambda: self.to(_CASTS[name])
+        if name not in _OF:
+            raise _unknown(name)
+        return lambda *arguments, **keywords: _applied(name, getattr(torch.Tensor, name), (self, *arguments), keywords)
+
+    def to(self, dtype: torch.dtype | Traced, *others: Any, **keywords: Any) -> Traced:
+        """Convert to a dtype: what is then computed is rounded to it."""
+        to = dtype.dtype if isinstance(dtype, Traced) else dtype
+        if not isinstance(to, torch.dtype) or others or keywords:
+            raise _refused(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
+        name = dtype_named(to).name
+        return Traced(self._term.cast(name), self._meta.to(to))
+
+    type_as = type = to
+
+    def __bool__(self) -> bool:
+        raise _refused(
+            "a branch that depends on values of tensors",
+            "expressions that are the same for all items",
+            "write torch.where(condition, a, b)",
+        )
+
+    def _refuse(self, *_: object) -> Any:
+        raise _refused(
+            "indices, lengths and iteration: an expression sees one item of each tensor",
+            "pointwise operations",
+            "index, expand or reshape tensors before the call; views are not copied",
+        )
+
+    __len__ = __iter__ = __getitem__ = __setitem__ = __float__ = __int__ = __index__ = _refuse
+
+
+def _operator(name: str, function: Callable[..., Any], mirrored: bool = False) -> Callable[..., Traced]:
+    def method(self: Traced, *others: Any) -> Traced:
+        return _applied(name, function, (*others, self) if mirrored else (self, *others), {})
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor"):
+    _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
+    _torch_name = {"truediv": "div", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(_name, _name)
+    setattr(Traced, f"__{_name}__", _operator(_torch_name, _function))
+    setattr(Traced, f"__r{_name}__", _operator(_torch_name, _function, mirrored=True))
+for _name in COMPARISONS:
+    setattr(Traced, f"__{_name}__", _operator(_name, getattr(operator, _name)))
+for _name, _torch_name in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
+    setattr(Traced, f"__{_name}__", _operator(_torch_name, getattr(operator, _name)))
+for _name in ("floordiv", "mod", "matmul", "lshift", "rshift"):
+    setattr(Traced, f"__{_name}__", lambda self, other, name=_name: _applied(name, None, (self, other), {}))
+    setattr(Traced, f"__r{_name}__", lambda self, other, name=_name: _applied(name, None, (self, other), {}))
+Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _unknown(name: str) -> UnsupportedRequest:
+    known = [each for each in FUNCTIONS if not each.startswith("_")]
+    return _refused(
+        f"{name} is not supported", ", ".join(known), did_you_mean(name, known) + "compute it before the call"
+    )
+
+
+def _applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+    """Record an operation on traced items and numbers."""
+    keywords = {key: value for key, value in keywords.items() if not (key == "inplace" and value is False)}
+    compute = _OF.get(name)
+    if compute is None:
+        raise _unknown(name)
+    graph = next(each._term.graph for each in (*arguments, *keywords.values()) if isinstance(each, Traced))
+
+    def of(value: Any, attribute: str) -> Any:
+        if isinstance(value, Traced):
+            return getattr(value, attribute)
+        if isinstance(value, bool | int | float | str | None):
+            return value
+        if isinstance(value, torch.Tensor):
+            hint = "pass it as one more tensor of the call: a number for each item, each line or all"
+            raise _refused("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
+        raise _refused(f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float")
+
+    try:
+        metas = [of(each, "_meta") for each in arguments]
+        meta = function(*metas, **{key: of(each, "_meta") for key, each in keywords.items()})
+        given = [of(each, "_term") for each in arguments]
+        dtype = dtype_named(meta.dtype).name
+        return Traced(compute(graph, dtype, *given, **{key: of(each, "_term") for key, each in keywords.items()}), meta)
+    except _Unsupported as problem:
+        raise _refused(str(problem), "see docs/fusion.md", "compute it before the call") from None
+    except UnsupportedRequest:
+        raise
+    except (TypeError, RuntimeError, ValueError, IndexError) as problem:
+        hint = "write it as a call of torch on tensors and numbers"
+        raise _refused(f"{name}: {problem}", "arguments that torch takes", hint) from problem

@@ -1,0 +1,66 @@
+"""Scans with ``map`` and ``then`` by emulated kernels, and PyTorch's operators on the same functions in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, given, settings
+
+import scanops
+
+UNARY = (torch.tanh, torch.sigmoid, torch.sin, torch.square, torch.erf, torch.neg, torch.detach, F.softplus, F.silu)
+UNARY += (lambda x: torch.exp(-x.abs()), lambda x: (x * x + 1).log() ** 1.5, lambda x: x.clamp(-1, 1) + x.floor())
+UNARY += (lambda x: torch.where((x > 0.1) & ~(x >= 1), x * 2, 3.0), lambda x: x.to(torch.int32) * 0.25 + (x < 0))
+BINARY = (torch.add, torch.mul, torch.maximum, lambda x, y: 1.5 - x / (2 + torch.cos(y)))
+SHAPES: tuple[tuple[int, ...], ...] = ((7,), (3, 1), (32, 3), (2, 31), (2, 64), (1, 129), (2, 4097), (1, 70000))
+SHAPES += ((2, 33, 5), (2, 300, 40), (1, 2100, 48))
+
+
+@st.composite
+def expressions(draw: Any, count: int, depth: int = 3) -> Any:
+    if depth == 0 or draw(st.integers(0, 4)) == 0:
+        place = draw(st.integers(0, count - 1))
+        return lambda *tensors: tensors[place]
+    (one, other), both = (draw(expressions(count, depth - 1)) for _ in "ab"), draw(st.sampled_from((None, *BINARY)))
+    of = draw(st.sampled_from(UNARY))
+    return lambda *tensors: of(one(*tensors)) if both is None else both(one(*tensors), other(*tensors))
+
+
+@given(data=st.data())
+@settings(max_examples=30, phases=(Phase.generate,))
+def test_random_expressions(data: st.DataObject) -> None:
+    """Values, gradients, second derivatives of sums, products and recurrences, in rows and columns."""
+    draw, flag, rest = data.draw, st.booleans(), torch.Generator().manual_seed(1)
+    shape, op = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(("sum", "prod", "linear")))
+    dim = draw(st.integers(-1, 0)) if max(shape) < 100 else min(1, len(shape) - 1)
+    line = tuple(1 if d == dim % len(shape) else n for d, n in enumerate(shape))
+    sizes = [shape, *draw(st.lists(st.sampled_from((shape, line, shape[-1:], ())), max_size=2))]
+    dtype = draw(st.sampled_from((torch.bfloat16, torch.float32, torch.float64)))
+    items = [torch.randn((*size, 2), generator=rest).to(dtype)[..., 0] for size in sizes]  # strided
+    items = [(each.contiguous() if draw(flag) else each).requires_grad_() for each in items]
+    wide = [each.detach().double().requires_grad_() for each in items]
+    element, gate, out = (draw(expressions(n)) for n in (len(sizes), len(sizes), len(sizes) + 1))
+    mask = torch.rand(shape, generator=rest) > 0.3 if draw(flag) else None
+    options: dict[str, Any] = {"mask": mask, "reverse": draw(flag), "exclusive": draw(flag)}
+
+    def bounded(*items: Any) -> Any:  # products stay near 1
+        x = 1 + torch.tanh(element(*items)) * 2 / max(shape) if op == "prod" else torch.tanh(element(*items))
+        return (torch.sigmoid(gate(*items)), x) if op == "linear" else x
+
+    then = lambda y, *items: torch.tanh(out(y * 0.1, *items)) + y * 0.125  # noqa: E731
+    scan = {"sum": scanops.cumsum, "prod": scanops.cumprod, "linear": scanops.linear_scan}[op]
+    made = bounded(*wide) if op == "linear" else (bounded(*wide),)
+    exact = then(scan(*(each.expand(shape) for each in made), dim, **options), *wide)
+    with scanops.emulate(seed=draw(st.integers(0, 9))):
+        pairs = [(scanops.scan(items, op, dim, map=bounded, then=then, **options), exact)]
+        for again in (dtype == torch.float64, False):
+            losses = [(one.double().square().sum(), of) for one, of in zip(pairs[-1], (items, wide), strict=True)]
+            if all(loss.requires_grad for loss, _ in losses):
+                found = [torch.autograd.grad(*each, create_graph=again, materialize_grads=True) for each in losses]
+                pairs += zip(*found, strict=True)
+    for one, other in pairs:
+        scale = max(1.0, float(other.detach().abs().max())) * (250 if dtype == torch.bfloat16 else 1)
+        torch.testing.assert_close(one.double() / scale, other / scale, rtol=0, atol=2e-4)
