@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b09ff655d53905e2 of everything below this banner
+// content  sha256 c2605a8a2a82babe of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -305,7 +305,10 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.gate : b.gate,
-            first ? a.value : b.value};
+            first ? a.value : b.value,
+            {},
+            {},
+            {}};
 }
 
 // Inclusive scan across the first `count` lanes.
