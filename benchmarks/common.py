@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def write(path: Path | None, figures: Mapping[str, object]) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+@cache
 def surroundings() -> Row:
     """Return GPU, versions and date, on which figures depend."""
     versions = {"scanops": scanops.__version__, "torch": torch.__version__, "cuda": str(torch.version.cuda)}

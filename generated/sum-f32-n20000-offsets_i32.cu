@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8442480abd0742c8 of everything below this banner
+// content  sha256 81b065b58fd6eb69 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -249,8 +249,6 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
-// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
-
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
@@ -289,6 +287,7 @@ __device__ __forceinline__ int access_place(int number) { return number ^ (numbe
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kWarps][32 * kVectors];
+    unsigned marks[kStages][kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
 };
 
 // Copy an access whose items are `step` apart, those in the row: as a whole, or one by one. What cp.async cannot copy,
@@ -502,7 +501,6 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
-    __shared__ unsigned marks[kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
@@ -565,12 +563,12 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
             Accesses a = take(ring, arrived, warp, lane);
-            mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
+            mark_begins(ring.marks[arrived][warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
                 s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
-                                  starts_of(marks[warp], j, lane));
+                                  starts_of(ring.marks[arrived][warp], j, lane));
             const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
             if (lane == 31) warp_total[parity][warp] = total;
         }
@@ -617,12 +615,11 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const long long line = base_line;
         const Part part = part_of(line, index);
         Accesses a = take(ring, stage, warp, lane);
-        mark_begins(marks[warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
             s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
-                              starts_of(marks[warp], j, lane));
+                              starts_of(ring.marks[stage][warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
         Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
@@ -663,7 +660,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
-static_assert((sizeof(Ring) + 15) / 16 * 16 == 172032, "shared memory as planned");
+static_assert((sizeof(Ring) + 15) / 16 * 16 == 177600, "shared memory as planned");
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
@@ -709,11 +706,11 @@ extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
     const long long resident = (long long)arguments->multiprocessors * 1;
     if (blocks > resident) blocks = resident;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 172032);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 177600);
     if (allowed != cudaSuccess) return failed(allowed);
     void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines, &arguments->offsets,
         &arguments->workspace};
     const dim3 grid((unsigned)blocks), block(384);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 172032, (cudaStream_t)stream));
+    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 177600, (cudaStream_t)stream));
 }
 #endif

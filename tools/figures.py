@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import os
 import re
@@ -243,13 +244,15 @@ print(hops + 1)
 """
 
 
-def first_call() -> tuple[set[str], set[str]]:
+@functools.cache
+def first_call() -> tuple[frozenset[str], frozenset[str]]:
     """Return the functions and the files of this repository that run in a first call, the compiler stubbed."""
     with tempfile.TemporaryDirectory() as folder:
         stub = Path(folder, "stub.so")
         stub.with_name("stub.so.c").write_text(STUB, encoding="utf-8")
         ran = json.loads(_run(FIRST_CALL, folder, str(ROOT), str(stub)))
-    return {f"{file}:{line} {name}" for file, name, line in ran}, {file for file, _, _ in ran}
+    names = frozenset(f"{file}:{line} {name}" for file, name, line in ran)
+    return names, frozenset(file for file, _, _ in ran)
 
 
 def times(repeats: int = 5) -> list[Figure]:

@@ -83,7 +83,8 @@ class WavePlan(RowPlan):
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
         realigned = self.warps * _realigned_bytes(self.spec, self.items)
-        return self.stages * (self.tile * self.spec.read_bytes + realigned) + pieces
+        marks = self.tile // 8 * self.spec.by_offsets  # a bit an item: whether a segment begins there
+        return self.stages * (self.tile * self.spec.read_bytes + marks + realigned) + pieces
 
     @property
     def in_pieces(self) -> bool:
@@ -97,9 +98,9 @@ class WavePlan(RowPlan):
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
-    """Shared memory of a warp's stage for shifted operands, in bytes: one more access each, and its skew."""
+    """Shared memory of a warp's stage beside its items: one more access and the skew of shifted operands; a word."""
     shifted = (source for source in spec.sources if items > 1 and rows.begins_anywhere(spec, source.layout))
-    return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
+    return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted) + SKEW_BYTES * spec.by_offsets
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
@@ -125,12 +126,11 @@ def _items(spec: ScanSpec, target: Target) -> int:
 def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
     """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
     operator, halves = spec.operator, min(spec.input.bytes, spec.out.bytes) < 4
-    if spec.segments or not (operator.indices or (operator.costly and not halves)):  # 8 halves an access spill
+    bound = operator.indices or (operator.costly and not halves)  # 8 halves an access spill
+    if not bound or spec.segments or spec.takes_length or not spec.aligned or spec.views or operator.own:
         return None
-    if spec.takes_length or not spec.aligned or spec.views or spec.accumulator.bytes > 4 or operator.own:
+    if spec.accumulator.bytes > 4 or not target.copies_async:
         return None
-    if not target.copies_async or any(items * source.dtype.bytes not in rows.ASYNC_BYTES for source in spec.streams):
-        return None  # what passes through registers needs one more stage
     threads = _fitting(range(THREADS - 4 * WARP, THREADS + 1, WARP), THREADS, SHARED_VECTORS, accesses)
     ring = SHARED_STAGES * threads * SHARED_VECTORS * items * spec.read_bytes + DECLARED_BYTES
     if accesses <= THREADS * SHARED_VECTORS or SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
@@ -227,4 +227,5 @@ def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, s
     pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # bytes that lanes exchange
     beside = THREADS // WARP * _realigned_bytes(spec, items) * stages
     most = min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces - beside
-    return min(kilobytes * 1024, most // stages) // (items * spec.read_bytes)
+    bits = 8 * spec.read_bytes + spec.by_offsets  # of an item
+    return min(kilobytes * 1024, most // stages) * 8 // (items * bits)
