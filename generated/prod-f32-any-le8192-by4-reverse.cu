@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 91d66c5f7d5453c2 of everything below this banner
+// content  sha256 1e29e85dcf61e135 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -139,8 +139,6 @@ __device__ __forceinline__ bool is_inside(Position position, Position end) {
 __device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
     return position >= 0 && position <= end - items;
 }
-
-// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c2605a8a2a82babe of everything below this banner
+// content  sha256 a3fd25cb3b562a7a of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -179,8 +179,6 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
     for (int k = 0; k < kItems; ++k)
         if (position < -k) s.item[k] = identity();
 }
-
-// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ad7d524fb834299c of everything below this banner
+// content  sha256 a7e5fbca69ed3e40 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -163,8 +163,7 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
         if (position < -k) s.item[k] = identity();
 }
 
-// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
-
+// ---- operands misaligned relative to the output: aligned accesses, `skew` items earlier in scan order
 // The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
 // within them. Where lines are scanned in reverse, `skew` may be a whole access.
 template <int items, class Aligned>

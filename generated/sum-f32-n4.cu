@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 5335842f3428532b of everything below this banner
+// content  sha256 7276267193bf49c3 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -129,8 +129,6 @@ __device__ __forceinline__ bool is_inside(Position position, Position end) {
 __device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
     return position >= 0 && position <= end - items;
 }
-
-// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ccaf63e7e5b9c07f of everything below this banner
+// content  sha256 1be25161ce40746c of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -144,8 +144,6 @@ __device__ __forceinline__ void begin_row(Items& s, Position position) {
     for (int k = 0; k < kItems; ++k)
         if (position < -k) s.item[k] = identity();
 }
-
-// Operands that are misaligned relative to the output are read by aligned accesses, `skew` items earlier in scan order.
 
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.
