@@ -101,7 +101,7 @@ def traced(
     ``masked``: the last of the tensors is a mask, which neither function sees. ``dtype``: of the scan. ``keys``: those
     of the functions; None: they are traced again. Raises UnsupportedRequest, which names the operation and its line.
     """
-    key = None if keys is None else (*keys, row.handle, kinds, masked, dtype)
+    key = None if keys is None else (*keys, row.handle, kinds, masked, dtype, torch.get_default_dtype())
     found = None if key is None else _TRACES.get(key)
     if found is None:
         found = fusion_of(_traced(map, then, row, kinds, masked, dtype).text)

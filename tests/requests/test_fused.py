@@ -63,4 +63,4 @@ def test_random_expressions(data: st.DataObject) -> None:
                 pairs += zip(*found, strict=True)
     for one, other in pairs:
         scale = max(1.0, float(other.detach().abs().max())) * (250 if dtype == torch.bfloat16 else 1)
-        torch.testing.assert_close(one.double() / scale, other / scale, rtol=0, atol=2e-4)
+        torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=0, atol=2e-4)
