@@ -243,6 +243,7 @@ def _row_with(fusion: Fusion, handle: Any) -> Operator:
         holds=(),
         settle=(),
         behind=(),
+        quick=(),
         loss="",
         identity=(*row.identity, *none),
         project=f"then0(({DTYPES[fusion.scanned].value})({named(row.project)}), state)",

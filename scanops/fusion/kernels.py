@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from scanops.requests.request import Inputs
 from scanops.runtime import calls
 from scanops.runtime.launcher import Launcher, device_of
 from scanops.runtime.policies import POLICIES
+from scanops.torch_private import current_device
 
 Tensors = tuple[torch.Tensor, ...]
 _PLACES = ("output", "indices", "third", "fourth")  # the fields of ScanArguments for outputs
@@ -38,26 +40,22 @@ class Work(NamedTuple):
 
 
 def shape_of(tensors: Tensors) -> torch.Size:
-    first = tensors[0].shape
-    if all([each.shape == first for each in tensors]):
-        return first
-    shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in tensors))  # type: ignore[no-untyped-call]
-    return shape
+    """The shape that tensors broadcast to. Raises RuntimeError where there is none."""
+    shapes = [each.shape for each in tensors]
+    if all([each == shapes[0] for each in shapes]):
+        return shapes[0]
+    try:
+        return _broadcast(*shapes)
+    except TypeError:  # symbols have no hash
+        return _broadcast.__wrapped__(*shapes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    return torch.broadcast_shapes(*shapes)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # ---- by a kernel
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What a Launcher needs of a request."""
-
-    call: Call
-    x: torch.Tensor
-    operands: dict[str, torch.Tensor]
-    places: tuple[tuple[str, torch.Size, torch.dtype], ...]
-    shape: torch.Size
-    inputs: Inputs = field(default_factory=lambda: Inputs(x=torch.empty(0)))
 
 
 class _Launcher(Launcher):
@@ -69,27 +67,26 @@ class _Launcher(Launcher):
     def __call__(self, inputs: Sequence[torch.Tensor | None], outs: Tensors) -> None:
         """Launch on the tensors of a call."""
         where = outs[0].device
-        with torch.cuda.device(where) if where.type == "cuda" else torch.no_grad():
-            arguments, reference = self._taken()
-            for name, place in self.reads:
-                tensor = inputs[place]
-                assert tensor is not None
-                setattr(arguments, name, tensor.data_ptr())
-            for (name, _, _), out in zip(self.places, outs, strict=True):
-                setattr(arguments, name, out.data_ptr())
-            self._queue(arguments, reference, where)
+        if where.type == "cuda" and where.index != current_device():
+            with torch.cuda.device(where):
+                return self(inputs, outs)
+        arguments, reference = self._taken()
+        for name, place in self.reads:
+            setattr(arguments, name, inputs[place].data_ptr())  # type: ignore[union-attr]
+        for (name, _, _), out in zip(self.places, outs, strict=True):
+            setattr(arguments, name, out.data_ptr())
+        self._queue(arguments, reference, where)
 
 
 def computed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by a kernel; by torch's operators where there is none."""
     key = (work, environment.SCOPED.get(), *calls.facts(tensors))
     launcher = calls.FUSED.get(key)
-    if launcher is None:
+    if launcher is None or calls.superseded((launcher,)):
         launcher = _launcher(work, tensors)
         if launcher is None:
             return composed(work, tensors)
-        if launcher.own:
-            calls.remember(calls.FUSED, key, launcher)
+        calls.remember(calls.FUSED, key, launcher)
     found: Tensors = launcher.outputs(tensors)
     return found
 
@@ -132,8 +129,9 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     if kernel is None:
         return None
-    request: Any = _Request(
+    request: Any = SimpleNamespace(  # what a Launcher needs of one
         call=Call(work.op, work.dim),
+        inputs=Inputs(tensors[0]),
         x=tensors[0],
         operands={name: tensors[place].expand(shape) for name, place in zip(_NAMES, order, strict=False)},
         places=tuple(

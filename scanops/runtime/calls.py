@@ -65,7 +65,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    if known is not None and not known.launcher.own and _superseded((known.launcher,)):
+    if known is not None and not known.launcher.own and superseded((known.launcher,)):
         known = None
     return key, known
 
@@ -87,10 +87,10 @@ def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | No
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    return key, None if recipe is None or _superseded(recipe.launchers) else recipe
+    return key, None if recipe is None or superseded(recipe.launchers) else recipe
 
 
-def _superseded(launchers: tuple[Launcher, ...]) -> bool:
+def superseded(launchers: tuple[Launcher, ...]) -> bool:
     """Whether a kernel stands in for one that the process holds by now."""
     if all([each.own for each in launchers]):
         return False

@@ -131,7 +131,8 @@ class Miss(NamedTuple):
 
     def _build_now(self) -> None:
         """Build as the worker's job: by NVRTC here, else in a child process. Then hold the kernel, loaded."""
-        if not builds_here(self.request) and is_built_in(operator_named(self.spec.op)) and sys.executable:
+        named = is_built_in(operator_named(self.spec.op)) and not self.spec.map  # a child knows it by its short name
+        if not builds_here(self.request) and named and sys.executable:
             lines = self.spec.inner * (1 if self.few else 2**20)  # which fill any GPU
             words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
             WORKER.run(python_command("scanops", *words))
