@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c518108e56472101 of everything below this banner
+// content  sha256 162522d365881bbd of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -69,7 +69,12 @@ __device__ __forceinline__ Value plus_log(Value high, Value rest) {
     p = fma(p, f, (Value)-0.24993442);
     p = fma(p, f, (Value)0.3333355);
     p = fma(p, f, (Value)-0.5000006);
-    return high + fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // times log(2) / 2^23
+    // log(2) / 2^23 in two parts: the first one times twos is exact, and so is what its sum with high loses. So the
+    // result is rounded nearly once.
+    const Value high_part = (Value)8.2654878e-8, low_part = (Value)-2.5295548e-11;
+    const Value sum = fma((Value)twos, high_part, high);
+    const Value lost = fma((Value)twos, low_part, high - fma((Value)twos, -high_part, sum));
+    return sum + (fma(f * f, p, f) + fmin(lost, (Value)1));  // NaN beside an infinity
 }
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
