@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from scanops import environment
 from scanops.codegen.spec import ScanSpec
@@ -32,6 +33,7 @@ class Recording:
         self.counts: Counter[_Key] = Counter()  # (spec, target, few) -> calls
         self.multiprocessors: dict[str, set[int]] = {}  # target -> of the GPUs, or of the emulated GPU
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
+        self.fused = 0  # kernels of map and then, which no spec file can name
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -53,6 +55,8 @@ class Recording:
                 f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute; "
                 "run the program on a GPU, or inside `with scanops.emulate():`"
             )
+        if self.fused:
+            found.append(f"{self.fused} kernels of map and then are not recorded: they are built where they are called")
         if CPU in self.multiprocessors:
             sizes = " or ".join(map(str, sorted(self.multiprocessors[CPU])))
             found.append(
@@ -139,10 +143,10 @@ def note(spec: ScanSpec, target: str, few: bool, multiprocessors: int | None = N
             each.add(spec, target, few, multiprocessors)
 
 
-def note_cpu() -> None:
-    """Count a scan of a CPU tensor that asked for no kernel: PyTorch's operators compute it."""
+def note_other(kind: Literal["on_cpu", "fused"]) -> None:
+    """Count what no recording holds: a scan of a CPU tensor by PyTorch's operators, or a kernel of map and then."""
     for each in _recordings():
-        each.on_cpu += 1
+        setattr(each, kind, getattr(each, kind) + 1)
 
 
 def _recordings() -> tuple[Recording, ...]:

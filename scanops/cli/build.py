@@ -123,7 +123,7 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     file = load(path) if path.exists() else before
     remarks = file.remarks(target for _, target, _ in file.wanted if target)
     if file.calls == before.calls:
-        remarks.insert(0, "this run asked for no kernel: scans of CPU tensors outside scanops.emulate() ask for none")
+        remarks.insert(0, "no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
     for words in () if as_json() else (f"{len(file.wanted)} kernels in {path}", *remarks):
         say(f"scanops record: {words}", stderr=True)
     wanted = file.wanted.items()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scanops import environment
+from scanops import environment, workload
 from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.fusion.expressions import Graph, Node, wide
@@ -126,6 +126,7 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
+    workload.note_other("fused")
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     if kernel is None:
         return None

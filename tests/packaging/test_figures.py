@@ -21,7 +21,7 @@ CEILINGS = {
     "files of scanops over 300 lines": 1,
     "lines of benchmarks": 5_320,
     "lines of codegen": 5_500,
-    "lines of templates": 3_620,
+    "lines of templates": 3_560,
 }
 
 
