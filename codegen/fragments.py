@@ -32,7 +32,8 @@ class Fragments:
     second: str  # state -> the second output, if it is no index
     final: str  # state -> Carry
     result: str  # state -> Output
-    quick: str  # likewise, of half types, where the operator's condition for it holds; or empty
+    quick: str  # likewise, where the operator's condition for it holds; or empty
+    halves: bool  # whether all results are of half types, for which functions are less exact
     calls: bool  # combine and result are called instead of inlined
     state_bytes: int  # size of one State
     held_bytes: int  # register bytes of one state; own fields are recomputed from loaded operands
@@ -46,7 +47,6 @@ def fragments(spec: ScanSpec) -> Fragments:
 @lru_cache(maxsize=128)  # a planner asks for those of one spec often; `row`: a name may get another operator
 def _of_row(spec: ScanSpec, row: type) -> Fragments:
     operator, out = spec.operator, spec.accumulator
-    halves = spec.out.bytes < INT_BYTES and not spec.final
     types = operator.field_types
     value = out.ordered if operator.ordered else out.accumulator
     # A single field of another type than the accumulator's is a struct's, so that State is not Value.
@@ -81,7 +81,8 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),
-        quick=_narrowed(spec, spec.out, operator.quick[1]) if operator.quick and halves else "",
+        quick=_narrowed(spec, spec.out, operator.quick[1]) if operator.quick else "",
+        halves=spec.out.bytes < INT_BYTES and not spec.final,
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
         state_bytes=state_bytes,
         held_bytes=held_bytes,

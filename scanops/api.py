@@ -15,7 +15,6 @@ from scanops.ops.dispatch import broadcast_gates, called, plain_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
 

@@ -82,9 +82,9 @@ class WavePlan(RowPlan):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
-        realigned = self.warps * _realigned_bytes(self.spec, self.items)
+        beside = self.warps * _beside_bytes(self.spec, self.items)
         marks = self.tile // 8 * self.spec.by_offsets  # a bit an item: whether a segment begins there
-        return self.stages * (self.tile * self.spec.read_bytes + marks + realigned) + pieces
+        return self.stages * (self.tile * self.spec.read_bytes + marks + beside) + pieces
 
     @property
     def in_pieces(self) -> bool:
@@ -97,7 +97,7 @@ class WavePlan(RowPlan):
         return _in_runs(self.spec, self.vectors)
 
 
-def _realigned_bytes(spec: ScanSpec, items: int) -> int:
+def _beside_bytes(spec: ScanSpec, items: int) -> int:
     """Shared memory of a warp's stage beside its items: one more access and the skew of shifted operands; a word."""
     shifted = (source for source in spec.sources if items > 1 and rows.begins_anywhere(spec, source.layout))
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted) + SKEW_BYTES * spec.by_offsets
@@ -225,7 +225,6 @@ def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, s
     """Accesses of a tile of so many kilobytes, or of as many as shared memory holds."""
     wide = items * spec.out.bytes
     pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # bytes that lanes exchange
-    beside = THREADS // WARP * _realigned_bytes(spec, items) * stages
+    beside = THREADS // WARP * _beside_bytes(spec, items) * stages
     most = min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces - beside
-    bits = 8 * spec.read_bytes + spec.by_offsets  # of an item
-    return min(kilobytes * 1024, most // stages) * 8 // (items * bits)
+    return min(kilobytes * 1024, most // stages) * 8 // (items * (8 * spec.read_bytes + spec.by_offsets))

@@ -39,11 +39,10 @@ def scan_fused(
     if is_compiling():
         return _followed(inputs, op, dim, map, then, mask, reverse, exclusive, dtype)
     row = operator_named(op)
-    _check(inputs, row, dim, (map, then), mask, others)
+    shape = _check(inputs, row, (map, then), mask, others)
     Call(op, 0, reverse, exclusive, False, dtype).check_options()
     tensors = inputs if mask is None else (*inputs, mask)
-    shape = shape_of(tensors)
-    dim = checks.check_dim("scan", torch.empty(shape, device="meta"), dim)
+    dim = checks.check_dim("scan", shape, dim)
     keys: list[Any] = [None if each is None else key_of(each) for each in (map, then)]
     seen = all(each is None or key is not None for each, key in zip((map, then), keys, strict=True))
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
@@ -66,9 +65,9 @@ def _followed(
 
 
 def _check(
-    inputs: tuple[Any, ...], row: Any, dim: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
-) -> None:
-    """Raise unless the arguments are of their types and go together."""
+    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
+) -> torch.Size:
+    """Return the shape that the tensors broadcast to. Raises unless all arguments are legal and go together."""
     wrong = [name for name, value in others.items() if value is not None and value is not False]
     if wrong:
         raise UnsupportedRequest(
@@ -128,7 +127,7 @@ def _check(
                 hint="multiply by a numeric mask in map" if not legal else "convert the tensor first",
             )
     try:
-        shape_of(inputs if mask is None else (*inputs, mask))
+        return shape_of(inputs if mask is None else (*inputs, mask))
     except RuntimeError as problem:
         shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
         raise UnsupportedRequest(

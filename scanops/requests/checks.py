@@ -44,9 +44,9 @@ def check_tensor(who: str, role: str, value: object) -> None:
         )
 
 
-def check_dim(who: str, x: torch.Tensor, dim: object) -> int:
-    """Return the scanned dimension counted from 0."""
-    rank = max(x.ndim, 1)
+def check_dim(who: str, shape: torch.Size, dim: object) -> int:
+    """Return the scanned dimension of x, which has this shape, counted from 0."""
+    rank = max(len(shape), 1)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise UnsupportedRequest(
             f"{who}: dim must be an int",
@@ -57,8 +57,8 @@ def check_dim(who: str, x: torch.Tensor, dim: object) -> int:
     if not -rank <= dim < rank:
         raise DimensionOutOfRange(
             f"{who}: dim must be from {-rank} to {rank - 1}",
-            allowed=f"{-rank} to {rank - 1}, for a tensor of rank {x.ndim}",
-            value=f"dim={shown(dim)}, x.shape={tuple(x.shape)}",
+            allowed=f"{-rank} to {rank - 1}, for a tensor of rank {len(shape)}",
+            value=f"dim={shown(dim)}, x.shape={tuple(shape)}",
             hint="pass dim=-1 for the last dimension",
         )
     return dim % rank

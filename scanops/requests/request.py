@@ -213,7 +213,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     x, mask, gate, starts, offsets, initial, _ = given
     row, who = listed(call.op), call.name
     checks.check_tensor(who, "x", x)
-    dim = checks.check_dim(who, x, call.dim)
+    dim = checks.check_dim(who, x.shape, call.dim)
     call.check_options()
     if call.complete:
         checks.check_complete(
