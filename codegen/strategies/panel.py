@@ -15,7 +15,7 @@ from scanops.codegen.strategies.base import (
     power_of_two_above,
     require,
 )
-from scanops.codegen.strategies.rows import ASYNC_BYTES, LINE_BYTES
+from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
 
 
@@ -129,6 +129,7 @@ class PanelPlan(Plan):
 # H200, fp32 sum, fraction of a copy.
 ROWS, ROW_BYTES = 16, 256  # bytes per thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
 WIDE_STATE, WIDE_ROW_BYTES = 8, 128  # larger states also need large prefixes: 256 bytes of double pairs spill
+ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 NARROW_BYTES = 288  # bytes of states per thread
 
 

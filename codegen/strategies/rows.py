@@ -12,7 +12,6 @@ from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
 from scanops.codegen.strategies.before import Before, before_of
 
-ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
 LINE_BYTES = 128  # bytes of a memory sector group that is fetched together
 
