@@ -17,11 +17,11 @@ from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named
 from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
-from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
 from scanops.runtime.native import prepared
+from scanops.store.packing import finish
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
