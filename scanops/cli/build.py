@@ -121,13 +121,13 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     before = load(path) if path.exists() else SpecFile(path)
     code = _run(program, path)
     file = load(path) if path.exists() else before
-    remarks = file.remarks(target for _, target, _ in file.wanted if target)
+    remarks = file.remarks
     if file.calls == before.calls:
         remarks.insert(0, "no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
-    for words in () if as_json() else (f"{len(file.wanted)} kernels in {path}", *remarks):
+    for words in () if as_json() else (f"{len(file.wanted)} specs in {path}", *remarks):
         say(f"scanops record: {words}", stderr=True)
     wanted = file.wanted.items()
-    kernels = [{"spec": spec.slug, "target": target, "few": few, "count": n} for (spec, target, few), n in wanted]
+    kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in wanted]
     unknown = {operator: sorted({slug for slug, *_ in slugs}) for operator, slugs in file.unknown.items()}
     facts = {"exit_code": code, "file": str(path), "kernels": kernels, "unknown": unknown, "remarks": remarks}
     return Answer(facts, code=code)
@@ -165,7 +165,7 @@ def precompile(
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
     file = load(path)
-    for remark in file.remarks(names or {target for _, target, _ in file.wanted if target}):
+    for remark in file.remarks:
         say(f"scanops precompile: {remark}", stderr=True)
     wanted = expected(file.wanted, names, path)
     if generic:
