@@ -197,10 +197,8 @@ class Fusion:
         held = () if self.plain else self.held
         lines, texts = Printer(self.nodes, leaves, short).statements(*scanned, *held)
         lift = f"lift({', '.join(texts[: len(scanned)])})"
-        if held:
-            fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[len(scanned) :])]
-            lines += [f"State s = {lift};", *fields]
-        lines.append("return s;" if held else f"return {lift};")
+        fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[len(scanned) :])]
+        lines += [f"State s = {lift};", *fields, "return s;"] if held else [f"return {lift};"]
         inline = "__device__ __forceinline__"
         taken = ", ".join(f"{source[1]} {source[2]}" for source in self.sources)
         also = ", with what outputs take of the operands" if held else ""
