@@ -9,22 +9,15 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.extrema import Pair, ValuesAndIndices, cummax, cummin
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from scanops.extrema import Functions, Keywords
+
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
-
-
-class Keywords(Variant, total=False):
-    """Keywords of scans with one result."""
-
-    complete: bool
-    dtype: torch.dtype | None
-    accumulate: torch.dtype | str | None
-    out: Tensor | None
 
 
 @overload
@@ -152,6 +145,9 @@ def cumsum(
         >>> import torch, scanops
         >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
         tensor([5., 3., 0.])
+        >>> y, carry = scanops.cumsum(torch.tensor([1., 2.]), 0, return_final=True)
+        >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk goes on from it
+        tensor([ 6., 10.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
