@@ -165,7 +165,7 @@ VARIABLES = (
     ),
     Variable(
         "SCANOPS_PACKS",
-        "none besides packs installed as wheels",
+        "none besides packs installed by pip",
         "folders of kernels built elsewhere, separated by :, searched after the store and never written",
         pack_roots,
     ),
