@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 3754d8d03fc31429 of everything below this banner
+// content  sha256 1dab6193912e95c8 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -154,7 +154,8 @@ struct Rows {  // one row or several in global or shared memory, by operand and 
 };
 
 __device__ __forceinline__ Rows advance(const Rows& rows, long long items, long long results) {
-    return {rows.input + items, rows.output + results};
+    return {rows.input + items,
+            rows.output + results};
 }
 
 // Items between the preceding 16-byte boundary and the rows.

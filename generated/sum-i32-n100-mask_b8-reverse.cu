@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 b24e6780c780ef29 of everything below this banner
+// content  sha256 ae349ea091477f90 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -138,7 +138,8 @@ struct Rows {  // one row or several in global or shared memory, by operand and 
 };
 
 __device__ __forceinline__ Rows advance(const Rows& rows, long long items, long long results) {
-    return {rows.input + items, rows.mask + items, rows.output + results};
+    return {rows.input + items, rows.mask + items,
+            rows.output + results};
 }
 
 // Items between the preceding 16-byte boundary and the rows.
