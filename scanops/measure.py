@@ -219,7 +219,7 @@ def require_gpu() -> tuple[str, str, int]:
             "to measure plans",
             allowed="a machine with an NVIDIA GPU",
             value="none visible to torch",
-            hint="scanops tune --dry-run lists what would be measured; scanops doctor says what is missing",
+            hint="scanops doctor says what is missing",
         )
     facts = torch.cuda.get_device_properties()
     return default_target(), str(facts.name), int(facts.multi_processor_count)
