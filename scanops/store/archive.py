@@ -30,8 +30,10 @@ from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES
 MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
-_DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, LookupError)
-_DAMAGED += (ArithmeticError, RuntimeError)  # the last: JSON that is nested too deeply
+_DAMAGED = (
+    *(tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    *(ValueError, LookupError, ArithmeticError, RuntimeError),  # the last: JSON that is nested too deeply
+)
 
 
 def pack(directory: Path, file: Path) -> dict[str, Any]:
