@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from scanops.codegen.operators import is_built_in, operator_named
+from scanops.codegen.operators import is_built_in, listed
+from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.functions import key_of, traced
 from scanops.fusion.gradients import run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, shape_of
+from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import called, known_name
 from scanops.requests import checks
 from scanops.requests.call import Call
@@ -35,16 +37,19 @@ def scan_fused(
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
-    op = known_name(op)
+    own = op if isinstance(op, FieldOperator) else None
+    op = known_name(op) if own is None else EXPRESSIONS.name
     if is_compiling():
         return _followed(inputs, op, dim, map, then, mask, reverse, exclusive, dtype)
-    row = operator_named(op)
-    shape = _check(inputs, row, (map, then), mask, others)
+    row = own or listed(op)
+    shape = _check(inputs, None if own else row, (map, then), mask, others)
     Call(op, 0, reverse, exclusive, False, dtype).check_options()
     tensors = inputs if mask is None else (*inputs, mask)
     dim = checks.check_dim("scan", shape, dim)
-    keys: list[Any] = [None if each is None else key_of(each) for each in (map, then)]
-    seen = all(each is None or key is not None for each, key in zip((map, then), keys, strict=True))
+    functions = (map, then) if own is None else (map, then, *own.functions)
+    keys: list[Any] = [None if each is None else key_of(each) for each in functions]
+    seen = all(each is None or key is not None for each, key in zip(functions, keys, strict=True))
+    keys += [] if own is None else [own.facts]
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
     fusion = traced(map, then, row, kinds, mask is not None, dtype, tuple(keys) if seen else None)
     found = run(Work(fusion, op, dim, reverse, exclusive), tensors)
@@ -92,27 +97,8 @@ def _check(
             value=f"{count} tensors",
             hint="combine some of them before the call",
         )
-    if row.indices or (row.gated and functions[0] is None and len(inputs) != 2):
-        raise UnsupportedRequest(
-            f"scan: {row.name!r} needs another call",
-            allowed="operators with one result; for 'linear' a map to a pair of gate and value, or these two tensors",
-            value=f"op={row.name!r}, {len(inputs)} tensors",
-            hint=f"call scanops.{row.function}" if row.indices else "pass map=lambda ...: (gate, value)",
-        )
-    if functions[0] is None and len(inputs) > 1 and not (row.gated or functions[1]):
-        raise UnsupportedRequest(
-            "scan: several tensors need a map",
-            allowed="map, which makes the elements of the tensors; or then, which reads those after the first",
-            value=f"{len(inputs)} tensors",
-            hint="pass map=lambda x, y: x * y, for example",
-        )
-    if mask is not None and not is_built_in(row):
-        raise UnsupportedRequest(
-            "scan: a mask beside map or then needs a built-in operator",
-            allowed="an operator whose identity is an element",
-            value=f"op={row.name!r}",
-            hint="call torch.where in map",
-        )
+    if row is not None:
+        _check_operator(row, inputs, functions, mask)
     for place, each in enumerate((*inputs, *(() if mask is None else (mask,)))):
         name = "mask" if place == len(inputs) else f"tensor {place}"
         checks.check_tensor("scan", name, each)
@@ -136,6 +122,31 @@ def _check(
             value=f"shapes {shapes}" + (f", mask {tuple(mask.shape)}" if mask is not None else ""),
             hint="reshape the tensors; views are not copied",
         ) from problem
+
+
+def _check_operator(row: Any, inputs: tuple[Any, ...], functions: tuple[Any, Any], mask: Any) -> None:
+    """Raise unless an operator of the table goes with the tensors and functions."""
+    if row.indices or (row.gated and functions[0] is None and len(inputs) != 2):
+        raise UnsupportedRequest(
+            f"scan: {row.name!r} needs another call",
+            allowed="operators with one result; for 'linear' a map to a pair of gate and value, or these two tensors",
+            value=f"op={row.name!r}, {len(inputs)} tensors",
+            hint=f"call scanops.{row.function}" if row.indices else "pass map=lambda ...: (gate, value)",
+        )
+    if functions[0] is None and len(inputs) > 1 and not (row.gated or functions[1]):
+        raise UnsupportedRequest(
+            "scan: several tensors need a map",
+            allowed="map, which makes the elements of the tensors; or then, which reads those after the first",
+            value=f"{len(inputs)} tensors",
+            hint="pass map=lambda x, y: x * y, for example",
+        )
+    if mask is not None and not is_built_in(row):
+        raise UnsupportedRequest(
+            "scan: a mask beside map or then needs a built-in operator",
+            allowed="an operator whose identity is an element",
+            value=f"op={row.name!r}",
+            hint="call torch.where in map",
+        )
 
 
 _STORED_ONLY = tuple(getattr(torch, name) for name in ("uint16", "uint32", "uint64"))

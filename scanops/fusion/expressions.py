@@ -31,6 +31,7 @@ _TEXTS = {
     "softplus": "(({0} > 0 ? {0} : 0) + log1p(exp({0} > 0 ? -{0} : {0})))",
 }
 OPERATIONS = frozenset(_TEXTS)
+LEAVES = ("operand", "result", "older", "newer")  # an item of an operand, and fields of states, by their places
 
 
 def wide(dtype: str) -> str:
@@ -151,7 +152,7 @@ class Graph:
             count = len(arguments_of(node))
             moved = (made[each].at for each in node[2 : 2 + count])
             whole = (*node[:2], *moved, *node[2 + count :])
-            made[at] = leaf(node) if node[0] in ("operand", "result") else to.add(*whole)
+            made[at] = leaf(node) if node[0] in LEAVES else to.add(*whole)
         return made[root]
 
     def reached(self, *roots: int) -> list[int]:
@@ -165,13 +166,15 @@ class Graph:
 
 def arguments_of(node: Node) -> tuple[int, ...]:
     """The nodes among the arguments of one."""
-    if node[0] in ("operand", "result", "number"):
+    if node[0] in LEAVES or node[0] == "number":
         return ()
     return tuple(node[2:3]) if node[0] == "round" else tuple(node[2:])
 
 
 def _simpler(operation: str, terms: list[Term]) -> Term | None:
     """A product with 1, or a sum with 0, as derivatives have them; None where there is nothing to leave out."""
+    if operation == "neg" and terms[0].node[0] == "number":
+        return terms[0].graph.number(-terms[0].node[2], terms[0].dtype)
     if operation not in ("add", "mul"):
         return None
     neutral = 0 if operation == "add" else 1
@@ -207,9 +210,14 @@ class Printer:
 
     def body(self, root: int, indent: str = "    ") -> str:
         """The statements that return an expression; what it uses several times is computed once."""
+        lines, (text,) = self.statements(root)
+        return "".join(f"{indent}{line}\n" for line in (*lines, f"return {text};"))
+
+    def statements(self, *roots: int) -> tuple[list[str], list[str]]:
+        """The statements that compute what expressions use several times, and the texts of the expressions."""
         graph = Graph(self.nodes)
-        reached = graph.reached(root)
-        uses = [each for at in reached for each in arguments_of(self.nodes[at])]
+        reached = graph.reached(*roots)
+        uses = [*roots, *(each for at in reached for each in arguments_of(self.nodes[at]))]
         repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
         uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
         lines: list[str] = []
@@ -221,14 +229,14 @@ class Printer:
                 lines.append(f"const {DTYPES[node[1]].value} t{at} = {text};")
                 text = f"t{at}"
             texts[at] = text
-        return "".join(f"{indent}{line}\n" for line in (*lines, f"return {texts[root]};"))
+        return lines, [texts[root] for root in roots]
 
     def _text(self, node: Node, texts: dict[int, str]) -> str:
         operation, dtype = node[0], DTYPES[node[1]]
         if operation == "number":
             return _number(node[2], dtype)
-        if operation in ("operand", "result"):
-            return self.leaves[operation, node[2] if operation == "operand" else None]
+        if operation in LEAVES:
+            return self.leaves[operation, node[2]]
         given = [texts[each] for each in arguments_of(node)]
         if operation == "cast":
             return dtype.rounded.format(x=given[0], value=dtype.value)

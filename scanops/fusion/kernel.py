@@ -1,8 +1,8 @@
 """What a kernel computes around a scan: the text of a ``Fusion``, and its C++.
 
-A ``Fusion`` says what is scanned, the elements and the gates of a recurrence, in terms of the operands; and the
-outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map`` of ``ScanSpec``.
-This module needs no torch.
+A ``Fusion`` says what is scanned, the elements and the gates of a recurrence or the fields of states, in terms of the
+operands; and the outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map``
+of ``ScanSpec``. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.dtypes import DTYPES, literal
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, wide
@@ -39,6 +39,14 @@ class Result(NamedTuple):
     pointer: str
 
 
+class Field(NamedTuple):
+    """A field of the state of an operator of expressions, the dtype it is computed in, and its identity."""
+
+    name: str
+    dtype: str
+    identity: float
+
+
 class Output(NamedTuple):
     """An output: the number of its node, and the dtype that it is stored in."""
 
@@ -48,14 +56,17 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # that of a text is one object: ``fusion_of``
 class Fusion:
-    """Expressions around a scan. ``nodes`` are those of a Graph."""
+    """Expressions around a scan. ``nodes`` are those of a Graph; other nodes are named by their numbers."""
 
     nodes: tuple[Node, ...]
     operands: tuple[Operand, ...]
-    element: int  # number of the node whose values are scanned
-    gate: int | None  # likewise of the gates, for an operator that has them
+    elements: tuple[int, ...]  # the values that are scanned, then the gates; of ``fields`` one for each
     scanned: str  # dtype of the scan: what ``then`` is given a result of
     outputs: tuple[Output, ...]
+    # Of an operator of expressions; the operator's row has those of any other.
+    fields: tuple[Field, ...] = ()
+    combine: tuple[int, ...] = ()  # each field of a state, from those of the older and the newer one
+    append: tuple[int, ...] = ()  # likewise where the newer state is that of an item
 
     @functools.cached_property
     def text(self) -> str:
@@ -66,21 +77,23 @@ class Fusion:
             node, count = self.nodes[at], len(arguments_of(self.nodes[at]))
             nodes.append([*node[:2], *(kept[each] for each in node[2 : 2 + count]), *node[2 + count :]])
         outputs = [[kept[each.at], each.dtype] for each in self.outputs]
-        gate = None if self.gate is None else kept[self.gate]
-        parts = [nodes, self.operands, kept[self.element], gate, self.scanned, outputs]
+        elements, *rules = ([kept[at] for at in each] for each in (self.elements, self.combine, self.append))
+        parts = [nodes, self.operands, elements, self.scanned, outputs, self.fields, *rules]
         return json.dumps(parts, separators=(",", ":"))
 
     @staticmethod
     def of_text(text: str) -> Fusion:
         """Return the fusion with this text."""
-        nodes, operands, element, gate, scanned, outputs = json.loads(text)
+        nodes, operands, elements, scanned, outputs, fields, combine, append = json.loads(text)
         return Fusion(
             tuple(map(tuple, nodes)),
             tuple(Operand(*each) for each in operands),
-            element,
-            gate,
+            tuple(elements),
             scanned,
             tuple(Output(*each) for each in outputs),
+            tuple(Field(*each) for each in fields),
+            tuple(combine),
+            tuple(append),
         )
 
     @property
@@ -96,7 +109,12 @@ class Fusion:
 
     @property
     def _roots(self) -> tuple[int, ...]:
-        return (self.element, *(() if self.gate is None else (self.gate,)), *(each.at for each in self.outputs))
+        return (*self.elements, *(each.at for each in self.outputs), *self.combine, *self.append)
+
+    @property
+    def gate(self) -> int | None:
+        """The gates, for an operator of the table that has them."""
+        return None if self.fields or len(self.elements) == 1 else self.elements[1]
 
     @functools.cached_property
     def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
@@ -111,20 +129,18 @@ class Fusion:
         by_place = {place: number for number, place in enumerate(places)}
 
         def leaf(node: Node) -> Term:
-            if node[0] == "result":
+            if node[0] != "operand":
                 return graph.add(*node)
             return graph.add(*node[:2], by_place[node[2]])
 
-        element, *others = (source.carried(root, graph, leaf).at for root in self._roots)
-        gate = others.pop(0) if self.gate is not None else None
-        return Fusion(
-            tuple(graph.nodes),
-            tuple(self.operands[place] for place in places),
-            element,
-            gate,
-            self.scanned,
-            tuple(Output(at, each.dtype) for at, each in zip(others, self.outputs, strict=True)),
-        )
+        def moved(roots: Sequence[int]) -> tuple[int, ...]:
+            return tuple(source.carried(root, graph, leaf).at for root in roots)
+
+        outputs = zip(moved([each.at for each in self.outputs]), self.outputs, strict=True)
+        changed = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
+        operands = tuple(self.operands[place] for place in places)
+        made = tuple(Output(at, each.dtype) for at, each in outputs)
+        return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **changed)  # type: ignore[arg-type]
 
     def laid(self, layouts: Sequence[str]) -> Fusion:
         """Return the fusion of operands that lie so."""
@@ -146,7 +162,12 @@ class Fusion:
     def plain(self) -> bool:
         """Whether the one output is the result of the scan itself."""
         only = self.outputs[0]
-        return len(self.outputs) == 1 and self.nodes[only.at][0] == "result" and only.dtype == self.scanned
+        return (
+            not self.fields
+            and len(self.outputs) == 1
+            and self.nodes[only.at][0] == "result"
+            and only.dtype == self.scanned
+        )
 
     def row(self, row: Operator, spec: Any) -> Operator:
         """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.
@@ -166,13 +187,19 @@ class Fusion:
 
     def functions(self, project: str) -> str:
         """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result."""
-        leaves: dict[tuple[str, Any], str] = {("result", None): "y"}
+        leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | self._of_states("result", "s")
         for place, (dtype, _) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
         printer, taken = Printer(self.nodes, leaves), ", ".join(self._taken("{1} {2}"))
         inline = "__device__ __forceinline__"
-        parts = [f"// What is scanned, of the operands.\n{inline} Value mapped({taken}) {{\n"
-                 f"{printer.body(self.element)}}}\n"]  # fmt: skip
+        first, result = "// What is scanned, of the operands.\n", f"{DTYPES[self.scanned].value} y"
+        if self.fields:
+            lines, texts = printer.statements(*self.elements)
+            texts += ["0"] * len(self.kept)
+            body = "".join(f"    {line}\n" for line in (*lines, f"return {{{', '.join(texts)}}};"))
+            parts, result = [f"{first}{inline} State mapped({taken}) {{\n{body}}}\n"], ""
+        else:
+            parts = [f"{first}{inline} Value mapped({taken}) {{\n{printer.body(self.elements[0])}}}\n"]
         if self.gate is not None:
             parts.append(f"{inline} Value mapped_gate({taken}) {{\n{printer.body(self.gate)}}}\n")
         own = "".join(f"    s.own{place} = {leaves['operand', place]};\n" for place in self.kept)
@@ -184,14 +211,26 @@ class Fusion:
         for number, (at, dtype) in enumerate(self.outputs):
             body = printer.body(at)
             made = DTYPES[wide(dtype)].value
-            result = DTYPES[self.scanned].value
-            parts.append(f"{inline} {made} then{number}([[maybe_unused]] {result} y, [[maybe_unused]] const State& s) "
-                         f"{{\n{body}}}\n")  # fmt: skip
+            given = ", ".join(f"[[maybe_unused]] {each}" for each in (result, "const State& s") if each)
+            parts.append(f"{inline} {made} then{number}({given}) {{\n{body}}}\n")
             if number > 0:
                 written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
                 function = f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n"
                 parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n{function}")
         return "\n".join(parts)
+
+    def _of_states(self, role: str, state: str) -> dict[tuple[str, Any], str]:
+        """C++ of the fields of a state."""
+        texts = (f"({state}.{name} != 0)" if dtype == "bool" else f"{state}.{name}" for name, dtype, _ in self.fields)
+        return {(role, place): text for place, text in enumerate(texts)}
+
+    def joined(self, roots: Sequence[int]) -> str:
+        """The C++ expression of ``combine`` or ``append``; the newer state's own fields are the result's."""
+        printer = Printer(self.nodes, self._of_states("older", "older") | self._of_states("newer", "newer"))
+        lines, texts = printer.statements(*roots)
+        made = [f"s.{each.name} = {text};" for each, text in zip(self.fields, texts, strict=True)]
+        body = "".join(f"        {line}\n" for line in ("State s = newer;", *lines, *made, "return s;"))
+        return f"[&] {{\n{body}    }}()"
 
     def _taken(self, form: str) -> list[str]:
         return [form.format(*each) for each in self.sources]
@@ -201,6 +240,7 @@ class Fusion:
         """The C++ expression that makes the state of an item of its operands."""
         given = ", ".join(self._taken("{2}"))
         lift = f"lift(mapped({given}){'' if self.gate is None else f', mapped_gate({given})'})"
+        lift = f"mapped({given})" if self.fields else lift
         return lift if self.plain else f"beside({lift}, {given})"
 
     @property
@@ -223,6 +263,20 @@ def _row_with(fusion: Fusion, handle: Any) -> Operator:
     named = functools.partial(_with_fields, row) if names else str
     kinds = tuple(_FIELD.get(dtype := wide(fusion.operands[place].dtype), dtype) for place in fusion.kept)
     newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
+    if fusion.fields:
+        first = fusion.fields[0].name
+        return replace(
+            row,
+            fields=(*(each.name for each in fusion.fields), *names),
+            types=(*(_FIELD.get(each.dtype, each.dtype) for each in fusion.fields), *kinds),
+            own=names,
+            lift=("0",) * (len(fusion.fields) + len(names)),
+            combine=(fusion.joined(fusion.combine),),
+            append=(fusion.joined(fusion.append or fusion.combine),),
+            identity=(*(literal(each.identity) for each in fusion.fields), *none),
+            project="then0(state)",
+            carried=f"state.{first}",
+        )
 
     def joined(texts: tuple[str, ...]) -> tuple[str, ...]:
         if len(texts) < len(row.fields):  # one expression for the whole state
