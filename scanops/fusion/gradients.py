@@ -71,10 +71,7 @@ class _Fused(torch.autograd.Function):
         known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
         read = [*tensors, *known]
         states = [y for each in adjoint.before for y in run(Work(each, work.op, work.dim, work.reverse, True), tensors)]
-        read += [
-            states.pop(0) if place in adjoint.fields else tensors[0]
-            for place in range(max(adjoint.fields, default=-1) + 1)
-        ]
+        read += [states.pop(0) if there else tensors[0] for there in adjoint.there]  # nothing reads the latter
         found: list[torch.Tensor] = []
         for fusion in adjoint.parts:
             found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), tuple(read))
@@ -165,7 +162,7 @@ class _Adjoint(NamedTuple):
     """The scans of a backward pass. Their tensors: those of the call, the given gradients, the fields before items."""
 
     before: tuple[Fusion, ...]  # compute the fields of the state before each item that derivatives need
-    fields: tuple[int, ...]  # which these are
+    there: tuple[bool, ...]  # which these are
     parts: tuple[Fusion, ...]  # whose outputs follow each other
     last: Fusion | None  # expressions of all that by torch's operators, where a kernel would read too many tensors
     op: str
@@ -287,11 +284,11 @@ def _adjoint(
     needed = [n for n in range(len(fields)) if before + n in reads]
     states = [Output(source.add("result", fields[n], n).at, fields[n]) for n in needed]
     chunks = [tuple(states[at : at + MOST_OUTPUTS]) for at in range(0, len(states), MOST_OUTPUTS)]
-    read = operands[: before + max(needed, default=-1) + 1]
-    parts = [replace(each, operands=read) for each in parts]
+    there = tuple(n in needed for n in range(len(fields) if last else max(needed, default=-1) + 1))
+    parts = [replace(each, operands=operands[: before + len(there)]) for each in parts]
     return _Adjoint(
         before=tuple(fusion_of(replace(fusion, nodes=tuple(source.nodes), outputs=each).text) for each in chunks),
-        fields=tuple(needed),
+        there=there,
         parts=tuple(fusion_of(each.text) for each in parts),
         last=last,
         op=("sum" if plain else "linear") if not scan else "expressions",
