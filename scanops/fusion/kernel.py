@@ -11,14 +11,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, literal
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, wide
+from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 _FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
@@ -56,14 +56,14 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # that of a text is one object: ``fusion_of``
 class Fusion:
-    """Expressions around a scan. ``nodes`` are those of a Graph; other nodes are named by their numbers."""
+    """Expressions around a scan. ``nodes`` are those of a Graph; others are named by their numbers."""
 
     nodes: tuple[Node, ...]
     operands: tuple[Operand, ...]
     elements: tuple[int, ...]  # the values that are scanned, then the gates; of ``fields`` one for each
     scanned: str  # dtype of the scan: what ``then`` is given a result of
     outputs: tuple[Output, ...]
-    # Of an operator of expressions; the operator's row has those of any other.
+    # Of an operator of expressions; any other has a row of its own.
     fields: tuple[Field, ...] = ()
     combine: tuple[int, ...] = ()  # each field of a state, from those of the older and the newer one
     append: tuple[int, ...] = ()  # likewise where the newer state is that of an item
@@ -111,11 +111,6 @@ class Fusion:
     def _roots(self) -> tuple[int, ...]:
         return (*self.elements, *(each.at for each in self.outputs), *self.combine, *self.append)
 
-    @property
-    def gate(self) -> int | None:
-        """The gates, for an operator of the table that has them."""
-        return None if self.fields or len(self.elements) == 1 else self.elements[1]
-
     @functools.cached_property
     def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
         """Of each operand: name of the parameter, C type of an item, C name of a thread's items, dtype, layout."""
@@ -129,34 +124,52 @@ class Fusion:
         by_place = {place: number for number, place in enumerate(places)}
 
         def leaf(node: Node) -> Term:
-            if node[0] != "operand":
-                return graph.add(*node)
-            return graph.add(*node[:2], by_place[node[2]])
+            return graph.add(*node[:2], by_place[node[2]] if node[0] == "operand" else node[2])
 
-        def moved(roots: Sequence[int]) -> tuple[int, ...]:
+        def moved(roots: Iterable[int]) -> tuple[int, ...]:
             return tuple(source.carried(root, graph, leaf).at for root in roots)
 
-        outputs = zip(moved([each.at for each in self.outputs]), self.outputs, strict=True)
-        changed = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
-        operands = tuple(self.operands[place] for place in places)
+        rules = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
+        outputs = zip(moved(each.at for each in self.outputs), self.outputs, strict=True)
         made = tuple(Output(at, each.dtype) for at, each in outputs)
-        return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **changed)  # type: ignore[arg-type]
+        operands = tuple(self.operands[place] for place in places)
+        return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **rules)  # type: ignore[arg-type]
 
     def laid(self, layouts: Sequence[str]) -> Fusion:
         """Return the fusion of operands that lie so."""
         return replace(self, operands=tuple(map(Operand, (each.dtype for each in self.operands), layouts)))
 
     @functools.cached_property
-    def kept(self) -> tuple[int, ...]:
-        """The operands that an output reads beside the result of the scan."""
-        reached = Graph(self.nodes).reached(*(each.at for each in self.outputs))
-        return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
+    def held(self) -> tuple[int, ...]:
+        """The nodes whose values outputs take beside the result of the scan: of each item, a field of the state.
+
+        They are the last ones before the result comes in, or the operands that these are made of, if those are fewer
+        bytes. What is made of operands of a whole line alone is computed again.
+        """
+        graph, roots = Graph(self.nodes), [each.at for each in self.outputs]
+        reached = graph.reached(*roots)
+        late = set[int]()  # the nodes that follow from the result
+        for at in reached:
+            if self.nodes[at][0] == "result" or late.intersection(arguments_of(self.nodes[at])):
+                late.add(at)
+        last = {*roots, *(each for at in reached if at in late for each in arguments_of(self.nodes[at]))} - late
+        made_of = {at: [each for each in graph.reached(at) if self.nodes[each][0] == "operand"] for at in last}
+        of_items = {at for at in last if any(self._is_of_item(each) for each in made_of[at])}
+        of_lines = {each for at in last - of_items for each in made_of[at]}
+        operands = {each for at in last for each in made_of[at]}
+        fewer = self._bytes(of_items | of_lines) <= self._bytes(operands)
+        return tuple(sorted(of_items | of_lines if fewer else operands))
+
+    def _is_of_item(self, at: int) -> bool:
+        return self.nodes[at][0] != "operand" or self.operands[self.nodes[at][2]].layout != "line"
+
+    def _bytes(self, nodes: Iterable[int]) -> int:
+        return sum(max(4, DTYPES[self.nodes[at][1]].bytes) for at in nodes if self._is_of_item(at))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of registers for the operands of an item that outputs read; those of a whole line are held once."""
-        kept = [self.operands[place] for place in self.kept if self.operands[place].layout != "line"]
-        return sum(max(4, DTYPES[each.dtype].bytes) for each in kept)
+        """Bytes of registers for what outputs take of an item; operands of a whole line are held once."""
+        return self._bytes(self.held)
 
     @property
     def plain(self) -> bool:
@@ -185,34 +198,39 @@ class Fusion:
             )
         return row if self.plain else _row_with(self, row.handle)
 
-    def functions(self, project: str) -> str:
-        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result."""
+    def functions(self, project: str, halves: bool) -> str:
+        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result.
+
+        ``halves``: the first output and carries are of half types.
+        """
         leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | self._of_states("result", "s")
         for place, (dtype, _) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
-        printer, taken = Printer(self.nodes, leaves), ", ".join(self._taken("{1} {2}"))
+        short = halves and all(DTYPES[dtype].kind == "float" and DTYPES[dtype].bytes < 4 for _, dtype in self.outputs)
+        held = () if self.plain else self.held
+        lines, texts = Printer(self.nodes, leaves, short).statements(*self.elements, *held)
+        count = len(self.elements)
+        lift = f"lift({', '.join(texts[:count])})"
+        lift = f"State{{{', '.join([*texts[:count], *'0' * len(held)])}}}" if self.fields else lift
+        fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[count:])]
+        lines += [f"State s = {lift};", *fields, "return s;"] if held else [f"return {lift};"]
         inline = "__device__ __forceinline__"
-        first, result = "// What is scanned, of the operands.\n", f"{DTYPES[self.scanned].value} y"
-        if self.fields:
-            lines, texts = printer.statements(*self.elements)
-            texts += ["0"] * len(self.kept)
-            body = "".join(f"    {line}\n" for line in (*lines, f"return {{{', '.join(texts)}}};"))
-            parts, result = [f"{first}{inline} State mapped({taken}) {{\n{body}}}\n"], ""
-        else:
-            parts = [f"{first}{inline} Value mapped({taken}) {{\n{printer.body(self.elements[0])}}}\n"]
-        if self.gate is not None:
-            parts.append(f"{inline} Value mapped_gate({taken}) {{\n{printer.body(self.gate)}}}\n")
-        own = "".join(f"    s.own{place} = {leaves['operand', place]};\n" for place in self.kept)
-        parts.append(f"// With the operands that outputs read.\n{inline} State beside(State s, {taken}) {{\n"
-                     f"{own}    return s;\n}}\n")  # fmt: skip
-        for place in self.kept:
-            is_bool = self.operands[place].dtype == "bool"
-            leaves["operand", place] = f"(s.own{place} != 0)" if is_bool else f"s.own{place}"
-        for number, (at, dtype) in enumerate(self.outputs):
-            body = printer.body(at)
+        taken = ", ".join(f"{source[1]} {source[2]}" for source in self.sources)
+        also = ", with what outputs take of the operands" if held else ""
+        parts = [f"// The state of an item, of the operands{also}.\n{inline} State mapped({taken}) {{\n"
+                 f"{indented(*lines)}}}\n"]  # fmt: skip
+        nodes = list(self.nodes)
+        for number, at in enumerate(held):
+            nodes[at] = ("operand", nodes[at][1], f"own{number}")
+            leaves["operand", f"own{number}"] = ("(s.own{} != 0)" if nodes[at][1] == "bool" else "s.own{}").format(
+                number
+            )
+        printer = Printer(nodes, leaves, short)
+        for number, (at, dtype) in enumerate(() if self.plain else self.outputs):
             made = DTYPES[wide(dtype)].value
-            given = ", ".join(f"[[maybe_unused]] {each}" for each in (result, "const State& s") if each)
-            parts.append(f"{inline} {made} then{number}({given}) {{\n{body}}}\n")
+            result = "" if self.fields else f"[[maybe_unused]] {DTYPES[self.scanned].value} y, "
+            parts.append(f"{inline} {made} then{number}({result}[[maybe_unused]] const State& s) "
+                         f"{{\n{printer.body(at)}}}\n")  # fmt: skip
             if number > 0:
                 written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
                 function = f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n"
@@ -226,22 +244,15 @@ class Fusion:
 
     def joined(self, roots: Sequence[int]) -> str:
         """The C++ expression of ``combine`` or ``append``; the newer state's own fields are the result's."""
-        printer = Printer(self.nodes, self._of_states("older", "older") | self._of_states("newer", "newer"))
-        lines, texts = printer.statements(*roots)
+        leaves = self._of_states("older", "older") | self._of_states("newer", "newer")
+        lines, texts = Printer(self.nodes, leaves, False).statements(*roots)
         made = [f"s.{each.name} = {text};" for each, text in zip(self.fields, texts, strict=True)]
-        body = "".join(f"        {line}\n" for line in ("State s = newer;", *lines, *made, "return s;"))
-        return f"[&] {{\n{body}    }}()"
-
-    def _taken(self, form: str) -> list[str]:
-        return [form.format(*each) for each in self.sources]
+        return f"[&] {{\n{indented('State s = newer;', *lines, *made, 'return s;')}    }}()"
 
     @property
     def lifted(self) -> str:
         """The C++ expression that makes the state of an item of its operands."""
-        given = ", ".join(self._taken("{2}"))
-        lift = f"lift(mapped({given}){'' if self.gate is None else f', mapped_gate({given})'})"
-        lift = f"mapped({given})" if self.fields else lift
-        return lift if self.plain else f"beside({lift}, {given})"
+        return f"mapped({', '.join(source[2] for source in self.sources)})"
 
     @property
     def further(self) -> tuple[Result, ...]:
@@ -259,12 +270,11 @@ def _with_fields(row: Operator, text: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _row_with(fusion: Fusion, handle: Any) -> Operator:
     row: Operator = handle.operator
-    names = tuple(f"own{place}" for place in fusion.kept)
+    names = tuple(f"own{number}" for number in range(len(fusion.held)))
     named = functools.partial(_with_fields, row) if names else str
-    kinds = tuple(_FIELD.get(dtype := wide(fusion.operands[place].dtype), dtype) for place in fusion.kept)
+    kinds = tuple(_FIELD.get(dtype := fusion.nodes[at][1], dtype) for at in fusion.held)
     newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
     if fusion.fields:
-        first = fusion.fields[0].name
         return replace(
             row,
             fields=(*(each.name for each in fusion.fields), *names),
@@ -275,7 +285,7 @@ def _row_with(fusion: Fusion, handle: Any) -> Operator:
             append=(fusion.joined(fusion.append or fusion.combine),),
             identity=(*(literal(each.identity) for each in fusion.fields), *none),
             project="then0(state)",
-            carried=f"state.{first}",
+            carried=f"state.{fusion.fields[0].name}",
         )
 
     def joined(texts: tuple[str, ...]) -> tuple[str, ...]:

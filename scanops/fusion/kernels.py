@@ -130,19 +130,21 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
 
     workload.note_other("fused")
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
-    if kernel is None:
-        return None
+    return None if kernel is None else bound(kernel, work.dim, tensors, order, spec, few)
+
+
+def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> _Launcher:
+    """Return the launch of a kernel on tensors of these shapes and strides, of which it reads some, in this order."""
+    shape, outputs = shape_of(tensors), kernel.spec.fusion.outputs
     request: Any = SimpleNamespace(  # what a Launcher needs of one
-        call=Call(work.op, work.dim),
+        call=Call(kernel.spec.op, dim),
         inputs=Inputs(tensors[0]),
         x=tensors[0],
         operands={name: tensors[place].expand(shape) for name, place in zip(_NAMES, order, strict=False)},
-        places=tuple(
-            (name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, work.fusion.outputs, strict=False)
-        ),
+        places=tuple((name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, outputs, strict=False)),
         shape=shape,
     )
-    launcher = _Launcher(kernel, request, device, spec, few)
+    launcher = _Launcher(kernel, request, device_of(tensors[0]), asked, few)
     launcher.reads = tuple(zip(_NAMES, order, strict=False))
     return launcher
 

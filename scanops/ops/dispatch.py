@@ -6,6 +6,7 @@ made by the node of autograd.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,12 +17,12 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from scanops import workload
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.adjoints import adjoints
-from scanops.ops.node import ScanFunction, by_torch, operated_on
+from scanops.ops.backward import keeps
+from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, autocast, is_memory, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
-from scanops.requests.request import Inputs, Kind, Request, Tensors, checked
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
@@ -244,3 +245,46 @@ def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
         native.repeated(known.launcher.kernel.target)
     elif known.kind.generation != native.generation():
         native.learn(call, given, known.launcher, known.kind, adjoints(known.kind, given))
+
+
+# ---- the gradients that C++ may be asked for after a call that it served
+
+_numbers = itertools.count()
+
+
+class Backward:
+    """The gradients of calls of one kind that C++ has served, where those of some inputs are wanted.
+
+    Called by a node in C++ that has no kernels for its backward pass yet, or is differentiated again.
+    """
+
+    __slots__ = ("_kind", "_needs", "number")
+
+    def __init__(self, kind: Kind, needs: Needs) -> None:
+        self._kind, self._needs = kind, needs
+        self.number = next(_numbers)
+
+    def __call__(self, policy: str | None, given: Tensors) -> Tensors:
+        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""
+        found, recipe = backward_pass(self._kind, self._needs, (*given, None), policy)
+        if recipe is not None and given[0] is not None:
+            native.learn_gradient(self.number, given, recipe)
+        return found
+
+
+def adjoints(kind: Kind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
+    """Return (needs as bits, number, saved tensors as bits, Python's part) of each gradient a call may be asked for."""
+    result = kind.request.dtype
+    if not (result.is_floating_point or result.is_complex):
+        return ()
+    may = [each is not None and (each.is_floating_point() or each.is_complex()) for each in inputs.differentiable]
+    found = []
+    for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
+        if any(needs):
+            part = Backward(kind, needs)
+            found.append((_bits(needs), part.number, _bits((*keeps(kind, needs), True)), part))  # starts are saved
+    return tuple(found)
+
+
+def _bits(flags: tuple[bool, ...]) -> int:
+    return sum(flag << place for place, flag in enumerate(flags))
