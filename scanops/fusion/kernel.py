@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from scanops.codegen.dtypes import DTYPES, literal
+from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
+from scanops.fusion.rows import Field, of_states, row_with
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
-_FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
 
 
 class Operand(NamedTuple):
@@ -37,14 +36,6 @@ class Result(NamedTuple):
     name: str
     type: str
     pointer: str
-
-
-class Field(NamedTuple):
-    """A field of the state of an operator of expressions, the dtype it is computed in, and its identity."""
-
-    name: str
-    dtype: str
-    identity: float
 
 
 class Output(NamedTuple):
@@ -196,14 +187,14 @@ class Fusion:
                 value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
                 hint="make mask and gate operands of the expression",
             )
-        return row if self.plain else _row_with(self, row.handle)
+        return row if self.plain else row_with(self, row.handle)
 
     def functions(self, project: str, halves: bool) -> str:
         """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result.
 
         ``halves``: the first output and carries are of half types.
         """
-        leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | self._of_states("result", "s")
+        leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | of_states(self.fields, "result", "s")
         for place, (dtype, _) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
         short = halves and all(DTYPES[dtype].kind == "float" and DTYPES[dtype].bytes < 4 for _, dtype in self.outputs)
@@ -237,18 +228,6 @@ class Fusion:
                 parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n{function}")
         return "\n".join(parts)
 
-    def _of_states(self, role: str, state: str) -> dict[tuple[str, Any], str]:
-        """C++ of the fields of a state."""
-        texts = (f"({state}.{name} != 0)" if dtype == "bool" else f"{state}.{name}" for name, dtype, _ in self.fields)
-        return {(role, place): text for place, text in enumerate(texts)}
-
-    def joined(self, roots: Sequence[int]) -> str:
-        """The C++ expression of ``combine`` or ``append``; the newer state's own fields are the result's."""
-        leaves = self._of_states("older", "older") | self._of_states("newer", "newer")
-        lines, texts = Printer(self.nodes, leaves, False).statements(*roots)
-        made = [f"s.{each.name} = {text};" for each, text in zip(self.fields, texts, strict=True)]
-        return f"[&] {{\n{indented('State s = newer;', *lines, *made, 'return s;')}    }}()"
-
     @property
     def lifted(self) -> str:
         """The C++ expression that makes the state of an item of its operands."""
@@ -258,69 +237,6 @@ class Fusion:
     def further(self) -> tuple[Result, ...]:
         """The names of the outputs after the first in the text of a kernel."""
         return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
-
-
-def _with_fields(row: Operator, text: str) -> str:
-    """An expression over states of a row, whose state may be a plain number, with the field named."""
-    if row.field_types != ("value",):
-        return text
-    return re.sub(r"\b(older|newer|state)\b", rf"\1.{row.fields[0]}", text)
-
-
-@functools.lru_cache(maxsize=256)
-def _row_with(fusion: Fusion, handle: Any) -> Operator:
-    row: Operator = handle.operator
-    names = tuple(f"own{number}" for number in range(len(fusion.held)))
-    named = functools.partial(_with_fields, row) if names else str
-    kinds = tuple(_FIELD.get(dtype := fusion.nodes[at][1], dtype) for at in fusion.held)
-    newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
-    if fusion.fields:
-        return replace(
-            row,
-            fields=(*(each.name for each in fusion.fields), *names),
-            types=(*(_FIELD.get(each.dtype, each.dtype) for each in fusion.fields), *kinds),
-            own=names,
-            lift=("0",) * (len(fusion.fields) + len(names)),
-            combine=(fusion.joined(fusion.combine),),
-            append=(fusion.joined(fusion.append or fusion.combine),),
-            identity=(*(literal(each.identity) for each in fusion.fields), *none),
-            project="then0(state)",
-            carried=f"state.{fusion.fields[0].name}",
-        )
-
-    def joined(texts: tuple[str, ...]) -> tuple[str, ...]:
-        if len(texts) < len(row.fields):  # one expression for the whole state
-            parts = "".join(f" s.{name} = newer.{name};" for name in names)
-            return tuple(f"[&] {{ State s = {text};{parts} return s; }}()" for text in texts)
-        return (*map(named, texts), *newer)
-
-    return replace(
-        row,
-        name=f"{row.name}_fused",
-        fields=(*row.fields, *names),
-        types=(*row.field_types, *kinds),
-        own=names,
-        lift=(*row.lift, *none),
-        combine=joined(row.combine),
-        append=joined(row.append) if row.append else (),
-        extend=(),
-        holds=(),
-        settle=(),
-        behind=(),
-        quick=(),
-        loss="",
-        identity=(*row.identity, *none),
-        project=f"then0(({DTYPES[fusion.scanned].value})({named(row.project)}), state)",
-        resume=(*row.resumes, *none) if row.resumes else (),
-        resumed=lambda y: y,
-        output=lambda h: h,
-        carried=named(row.carried or row.project),
-        kinds=("int", "float", "complex", "bool"),
-        forms={},
-        gradient=None,
-        derivative=None,
-        join=None,
-    )
 
 
 _read = functools.lru_cache(maxsize=4096)(Fusion.of_text)

@@ -15,9 +15,9 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator_rules import GENERATED, KEYWORDS
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.affine import affine, affine_parts
+from scanops.fusion.derivatives import affine, affine_parts
 from scanops.fusion.expressions import Graph, Term, wide
-from scanops.fusion.kernel import Field
+from scanops.fusion.rows import Field
 from scanops.fusion.tracing import Traced
 
 Function = Callable[..., Any]

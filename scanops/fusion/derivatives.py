@@ -1,4 +1,4 @@
-"""Affine maps of states: recurrences of any order as scans, and their gradients.
+"""Derivatives of expressions, and affine maps of states, which recurrences and their gradients scan.
 
 The maps s -> M s + v of a range of items combine to such a map, which makes every linear recurrence a scan: Blelloch,
 "Prefix Sums and Their Applications" (1990), section 1.4. This module needs no torch.
@@ -12,10 +12,87 @@ from typing import Any, NamedTuple
 
 from scanops.errors import UnsupportedRequest
 from scanops.fusion.expressions import Graph, Term, arguments_of, is_float
-from scanops.fusion.kernel import Field
+from scanops.fusion.rows import Field
 
 Entries = dict[int, Term]
 Part = tuple[Term | None, Entries]  # a term, None for 0, and the factors of older fields by their places
+
+
+# ---- derivatives
+
+
+def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, Term]:
+    """Return the gradient by each node, from those of the ``roots``, pairs of a node and its gradient."""
+    found: dict[int, Term] = {}
+
+    def give(to: int, gradient: Term) -> None:
+        gradient = gradient.cast(graph.nodes[to][1])
+        found[to] = found[to] + gradient if to in found else gradient
+
+    for root, gradient in roots:
+        if is_float(root.dtype):
+            give(root.at, gradient)
+    for at in range(max(found, default=-1), -1, -1):
+        if at in found:
+            terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
+            if any(is_float(each.dtype) for each in terms):
+                gradients = _derivative(Term(graph, at), found[at], *terms)
+                for term, of_term in zip(terms, gradients, strict=False):
+                    if of_term is not None and is_float(term.dtype):
+                        give(term.at, of_term)
+    return found
+
+
+def _derivative(y: Term, d: Term, *terms: Term) -> tuple[Term | None, ...]:
+    """The gradients of the arguments of a node from its own, ``d``; None: it has none."""
+    operation, x = str(y.node[0]), terms[0]
+    rule = _RULES.get(operation)
+    if rule is not None:
+        return (rule(d, x, y),)
+    if operation == "where":
+        return None, x.select(d, 0.0), x.select(0.0, d)
+    if operation in ("maximum", "minimum"):
+        x, other = terms
+        share = x.compare("gt" if operation == "maximum" else "lt", other).select(d, 0.0)
+        share = x.compare("eq", other).select(d * 0.5, share)
+        return share, d - share
+    other = terms[-1]
+    if operation == "mul":
+        return d * other, d * x
+    if operation == "div":
+        of_x = d / other
+        return of_x, -(of_x * y)
+    if operation == "pow":
+        of_x = d * other * x.apply("pow", other - 1.0)
+        return other.compare("eq", 0.0).select(0.0, of_x), y.compare("eq", 0.0).select(0.0, d * y * x.apply("log"))
+    return {"add": (d, d), "sub": (d, -d)}.get(operation, ())
+
+
+_RULES: dict[str, Callable[[Term, Term, Term], Term | None]] = {  # (gradient of y, x, y) -> gradient of x
+    "cast": lambda d, x, y: d,
+    "round": lambda d, x, y: d,
+    "detach": lambda d, x, y: None,
+    "floor": lambda d, x, y: None,
+    "neg": lambda d, x, y: -d,
+    "abs": lambda d, x, y: x.compare("gt", 0.0).select(d, x.compare("lt", 0.0).select(-d, 0.0)),
+    "exp": lambda d, x, y: d * y,
+    "exp2": lambda d, x, y: d * y * 0.6931471805599453,
+    "expm1": lambda d, x, y: d * (y + 1.0),
+    "log": lambda d, x, y: d / x,
+    "log2": lambda d, x, y: d / (x * 0.6931471805599453),
+    "log1p": lambda d, x, y: d / (x + 1.0),
+    "sqrt": lambda d, x, y: d / (y * 2.0),
+    "rsqrt": lambda d, x, y: d * y * y * y * -0.5,
+    "sin": lambda d, x, y: d * x.apply("cos"),
+    "cos": lambda d, x, y: -(d * x.apply("sin")),
+    "tanh": lambda d, x, y: d * (1.0 - y * y),
+    "erf": lambda d, x, y: d * (-(x * x)).apply("exp") * 1.1283791670955126,
+    "sigmoid": lambda d, x, y: d * y * (1.0 - y),
+    "softplus": lambda d, x, y: d * x.apply("sigmoid"),
+}
+
+
+# ---- affine maps
 
 
 class Affine(NamedTuple):
