@@ -16,6 +16,7 @@ from scanops.fusion.rows import Field
 
 Entries = dict[int, Term]
 Part = tuple[Term | None, Entries]  # a term, None for 0, and the factors of older fields by their places
+_TERM = -1  # in the place of a field
 
 
 # ---- derivatives
@@ -226,12 +227,12 @@ def affine_parts(graph: Graph, root: int) -> Part:
             fixed = [each if shared and not varied else None for each, varied in zip(terms, varies, strict=True)]
             if operation == "where":
                 fixed = [terms[0], None, None]
-            keys = [None, *dict.fromkeys(key for _, entries in parts for key in entries)]
-            values = {}
-            for key in keys:
-                picked = [part[0] if key is None else part[1].get(key) for part in parts]
-                values[key] = rule(*(each or other for each, other in zip(fixed, picked, strict=True)))
-            found[at] = values.pop(None), {key: each for key, each in values.items() if each is not None}
+            values: Entries = {}
+            for key in (_TERM, *dict.fromkeys(key for _, entries in parts for key in entries)):
+                picked = [part[0] if key == _TERM else part[1].get(key) for part in parts]
+                value = rule(*(each or other for each, other in zip(fixed, picked, strict=True)))
+                values |= {} if value is None else {key: value}
+            found[at] = values.pop(_TERM, None), values
     return found[root]
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
 from scanops.fusion.expressions import Graph, Node, Term, is_float, wide
 from scanops.fusion.kernel import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
@@ -79,8 +80,8 @@ class _Fused(torch.autograd.Function):
             fusion = adjoint.last
             roots = [each.at for each in fusion.outputs]
             whole_values = evaluated(fusion.nodes, roots, {"operand": [*read, *found]}, {})
-            pairs = zip(whole_values, fusion.outputs, strict=True)
-            found = [each.expand(shape).to(getattr(torch, output.dtype)) for each, output in pairs]
+            dtypes = [getattr(torch, each.dtype) for each in fusion.outputs]
+            found = [each.expand(shape).to(dtype) for each, dtype in zip(whole_values, dtypes, strict=True)]
         pairs = zip(tensors, adjoint.of, strict=True)
         return None, *(
             None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs
@@ -146,27 +147,25 @@ def _adjoint(
         )
 
     # ---- the scan from the end: u[i] is the gradient that reaches s[i] through the items behind it
-    of_s = {n: through_then(local.operand(before + n, dtype)) for n, dtype in enumerate(fields) if is_float(dtype)}
-    of_s = {n: each.cast(fields[n]) for n, each in of_s.items() if each is not None}
+    floats = [n for n, dtype in enumerate(fields) if is_float(dtype)]
+    reaching = {n: through_then(local.operand(before + n, fields[n])) for n in floats}
+    of_s = {n: each.cast(fields[n]) for n, each in reaching.items() if each is not None}
     jacobian: dict[int, Entries] = {}  # by the fields of s[i], then of s[i-1]
-    waiting = list(of_s) or [next((n for n, dtype in enumerate(fields) if is_float(dtype)), 0)]
+    waiting = list(of_s) or [*floats, 0][:1]
     while waiting:
         row = waiting.pop()
-        found = pulled_back(graph, [(after[row], graph.number(1, fields[row]))])
-        jacobian[row] = {n: found[each.at] for n, each in enumerate(previous) if each.at in found}
+        entries = pulled_back(graph, [(after[row], graph.number(1, fields[row]))])
+        jacobian[row] = {n: entries[each.at] for n, each in enumerate(previous) if each.at in entries}
         waiting += [n for n in jacobian[row] if n not in jacobian and n not in waiting]
     live = sorted(jacobian)
     none, dtype = graph.number(0, scanned), fields[live[0]]
-    if (len(live) == 1 and not fusion.fields) or len(fields) == 1:
-        factor = jacobian[live[0]].get(live[0], none)
+    plain, scan = False, dict[str, Any]()
+    if len(live) == 1:
+        factor, reached = jacobian[live[0]].get(live[0], none), of_s.get(live[0], none)
         plain = number_of(factor) == 1  # a sum
-        terms = [of_s.get(live[0], none)]
-        scan: dict[str, Any] = {}
+        terms = [reached] if plain else [reached if exclusive else factor * reached, factor]
         results = [graph.add("result", dtype, 0)]
-        if not plain:
-            terms = [terms[0] if exclusive else factor * terms[0], factor]
     else:
-        plain = False
         matrix = {(live.index(to), live.index(row)): term for row in live for to, term in jacobian[row].items()}
         products = [
             [jacobian[row][to] * of_s[row] for row in live if to in jacobian[row] and row in of_s] for to in live
@@ -194,8 +193,7 @@ def _adjoint(
     operands = tuple(map(Operand, dtypes))
 
     def fusion_with(made: Sequence[Output], operands: tuple[Operand, ...] = operands) -> Fusion:
-        return Fusion(tuple(graph.nodes), operands, tuple(each.at for each in terms), scanned if not scan else dtype,
-                      tuple(made), **scan)  # fmt: skip
+        return Fusion(tuple(graph.nodes), operands, tuple(each.at for each in terms), dtype, tuple(made), **scan)
 
     wanted = gradients(total)
     distinct, last = list(dict.fromkeys(each for each in wanted if each is not None)), None
@@ -208,11 +206,10 @@ def _adjoint(
         if parts is None:
             return None
     reads = {place for each in parts for place in each.read}
-    reads |= {last.nodes[at][2] for at in Graph(last.nodes).reached(*(each.at for each in distinct))
-              if last.nodes[at][0] == "operand"} if last else set()  # fmt: skip
+    reads |= set(last.made_of(each.at for each in last.outputs)) if last else set()
     needed = [n for n in range(len(fields)) if before + n in reads]
-    states = [Output(source.add("result", fields[n], n).at, fields[n]) for n in needed]
-    chunks = [tuple(states[at : at + MOST_OUTPUTS]) for at in range(0, len(states), MOST_OUTPUTS)]
+    before_items = [Output(source.add("result", fields[n], n).at, fields[n]) for n in needed]
+    chunks = [tuple(before_items[at : at + MOST_OUTPUTS]) for at in range(0, len(needed), MOST_OUTPUTS)]
     there = tuple(n in needed for n in range(len(fields) if last else max(needed, default=-1) + 1))
     parts = [replace(each, operands=operands[: before + len(there)]) for each in parts]
     return _Adjoint(
@@ -220,7 +217,7 @@ def _adjoint(
         there=there,
         parts=tuple(fusion_of(each.text) for each in parts),
         last=last,
-        op=("sum" if plain else "linear") if not scan else "expressions",
+        op="sum" if plain else EXPRESSIONS.name if scan else "linear",
         exclusive=exclusive if plain else True,
         of=tuple(None if each is None else distinct.index(each) for each in wanted),
     )

@@ -94,8 +94,12 @@ class Fusion:
 
     @functools.cached_property
     def read(self) -> tuple[int, ...]:
-        """The operands that elements, gates and outputs are made of."""
-        reached = Graph(self.nodes).reached(*self._roots)
+        """The operands that states and outputs are made of."""
+        return self.made_of(self._roots)
+
+    def made_of(self, roots: Iterable[int]) -> tuple[int, ...]:
+        """The operands that nodes are made of."""
+        reached = Graph(self.nodes).reached(*roots)
         return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
 
     @property
@@ -165,13 +169,8 @@ class Fusion:
     @property
     def plain(self) -> bool:
         """Whether the one output is the result of the scan itself."""
-        only = self.outputs[0]
-        return (
-            not self.fields
-            and len(self.outputs) == 1
-            and self.nodes[only.at][0] == "result"
-            and only.dtype == self.scanned
-        )
+        only, result = self.outputs[0], self.nodes[self.outputs[0].at][0] == "result"
+        return not self.fields and len(self.outputs) == 1 and bool(result) and only.dtype == self.scanned
 
     def row(self, row: Operator, spec: Any) -> Operator:
         """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.

@@ -139,7 +139,7 @@ class FieldOperator:
 
     @functools.cached_property
     def _state(self) -> Any:
-        return namedtuple("State", self.dtypes, rename=True)  # type: ignore[misc]
+        return namedtuple("State", self.dtypes, rename=True)
 
     def scanned(self, items: list[Traced], graph: Graph, mask: Term | None, dtype: torch.dtype | None) -> Scanned:
         """Trace the operator on items of tensors, or on what ``map`` makes of them. ``dtype``: of undeclared fields."""
