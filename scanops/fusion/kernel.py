@@ -169,8 +169,8 @@ class Fusion:
     @property
     def plain(self) -> bool:
         """Whether the one output is the result of the scan itself."""
-        only, result = self.outputs[0], self.nodes[self.outputs[0].at][0] == "result"
-        return not self.fields and len(self.outputs) == 1 and bool(result) and only.dtype == self.scanned
+        only, result = self.outputs[0], bool(self.nodes[self.outputs[0].at][0] == "result")
+        return not self.fields and len(self.outputs) == 1 and result and only.dtype == self.scanned
 
     def row(self, row: Operator, spec: Any) -> Operator:
         """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.
