@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from scanops import environment, workload
 from scanops.codegen.lines import are_few
@@ -43,6 +44,8 @@ class Work(NamedTuple):
 
 def shape_of(tensors: Tensors) -> torch.Size:
     """The shape that tensors broadcast to. Raises RuntimeError where there is none."""
+    if is_compiling():  # in comparisons symbols of sizes would be constants
+        return torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-any-return, no-untyped-call]
     shapes = [each.shape for each in tensors]
     if all([each == shapes[0] for each in shapes]):
         return shapes[0]

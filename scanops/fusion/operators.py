@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.dtypes import derived, dtype_named, set_derived
 from scanops.codegen.operator_rules import GENERATED, KEYWORDS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.derivatives import affine, affine_parts
@@ -126,6 +126,7 @@ class FieldOperator:
     lift: Function | None
     project: Function | None
     step: Function | None
+    handle: type = derived()  # a class that refers back to the operator: torch.compile accepts it as a constant
 
     @property
     def functions(self) -> tuple[Function | None, ...]:
@@ -136,6 +137,9 @@ class FieldOperator:
     def facts(self) -> tuple[object, ...]:
         """What a trace depends on beside the functions."""
         return tuple(self.dtypes.items()), tuple(map(repr, self.start))
+
+    def __post_init__(self) -> None:
+        set_derived(self, handle=type("Handle", (), {"operator": self}))
 
     @functools.cached_property
     def _state(self) -> Any:
