@@ -108,7 +108,7 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if map is not None or then is not None or not isinstance(x, Tensor):
+    if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
