@@ -44,7 +44,7 @@ _numbers = itertools.count()
 
 
 def _place_of(value: Any) -> int | None:
-    """The place of an item among those of its function, by its name; None for what is no name."""
+    """The place of an item among those of its function, by its name; None for any other value."""
     return int(value.rpartition(" ")[2]) if isinstance(value, str) and value.startswith("item ") else None
 
 
