@@ -106,7 +106,10 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    return {"as many results as items, and no map": not (first.complete or first.map)} | rules.get(format, {}) | every
+    every["as many results as items, no map and no carries of segments"] = not (
+        first.complete or first.map or first.per_segment
+    )
+    return rules.get(format, {}) | every
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

@@ -47,6 +47,7 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ),
     ("--initial", "initial", _SWITCH, "With a carry-in, the state that enters each line."),
     ("--final", "final", _SWITCH, "With a carry-out, the final state of each line."),
+    ("--per-segment", "per_segment", _SWITCH, "With carries of the segments that offsets give, not of lines."),
     ("--inner", "inner", {"type": int}, "Adjacent columns: the stride of the scanned dimension; 1: contiguous."),
     ("--out-dtype", "out_dtype", _WORD, "Of the output, where it is not the one that torch gives."),
     ("--accumulate", "accumulate", _WORD, "Accumulator: a wider dtype, or compensated (Kahan summation)."),

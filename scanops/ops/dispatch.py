@@ -46,20 +46,30 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three.
     """
-    # C++ knows no complete scans, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
-    if outs[0] is None and complete is False and not is_dynamo_compiling() and native.served is not None:
+    # C++ knows no complete scans and no carries of segments, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
+    per_segment = options[4] == "segments" or _are_of_segments(*tensors[:1], *tensors[4:])
+    known = not (per_segment or complete is not False)
+    if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
     op, dim, *others = options
+    others[2] = True if options[4] == "segments" else options[4]
     call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-    call = call if complete is False else replace(call, complete=complete)
+    call = call if known else replace(call, complete=complete, per_segment=per_segment)
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
         call = replace(call, dtype=autocast(call.op, given.x))
     found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
     return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
+
+
+def _are_of_segments(x: Any, offsets: Any, initial: Any) -> bool:
+    """Whether a carry-in has an element for each segment: it has a dimension in place of the scanned one."""
+    if offsets is None or not isinstance(initial, torch.Tensor):
+        return False
+    return isinstance(x, torch.Tensor) and initial.ndim == x.ndim > 0
 
 
 def _whole(dim: Any) -> Any:
@@ -238,7 +248,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own or call.complete:  # which C++ does not know
+    if not known.launcher.own or call.complete or call.per_segment:  # which C++ does not know
         return
     if native.served is None:
         native.repeated(known.launcher.kernel.target)

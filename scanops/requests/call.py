@@ -32,6 +32,7 @@ SCHEMA = {
     "start": "Scalar? start=None",
     "any_length": "bool any_length=False",
     "complete": "bool complete=False",
+    "per_segment": "bool per_segment=False",
 }
 
 
@@ -54,6 +55,7 @@ class Call:
     start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
     complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
+    per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
 
     @property
     def name(self) -> str:
@@ -132,6 +134,7 @@ class Call:
             "exclusive": self.exclusive or self.complete,
             "complete": self.complete,
             "final": self.final,
+            "per_segment": self.per_segment and (initial is not None or self.final),
         }
 
     @staticmethod
