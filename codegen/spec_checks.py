@@ -107,7 +107,12 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
     if spec.per_segment and (spec.segments in (None, "flags") or not (spec.initial or spec.final)):
         allowed = "carries per segment beside offsets, with initial or final"
         hint = "leave per_segment out, or pass segments='int32' or 'int64' and initial or final"
-        yield "per_segment needs offsets and carries", allowed, told("per_segment", "segments", "initial", "final"), hint
+        yield (
+            "per_segment needs offsets and carries",
+            allowed,
+            told("per_segment", "segments", "initial", "final"),
+            hint,
+        )
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

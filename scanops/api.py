@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.extrema import Final, Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Keywords(Variant, total=False):
 
 @overload
 def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
 ) -> Pair: ...
 @overload
 def scan(
@@ -48,7 +48,7 @@ def scan(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -77,9 +77,12 @@ def scan(
         reverse: scan from the last item to the first.
         exclusive: leave the item itself out of its result.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
-            without ``dim``, one value per line. An exclusive scan begins with it.
-        return_final: also return the carry-out, the final state of each line. Chunks of a stream, each with that of
-            the chunk before as ``initial``, equal the scan in one piece; floats to within rounding.
+            without ``dim``, one value per line. An exclusive scan begins with it. With ``offsets`` also a tensor of
+            x's shape with as many items along ``dim`` as there are segments: the carry-in of each segment.
+        return_final: also return the carry-out, the final state of each line; with a carry-in of each segment, or as
+            ``"segments"`` beside ``offsets``, that of each segment, in the shape of such a carry-in: for an empty one
+            its carry-in or the identity. Chunks of a stream, each with the carry-out of the chunk before as
+            ``initial``, equal the scan in one piece; floats to within rounding.
         complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then the
             inclusive results; with ``reverse`` the carry-in is last. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
@@ -100,7 +103,7 @@ def scan(
 
     Returns:
         A contiguous tensor of x's shape, or with ``complete`` of one more along ``dim``; with ``return_final`` a pair
-        of that and of the carry-out, of x's shape without ``dim``.
+        of that and of the carry-out, of x's shape without ``dim`` or with the segments in its place.
 
     Raises:
         UnsupportedRequest: an argument that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
@@ -125,7 +128,7 @@ def scan(
 
 
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumsum(
@@ -136,7 +139,7 @@ def cumsum(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -158,7 +161,7 @@ def cumsum(
 
 
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumprod(
@@ -169,7 +172,7 @@ def cumprod(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -191,7 +194,9 @@ def cumprod(
 
 
 @overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
+def logcumsumexp(
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
+) -> Pair: ...
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def logcumsumexp(
@@ -202,7 +207,7 @@ def logcumsumexp(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -235,7 +240,7 @@ def logcumsumexp(
 
 @overload
 def linear_scan(
-    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]
+    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
 ) -> Pair: ...
 @overload
 def linear_scan(
@@ -250,7 +255,7 @@ def linear_scan(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,

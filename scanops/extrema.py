@@ -14,9 +14,10 @@ from scanops.ops.dispatch import Given, called
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Functions", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
+__all__ = ["Final", "Functions", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
+Final = bool | Literal["segments"]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -50,7 +51,7 @@ class Functions(TypedDict, total=False):
 
 @overload
 def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummax(
@@ -64,7 +65,7 @@ def cummax(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     out: Pair | None = None,
@@ -102,7 +103,7 @@ def cummax(
 
 @overload
 def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummin(
@@ -116,7 +117,7 @@ def cummin(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     out: Pair | None = None,

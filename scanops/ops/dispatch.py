@@ -46,15 +46,16 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three.
     """
-    # C++ knows no complete scans and no carries of segments, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
-    per_segment = options[4] == "segments" or _are_of_segments(*tensors[:1], *tensors[4:])
+    every = type(options[4]) is str and options[4] == "segments"
+    per_segment = every or _are_of_segments(tensors[0], *tensors[4:])
+    # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
     known = not (per_segment or complete is not False)
     if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
     op, dim, *others = options
-    others[2] = True if options[4] == "segments" else options[4]
+    others[2] = every or options[4]
     call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
     call = call if known else replace(call, complete=complete, per_segment=per_segment)
     eager = runs_kernels(given)

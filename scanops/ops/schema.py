@@ -120,7 +120,9 @@ def batched(
     The batch comes in front of each tensor that has items for it, so the scan is along the next dimension.
     """
     if call.per_segment and dims[4] is not None:  # segments of each element's own: one scan after the other
-        alone = [[each] * info.batch_size if d is None else each.unbind(d) for each, d in zip(inputs, dims, strict=False)]
+        alone = [
+            [each] * info.batch_size if d is None else each.unbind(d) for each, d in zip(inputs, dims, strict=False)
+        ]
         found = [compute(call, tensors) for tensors in zip(*alone, strict=True)]
         return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]

@@ -84,6 +84,7 @@ class Call:
         """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
         flag = ((bool,), "a bool", "True or False", "pass {}=True or {}=False")
         dtype = ((torch.dtype, NoneType), "a torch.dtype", "a torch.dtype, or None for torch's result dtype")
+        ends = ((bool,), "a bool or 'segments'", "True or False, or 'segments' beside offsets", flag[3])
         word = (
             (torch.dtype, str, NoneType),
             "a torch.dtype or a word",
@@ -92,7 +93,7 @@ class Call:
         for name, value, (kinds, what, allowed, hint) in (
             ("reverse", self.reverse, flag),
             ("exclusive", self.exclusive, flag),
-            ("return_final", self.final, flag),
+            ("return_final", self.final, ends),
             ("complete", self.complete, flag),
             ("dtype", self.dtype, (*dtype, "pass dtype=torch.float32, for example")),
             ("accumulate", self.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
@@ -142,6 +143,7 @@ class Call:
         """Return the call along ``dim`` that a kernel of ``spec`` serves."""
         dtype = getattr(torch, spec.out_dtype)
         call = Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+        call = replace(call, per_segment=True) if spec.per_segment else call
         return replace(call, exclusive=False, complete=True) if spec.complete else call
 
     def checked(self, spec: ScanSpec, dim: int) -> Call:

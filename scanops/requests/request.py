@@ -251,16 +251,18 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
     if call.per_segment:
-        segments.check_carries(who, x, offsets, complete=call.complete)
+        segments.check_carries(who, x, offsets)
     told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, default_result(spec.operator.gives, spec.term).name))
     if initial is not None:
-        inputs = inputs._replace(initial=checks.check_initial(
-            who, initial, x, carry_shape(x.shape, dim, offsets if call.per_segment else None), carry_dtype
-        ))
+        inputs = inputs._replace(
+            initial=checks.check_initial(
+                who, initial, x, carry_shape(x.shape, dim, offsets if call.per_segment else None), carry_dtype
+            )
+        )
     call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]
     return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 

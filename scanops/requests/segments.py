@@ -95,14 +95,14 @@ def _bad_offsets(who: str, length: int, value: str) -> UnsupportedRequest:
     )
 
 
-def check_carries(who: str, x: torch.Tensor, offsets: torch.Tensor | None, *, complete: bool) -> None:
+def check_carries(who: str, x: torch.Tensor, offsets: torch.Tensor | None) -> None:
     """Raise unless carries may be of the segments that offsets give."""
-    if offsets is None or complete or not x.ndim:
+    if offsets is None or not x.ndim:
         raise UnsupportedRequest(
-            f"{who}: carries of segments need offsets" + (", and no complete results" if complete else ""),
-            allowed="offsets, a tensor of one dimension or more, and complete=False",
-            value=f"offsets={_described(offsets)}, x of shape {tuple(x.shape)}, complete={complete}",
-            hint="pass offsets, or return_final=True and an initial of x's shape without dim for carries of lines",
+            f"{who}: carries of segments need offsets",
+            allowed="offsets, and a tensor of one dimension or more",
+            value=f"offsets={_described(offsets)}, x of shape {tuple(x.shape)}",
+            hint="pass offsets, or return_final=True for carries of lines",
         )
 
 
