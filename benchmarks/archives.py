@@ -27,8 +27,8 @@ from typing import Any
 
 from scanops.artifact import PLATFORM
 from scanops.errors import BadStoreEntry, ScanopsError
-from scanops.packs.archive import pack, unpack
-from scanops.packs.manifest import finish
+from scanops.store.archive import pack, unpack
+from scanops.store.packing import finish
 from tools.figures import STUB
 
 NAMES = ("k.tar.gz", "k.tar.xz", f"k-1.0-py3-none-{PLATFORM.replace('-', '_')}.whl")

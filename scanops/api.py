@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scanops.codegen.operators import Operator
 from scanops.extrema import Final, Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.fusion import operator as operator
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:

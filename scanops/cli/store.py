@@ -14,7 +14,7 @@ from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.files import format_size, parse_size, size_of
-from scanops.packs import archive, manifest
+from scanops.store import archive, packing
 from scanops.store.entry import Entry, checked
 from scanops.store.layers import Place, entries_of, places, rows
 from scanops.store.packs import PACK, SIGNATURE, parse
@@ -178,7 +178,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     and in the file; an earlier signature stays as long as the kernels do.
     """
     with working(f"packing {directory}"):
-        manifest.finish(directory)
+        packing.finish(directory)
     signer = None
     if key:
         from scanops.store.signatures import sign  # needs the package cryptography
@@ -228,11 +228,11 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
         check_root(root, system=True)
         key = key or environment.require_signed()
         if key is None:
-            return len(manifest.verify(root)["entries"]), None
+            return len(packing.verify(root)["entries"]), None
         from scanops.store.signatures import check, public_keys  # need the package cryptography
 
         data, signer = check(root, public_keys(key.absolute()))
-        return len(manifest.verify(root, parse(data, root))["entries"]), signer
+        return len(packing.verify(root, parse(data, root))["entries"]), signer
     if key:
         raise BadSignature(
             f"verify the signature of {root}",
@@ -263,7 +263,7 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
 def _fields(place: Place, entry: Entry) -> dict[str, object]:
     return {
         "slug": entry.slug,
-        "spec": manifest.spec_fields(entry.spec) if entry.spec else None,
+        "spec": packing.spec_fields(entry.spec) if entry.spec else None,
         "target": entry.target,
         "form": entry.form,
         "builder": entry.builder,

@@ -15,61 +15,96 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from scanops import torch_private as private
 from scanops.fusion.expressions import Graph, Node, Term, arguments_of, is_float, wide
 from scanops.fusion.kernel import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.fusion.kernels import Tensors, Work, composed, computed, shape_of
+from scanops.ops import schema
 from scanops.ops.backward import summed_to
+from scanops.ops.dispatch import is_followed, is_symbol
 from scanops.requests.call import is_recorded, runs_kernels
+from scanops.requests.checks import check_dim
 
 _RECURRENCES = ("sum", "prod", "linear")  # the operators whose gradients are such scans
 
 
 def run(work: Work, tensors: Tensors) -> Tensors:
-    """Return the outputs of a fused scan: by one kernel, or by torch's operators where none can run."""
-    if not runs_kernels(tensors) or not shape_of(tensors).numel():
-        return composed(work, tensors)
-    if is_recorded() and any(each.requires_grad for each in tensors):
-        if work.op in _RECURRENCES and len(tensors) + len(work.fusion.outputs) < MOST_OPERANDS:
-            found: Tensors = _Fused.apply(work, *tensors)  # type: ignore[no-untyped-call]
-            return found
-        return composed(work, tensors)
-    return computed(work, tensors)
+    """Return the outputs of a fused scan: by one kernel, by one operator, or by torch's operators around a scan."""
+    if runs_kernels(tensors) and shape_of(tensors).numel():
+        return differentiated(work, tensors, computed)
+    if is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
+        return operated(work.fusion.text, work[1:], tensors)
+    return composed(work, tensors)
+
+
+def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:
+    """Return the outputs by the operator; ``scan``: the fields of ``Work`` after the fusion."""
+    op, dim, reverse, exclusive = scan
+    shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
+    dim = check_dim("scan", shape, dim)
+    any_length = len(shape) > 0 and is_symbol(shape[dim])
+    return tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
+
+
+def _is_derived() -> bool:
+    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
+    kinds = [level.key() for level in private.interpreters() or ()]
+    return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
+
+
+def differentiated(work: Work, tensors: Tensors, compute: Callable[[Work, Tensors], Tensors]) -> Tensors:
+    """Return the outputs that ``compute`` gives, recorded by autograd where a gradient is wanted."""
+    if not (is_recorded() and any(each.requires_grad for each in tensors)):
+        return compute(work, tensors)
+    if work.op in _RECURRENCES and len(tensors) + len(work.fusion.outputs) < MOST_OPERANDS:
+        found: Tensors = _Fused.apply(work, compute, *tensors)  # type: ignore[no-untyped-call]
+        return found
+    return composed(work, tensors)
 
 
 class _Fused(torch.autograd.Function):
     """The node of a fused scan: it saves the tensors of the call, and nothing else."""
 
     @staticmethod
-    def forward(ctx: Any, work: Work, *tensors: torch.Tensor) -> Tensors:
-        ctx.work = work
+    def forward(ctx: Any, work: Work, compute: Callable[[Work, Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:
+        ctx.work, ctx.text = work, work.fusion.text
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        outputs = computed(work, tensors)
+        outputs = tuple(compute(work, tensors))
         ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        work, tensors = ctx.work, ctx.saved_tensors
-        given = tuple(each is not None for each in gradients)
-        if not any(given):
-            return (None,) * (1 + len(tensors))
-        shape = shape_of(tensors)
-        whole = tuple(each.shape == shape for each in tensors)
-        adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, tuple(ctx.needs_input_grad[1:]), whole)
-        known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
-        read = (*tensors, *known)
-        if adjoint.before is not None:
-            again = Work(adjoint.before, work.op, work.dim, work.reverse, True)
-            read += run(again, tensors)
-        found: list[torch.Tensor] = []
-        for fusion in adjoint.parts:
-            found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), read)
-        pairs = zip(tensors, adjoint.of, strict=True)
-        return None, *(
-            None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs
-        )
+        work, tensors, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
+        if is_dynamo_compiling():
+            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:])
+            return None, None, *(each if need else None for each, need in zip(every, needs, strict=True))
+        return None, None, *gradients_of(work, tensors, gradients, needs)
+
+
+def gradients_of(
+    work: Work, tensors: Tensors, gradients: Sequence[torch.Tensor | None], needs: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of the tensors that ``needs`` are wanted of, from those of the outputs."""
+    given = tuple(each is not None for each in gradients)
+    if not any(given):
+        return (None,) * len(tensors)
+    shape = shape_of(tensors)
+    whole = tuple(each.shape == shape for each in tensors)
+    adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, needs, whole)
+    known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
+    read = (*tensors, *known)
+    if adjoint.before is not None:
+        again = Work(adjoint.before, work.op, work.dim, work.reverse, True)
+        read += run(again, tensors)
+    found: list[torch.Tensor] = []
+    for fusion in adjoint.parts:
+        found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), read)
+    pairs = zip(tensors, adjoint.of, strict=True)
+    return tuple(None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs)
 
 
 def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, Term]:

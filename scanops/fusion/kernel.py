@@ -11,14 +11,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, wide
+from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 _FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
@@ -131,16 +131,36 @@ class Fusion:
         return replace(self, operands=tuple(map(Operand, (each.dtype for each in self.operands), layouts)))
 
     @functools.cached_property
-    def kept(self) -> tuple[int, ...]:
-        """The operands that an output reads beside the result of the scan."""
-        reached = Graph(self.nodes).reached(*(each.at for each in self.outputs))
-        return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
+    def held(self) -> tuple[int, ...]:
+        """The nodes whose values outputs take beside the result of the scan: of each item, a field of the state.
+
+        They are the last ones before the result comes in, or the operands that these are made of, if those are fewer
+        bytes. What is made of operands of a whole line alone is computed again.
+        """
+        graph, roots = Graph(self.nodes), [each.at for each in self.outputs]
+        reached = graph.reached(*roots)
+        late = set[int]()  # the nodes that follow from the result
+        for at in reached:
+            if self.nodes[at][0] == "result" or late.intersection(arguments_of(self.nodes[at])):
+                late.add(at)
+        last = {*roots, *(each for at in reached if at in late for each in arguments_of(self.nodes[at]))} - late
+        made_of = {at: [each for each in graph.reached(at) if self.nodes[each][0] == "operand"] for at in last}
+        of_items = {at for at in last if any(self._is_of_item(each) for each in made_of[at])}
+        of_lines = {each for at in last - of_items for each in made_of[at]}
+        operands = {each for at in last for each in made_of[at]}
+        fewer = self._bytes(of_items | of_lines) <= self._bytes(operands)
+        return tuple(sorted(of_items | of_lines if fewer else operands))
+
+    def _is_of_item(self, at: int) -> bool:
+        return self.nodes[at][0] != "operand" or self.operands[self.nodes[at][2]].layout != "line"
+
+    def _bytes(self, nodes: Iterable[int]) -> int:
+        return sum(max(4, DTYPES[self.nodes[at][1]].bytes) for at in nodes if self._is_of_item(at))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of registers for the operands of an item that outputs read; those of a whole line are held once."""
-        kept = [self.operands[place] for place in self.kept if self.operands[place].layout != "line"]
-        return sum(max(4, DTYPES[each.dtype].bytes) for each in kept)
+        """Bytes of registers for what outputs take of an item; operands of a whole line are held once."""
+        return self._bytes(self.held)
 
     @property
     def plain(self) -> bool:
@@ -164,44 +184,48 @@ class Fusion:
             )
         return row if self.plain else _row_with(self, row.handle)
 
-    def functions(self, project: str) -> str:
-        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result."""
+    def functions(self, project: str, halves: bool) -> str:
+        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result.
+
+        ``halves``: the first output and carries are of half types.
+        """
         leaves: dict[tuple[str, Any], str] = {("result", None): "y"}
         for place, (dtype, _) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
-        printer, taken = Printer(self.nodes, leaves), ", ".join(self._taken("{1} {2}"))
+        short = halves and all(DTYPES[dtype].kind == "float" and DTYPES[dtype].bytes < 4 for _, dtype in self.outputs)
+        scanned = (self.element, *(() if self.gate is None else (self.gate,)))
+        held = () if self.plain else self.held
+        lines, texts = Printer(self.nodes, leaves, short).statements(*scanned, *held)
+        lift = f"lift({', '.join(texts[: len(scanned)])})"
+        fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[len(scanned) :])]
+        lines += [f"State s = {lift};", *fields, "return s;"] if held else [f"return {lift};"]
         inline = "__device__ __forceinline__"
-        parts = [f"// What is scanned, of the operands.\n{inline} Value mapped({taken}) {{\n"
-                 f"{printer.body(self.element)}}}\n"]  # fmt: skip
-        if self.gate is not None:
-            parts.append(f"{inline} Value mapped_gate({taken}) {{\n{printer.body(self.gate)}}}\n")
-        own = "".join(f"    s.own{place} = {leaves['operand', place]};\n" for place in self.kept)
-        parts.append(f"// With the operands that outputs read.\n{inline} State beside(State s, {taken}) {{\n"
-                     f"{own}    return s;\n}}\n")  # fmt: skip
-        for place in self.kept:
-            is_bool = self.operands[place].dtype == "bool"
-            leaves["operand", place] = f"(s.own{place} != 0)" if is_bool else f"s.own{place}"
-        for number, (at, dtype) in enumerate(self.outputs):
-            body = printer.body(at)
+        taken = ", ".join(f"{source[1]} {source[2]}" for source in self.sources)
+        also = ", with what outputs take of the operands" if held else ""
+        parts = [f"// The state of an item, of the operands{also}.\n{inline} State mapped({taken}) {{\n"
+                 f"{indented(*lines)}}}\n"]  # fmt: skip
+        nodes = list(self.nodes)
+        for number, at in enumerate(held):
+            nodes[at] = ("operand", nodes[at][1], f"own{number}")
+            leaves["operand", f"own{number}"] = ("(s.own{} != 0)" if nodes[at][1] == "bool" else "s.own{}").format(
+                number
+            )
+        printer = Printer(nodes, leaves, short)
+        for number, (at, dtype) in enumerate(() if self.plain else self.outputs):
             made = DTYPES[wide(dtype)].value
             result = DTYPES[self.scanned].value
             parts.append(f"{inline} {made} then{number}([[maybe_unused]] {result} y, [[maybe_unused]] const State& s) "
-                         f"{{\n{body}}}\n")  # fmt: skip
+                         f"{{\n{printer.body(at)}}}\n")  # fmt: skip
             if number > 0:
                 written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
                 function = f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n"
                 parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n{function}")
         return "\n".join(parts)
 
-    def _taken(self, form: str) -> list[str]:
-        return [form.format(*each) for each in self.sources]
-
     @property
     def lifted(self) -> str:
         """The C++ expression that makes the state of an item of its operands."""
-        given = ", ".join(self._taken("{2}"))
-        lift = f"lift(mapped({given}){'' if self.gate is None else f', mapped_gate({given})'})"
-        return lift if self.plain else f"beside({lift}, {given})"
+        return f"mapped({', '.join(source[2] for source in self.sources)})"
 
     @property
     def further(self) -> tuple[Result, ...]:
@@ -219,9 +243,9 @@ def _with_fields(row: Operator, text: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _row_with(fusion: Fusion, handle: Any) -> Operator:
     row: Operator = handle.operator
-    names = tuple(f"own{place}" for place in fusion.kept)
+    names = tuple(f"own{number}" for number in range(len(fusion.held)))
     named = functools.partial(_with_fields, row) if names else str
-    kinds = tuple(_FIELD.get(dtype := wide(fusion.operands[place].dtype), dtype) for place in fusion.kept)
+    kinds = tuple(_FIELD.get(dtype := fusion.nodes[at][1], dtype) for at in fusion.held)
     newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
 
     def joined(texts: tuple[str, ...]) -> tuple[str, ...]:

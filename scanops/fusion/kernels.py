@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from scanops import environment, workload
 from scanops.codegen.lines import are_few
@@ -41,6 +42,8 @@ class Work(NamedTuple):
 
 def shape_of(tensors: Tensors) -> torch.Size:
     """The shape that tensors broadcast to. Raises RuntimeError where there is none."""
+    if is_compiling():  # in comparisons symbols of sizes would be constants
+        return torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-any-return, no-untyped-call]
     shapes = [each.shape for each in tensors]
     if all([each == shapes[0] for each in shapes]):
         return shapes[0]
@@ -128,19 +131,21 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
 
     workload.note_other("fused")
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
-    if kernel is None:
-        return None
+    return None if kernel is None else bound(kernel, work.dim, tensors, order, spec, few)
+
+
+def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> _Launcher:
+    """Return the launch of a kernel on tensors of these shapes and strides, of which it reads some, in this order."""
+    shape, outputs = shape_of(tensors), kernel.spec.fusion.outputs
     request: Any = SimpleNamespace(  # what a Launcher needs of one
-        call=Call(work.op, work.dim),
+        call=Call(kernel.spec.op, dim),
         inputs=Inputs(tensors[0]),
         x=tensors[0],
         operands={name: tensors[place].expand(shape) for name, place in zip(_NAMES, order, strict=False)},
-        places=tuple(
-            (name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, work.fusion.outputs, strict=False)
-        ),
+        places=tuple((name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, outputs, strict=False)),
         shape=shape,
     )
-    launcher = _Launcher(kernel, request, device, spec, few)
+    launcher = _Launcher(kernel, request, device_of(tensors[0]), asked, few)
     launcher.reads = tuple(zip(_NAMES, order, strict=False))
     return launcher
 

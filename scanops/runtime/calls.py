@@ -127,7 +127,7 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     spec = request.spec(outs[0])
     few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
-        workload.note(spec, device.target, few, device.multiprocessors)
+        workload.note(spec, device.target, few)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 

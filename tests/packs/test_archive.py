@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest, UnusableFile
-from scanops.packs import archive
-from scanops.packs.archive import pack as write
-from scanops.packs.archive import unpack
-from scanops.packs.manifest import verify
+from scanops.store import archive
+from scanops.store.archive import pack as write
+from scanops.store.archive import unpack
 from scanops.store.entry import SOURCE
+from scanops.store.packing import verify
 from scanops.store.packs import PACK, SIGNATURE, files_of, read
 from tests.packs.conftest import kernel
 from tests.scripts import ran
@@ -231,7 +231,7 @@ def test_memory_stays_bounded_whatever_the_archive_says(tmp_path: Path, name: st
     file.write_bytes(BOMBS[name][1]())
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom scanops.errors import BadStoreEntry\n"
-        "from scanops.packs.archive import unpack\n"
+        "from scanops.store.archive import unpack\n"
         "try: unpack(Path(sys.argv[1]), Path(sys.argv[1]).with_name('out'))\n"
         "except BadStoreEntry: print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )

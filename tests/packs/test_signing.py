@@ -18,13 +18,13 @@ from scanops.artifact import ABI
 from scanops.cli.doctor import settings
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
-from scanops.packs.archive import pack as write
-from scanops.packs.archive import unpack
-from scanops.packs.manifest import finish
 from scanops.runtime import kernels
 from scanops.store import signatures as signing
+from scanops.store.archive import pack as write
+from scanops.store.archive import unpack
 from scanops.store.entry import read_entry
 from scanops.store.library import load
+from scanops.store.packing import finish
 from scanops.store.packs import PACK, SIGNATURE
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, PKCS8, PRIVATE, SPEC, SPKI, keep, kernel

@@ -28,8 +28,8 @@ from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
 from scanops.files import format_size, replaced, writing
-from scanops.packs.manifest import verify
 from scanops.store import packs
+from scanops.store.packing import verify
 from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse
 
 MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
