@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Final, Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.extrema import Final, Functions, Keywords, Pair, ValuesAndIndices, cummax, cummin
 from scanops.fusion import operator as operator
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
-
-
-class Keywords(Variant, total=False):
-    """Keywords of scans with one result."""
-
-    complete: bool
-    dtype: torch.dtype | None
-    accumulate: torch.dtype | str | None
-    out: Tensor | None
 
 
 @overload

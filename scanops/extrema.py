@@ -14,7 +14,7 @@ from scanops.ops.dispatch import Given, called
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Final", "Functions", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
+__all__ = ["Final", "Functions", "Keywords", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
 Final = bool | Literal["segments"]
@@ -36,6 +36,15 @@ class Variant(TypedDict, total=False):
     initial: Tensor | complex | None
     segment_starts: Tensor | None
     offsets: Tensor | None
+
+
+class Keywords(Variant, total=False):
+    """Keywords of scans with one result."""
+
+    complete: bool
+    dtype: torch.dtype | None
+    accumulate: torch.dtype | str | None
+    out: Tensor | None
 
 
 class Functions(TypedDict, total=False):

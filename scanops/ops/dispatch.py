@@ -47,8 +47,9 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three.
     """
+    x, *_, offsets, initial = tensors
     every = type(options[4]) is str and options[4] == "segments"
-    per_segment = every or _are_of_segments(tensors[0], *tensors[4:])
+    per_segment = every or (isinstance(initial, torch.Tensor) and offsets is not None and initial.ndim == x.ndim > 0)
     # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
     known = not (per_segment or complete is not False)
     if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
@@ -65,13 +66,6 @@ def called(
         call = replace(call, dtype=autocast(call.op, given.x))
     found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
     return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
-
-
-def _are_of_segments(x: Any, offsets: Any, initial: Any) -> bool:
-    """Whether a carry-in has an element for each segment: it has a dimension in place of the scanned one."""
-    if offsets is None or not isinstance(initial, torch.Tensor):
-        return False
-    return isinstance(x, torch.Tensor) and initial.ndim == x.ndim > 0
 
 
 def _whole(dim: Any) -> Any:
