@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = results()
     page = PAGE.read_text(encoding="utf-8")
     parts = {"cells": table(document), "variants": variants_table(), "builds": builds_table()}
-    parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads", "fusion")}
+    parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads",)}
     for name, lines in parts.items():
         page = _filled(page, name, lines)
     fresh = {README: _filled(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
