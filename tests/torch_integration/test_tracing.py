@@ -173,8 +173,8 @@ COMPILED: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]
     "scans in a backward pass": (Recurrence.apply, lambda a, b: scanops.linear_scan(a, b, 1), {}),
     "a new operator": (lambda a, b: scanops.scan(a, LATER, 1) * b, lambda a, b: (torch.cumprod(1 + a, 1) - 1) * b, {}),
     "fused by inductor": (
-        lambda a, b: (scanops.cumprod(a * 2, 1, initial=2.0) + 1) * b,
-        lambda a, b: ((a * 2).cumprod(1) * 2 + 1) * b,
+        lambda a, b: (scanops.cumprod(a, 1, initial=2.0) + 1) * b,
+        lambda a, b: (a.cumprod(1) * 2 + 1) * b,
         {"backend": "inductor", "options": QUICKLY},
     ),
 }
