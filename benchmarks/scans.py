@@ -74,6 +74,10 @@ class Scan:
             exact = scans.outputs(_mapped(given, _doubled), wide)
             magnitudes = scans.outputs(_mapped(given, _magnitude), wide)
             for y, right, magnitude in zip(found, exact, magnitudes, strict=True):
+                if not y.is_floating_point():  # indices
+                    if not torch.equal(y, right):
+                        return False
+                    continue
                 off = (y.double() - right).abs_() / magnitude.clamp_min_(torch.finfo(torch.float64).tiny)
                 if not off.nan_to_num_(nan=math.inf).max() <= bound + torch.finfo(y.dtype).eps:
                     return False

@@ -25,8 +25,8 @@ from benchmarks.common import Row, kernel_of, parser, write
 from benchmarks.scans import other_bits, poison
 from scanops.measure import require_gpu
 
-# (variant[+segments|+carry|+linear], shape, dim): few long rows, few and many columns, lengths that no tile divides;
-# each of a size that takes some 30 us
+# (variant[+segments|+carry|+another operator], shape, dim): few long rows, few and many columns, lengths that no tile
+# divides; each of a size that takes some 30 us
 CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("sum", (1, 2**20), 1),
     ("sum", (8, 2**20), 1),
@@ -50,6 +50,12 @@ CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("reverse+linear", (8, 2**20), 1),
     ("sum+linear", (1, 65536, 64), 1),
     ("exclusive+linear", (64, 9000, 7), 1),
+    ("sum+logcumsumexp", (2, 2**20), 1),
+    ("sum+logcumsumexp", (8, 2**20), 1),
+    ("reverse+logcumsumexp", (1, 65536, 64), 1),
+    ("sum+cummax", (2, 2**20), 1),
+    ("reverse+cummax", (8, 2**20), 1),
+    ("sum+cummax", (1, 65536, 64), 1),
 )
 BATCH = 100  # repeats between two synchronisations
 
@@ -92,7 +98,7 @@ def case_of(named: str, shape: tuple[int, ...], dim: int, device: str = "cuda", 
         added["gate"] = 1 - 0.1 * torch.rand_like(case.x)
     if extra == "carry":
         added["initial"] = torch.randn_like(case.x.select(dim, 0))
-    op = "linear" if extra == "linear" else case.call.op
+    op = case.call.op if extra in ("", "segments", "carry") else extra
     call = replace(case.call, op=op, final=extra == "carry")
     return replace(case, name=f"{case.name} {extra}".strip(), call=call, inputs=case.inputs._replace(**added))
 

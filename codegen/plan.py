@@ -164,10 +164,10 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it.
     """
-    if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned or spec.fusion:
+    if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
         return ""
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
-    traits = [name for name in ("costly", "ordered", "append", "loss", "indices") if getattr(operator, name)]
+    traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
     traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
@@ -175,6 +175,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
         "x": spec.input.bytes,
         "mask": "mask" in read and (spec.weight.bytes if spec.weight else "bool"),  # not one for the whole line
         "gate": "gate" in read and spec.term.bytes,
+        "further": "+".join(str(source.dtype.bytes) for source in spec.streams if source.name.startswith("further")),
         "y": "+".join(map(str, spec.result_bytes)),
         "segments": spec.segments,
         "columns": spec.inner.bit_length(),  # as many, up to a factor of 2

@@ -106,7 +106,7 @@ def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
         # A loop has more halves in flight than registers hold, unless states take the registers.
         short = spec.capacity <= LONGEST_LOOP
         pairs = panel.is_pair(spec) and not (short and spec.segments)
-        halves = spec.keeps_bytes and spec.out.bytes < 4 and not pairs
+        halves = {*spec.result_bytes} == {spec.input.bytes} and spec.out.bytes < 4 and not pairs
         loops = halves or spec.capacity <= SHORT or (short and panel.is_costly(spec))
         if panel.column_width(spec) == spec.access_items and loops:
             return False

@@ -21,8 +21,8 @@ from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import target_of_capability
 from scanops.errors import ScanopsError
 from scanops.files import size_of
-from scanops.packs.manifest import troubles
 from scanops.store.layers import Place, entries_of, keys, places, vouched
+from scanops.store.packing import troubles
 from scanops.store.packs import PACK, SIGNATURE, read
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans

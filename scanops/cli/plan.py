@@ -12,8 +12,7 @@ import click
 from scanops import environment
 from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key
 from scanops.builders.build import unavailable
-from scanops.cli.output import Answer, Command, resources_text, working
-from scanops.cli.specs import spec_options, specs_of
+from scanops.cli.output import Answer, Command, Spec, import_option, resources_text, working
 from scanops.codegen.figures import (
     bytes_in_flight,
     expected_registers,
@@ -47,30 +46,21 @@ Facts = dict[str, Any]
     cls=Command,
     example="scanops plan sum-f32-n32768\nscanops plan sum-bf16-n4096-inner1024 --target sm_80 --lines 65536 --build",
 )
-@click.argument("slug", metavar="[SPEC]", required=False)
+@click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", help="GPU architecture, or cpu; by default that of the GPU here, else sm_90.")
 @click.option("--lines", type=int, help="Lines of the tensor; by default as many as make about 2^28 items.")
 @click.option("--build", is_flag=True, help="Build the kernel if it is not in the store, for the compiler's figures.")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the kernel is in the store or in a pack.")
-@spec_options
-def command(
-    slug: str | None,
-    target: str | None,
-    lines: int | None,
-    build: bool,
-    check: bool,
-    **options: str | int | bool | None,
-) -> Answer:
+@import_option
+def command(spec: ScanSpec, target: str | None, lines: int | None, build: bool, check: bool) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
     reasons; then where the kernel is found, or why not: for each place the nearest kernels, field by field.
 
-    SPEC is a spec's short name; the options after --check give the same field by field. Nothing is measured and no GPU
-    is needed. Registers are the compiler's where the kernel is built, else estimates. A plan that `scanops tune` found
-    on this GPU takes precedence over the planner's.
+    SPEC is a spec's short name. Nothing is measured and no GPU is needed. Registers are the compiler's where the kernel
+    is built, else estimates. A plan that `scanops tune` found on this GPU takes precedence over the planner's.
     """
-    (spec,) = specs_of([slug] if slug is not None else [], options)
     target = target or gpu_target() or DEFAULT_TARGET
     few = few_for(spec, planned(target), lines)
     choice = None if target == CPU else entry_for(spec, target, few=few)

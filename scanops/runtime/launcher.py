@@ -32,7 +32,7 @@ from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
 if TYPE_CHECKING:
-    from scanops.store.code import Code
+    from scanops.store.library import Code
 
 
 class Device(NamedTuple):

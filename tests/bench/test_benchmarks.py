@@ -70,7 +70,9 @@ def test_a_variant(variant: str) -> None:
     assert case.is_right((candidate.run(),)) or VARIANTS[variant].dtype in ("float16", "bfloat16")
 
 
-@pytest.mark.parametrize("named", ["sum", "sum+segments", "reverse+carry", "sum+linear"])
+@pytest.mark.parametrize(
+    "named", ["sum", "sum+segments", "reverse+carry", "sum+linear", "sum+logcumsumexp", "reverse+cummax"]
+)
 def test_a_small_soaked_case_of_each_extra(named: str) -> None:
     case = soak.case_of(named, (3, 40), 1, "cpu")
     with scanops.emulate():
@@ -83,7 +85,9 @@ def test_a_small_soaked_case_of_each_extra(named: str) -> None:
 def test_soaked_cases_reach_what_splits_lines_over_blocks() -> None:
     wanted = [soak.case_of(*case, "cpu", filled=False).wanted(MULTIPROCESSORS) for case in soak.CASES]
     assert {make_plan(spec, "sm_90", few).strategy for spec, few in wanted} == {"split", "wave", "panels", "columns"}
-    assert {named.partition("+")[2] for named, *_ in soak.CASES} == {"", "segments", "carry", "linear"}
+    assert {named.partition("+")[2] for named, *_ in soak.CASES} == {
+        *("", "segments", "carry", "linear", "logcumsumexp", "cummax")
+    }
 
 
 def test_a_wrong_result_is_seen() -> None:

@@ -66,8 +66,6 @@ def test_a_program_with_an_operator_of_its_own(call: Call, ask: Ask, folder: Pat
     answer = parse_json(second.stdout)
     assert [(kernel["spec"], kernel["count"]) for kernel in answer["kernels"]] == [("sum-f32-n60-reverse", 6)]
     assert answer["unknown"] == {"capped_of_test": ["capped_of_test-f32-n60"]}
-    other = call("precompile", "specs.toml", "--targets", "sm_1", "-o", "pack")  # a GPU may ask for other specs
-    assert (other.exit_code, "recorded on cpu" in other.stderr) == (2, True)
     assert ask("precompile", "specs.toml", "-o", "pack")["built"] == 1
     rest = ask("precompile", "specs.toml", "-o", "pack", "--import", "capped_of_test")
     assert (rest["built"], rest["found"]) == (1, 1)

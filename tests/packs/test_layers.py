@@ -12,11 +12,11 @@ import scanops
 from scanops.artifact import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.packs.manifest import finish, verify
 from scanops.runtime import kernels
 from scanops.store import library
 from scanops.store.entry import MANIFEST, SOURCE, read_entry
 from scanops.store.library import load
+from scanops.store.packing import finish, verify
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, kernel
 from tests.store.sources import ENTRIES, Harm, each_case
