@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scanops.codegen.operators import is_built_in, operator_named
+from scanops.codegen.operators import is_built_in, listed
+from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.following import handed_on, text_of
 from scanops.fusion.functions import key_of, traced
 from scanops.fusion.gradients import operated, run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, shape_of
+from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
 from scanops.requests.call import Call
@@ -36,22 +38,26 @@ def scan_fused(
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
-    op = known_name(op)
+    own = op if isinstance(op, FieldOperator) else None
+    op = known_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
         _check(inputs, None, (map, then), mask, others)
-        _check_named(op, len(inputs), map is not None, then is not None, mask is not None)
+        if own is None:
+            _check_named(op, len(inputs), map is not None, then is not None, mask is not None)
         kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
-        text = text_of(map, then, op, kinds, mask is not None, dtype)
+        text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
         found = operated(text, (op, dim, reverse, exclusive), tensors)
         return found[0] if len(found) == 1 else found
-    row = operator_named(op)
-    _check(inputs, row, (map, then), mask, others)
+    row = own or listed(op)
+    _check(inputs, None if own else row, (map, then), mask, others)
     shape = _shape(inputs, mask)
     Call(op, 0, reverse, exclusive, False, dtype).check_options()
     dim = checks.check_dim("scan", shape, dim)
-    keys: list[Any] = [None if each is None else key_of(each) for each in (map, then)]
-    seen = all(each is None or key is not None for each, key in zip((map, then), keys, strict=True))
+    functions = (map, then) if own is None else (map, then, *own.functions)
+    keys: list[Any] = [None if each is None else key_of(each) for each in functions]
+    seen = all(each is None or key is not None for each, key in zip(functions, keys, strict=True))
+    keys += [] if own is None else [own.facts]
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
     fusion = traced(map, then, row, kinds, mask is not None, dtype, tuple(keys) if seen else None)
     found = run(Work(fusion, op, dim, reverse, exclusive), tensors)
@@ -144,7 +150,7 @@ def _check_operator(row: Any, inputs: tuple[Any, ...], functions: tuple[Any, Any
 
 @handed_on
 def _check_named(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
-    _check_operator(operator_named(op), (None,) * count, (mapped or None, made or None), masked or None)
+    _check_operator(listed(op), (None,) * count, (mapped or None, made or None), masked or None)
     return op
 
 

@@ -49,7 +49,8 @@ def called(
     """
     x, *_, offsets, initial = tensors
     every = type(options[4]) is str and options[4] == "segments"
-    per_segment = every or (isinstance(initial, torch.Tensor) and offsets is not None and initial.ndim == x.ndim > 0)
+    carried = isinstance(initial, torch.Tensor) and offsets is not None
+    per_segment = every or (carried and initial.ndim == getattr(x, "ndim", 0) > 0)
     # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
     known = not (per_segment or complete is not False)
     if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
