@@ -68,15 +68,13 @@ def scan(
         then: likewise of the result and the tensors: what is stored; of several values a tuple.
         mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
-        reverse: scan from the last item to the first.
-        exclusive: leave the item itself out of its result.
+        reverse, exclusive: scan from the last item to the first; leave the item itself out of its result.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
-            without ``dim``, one value per line. An exclusive scan begins with it. With ``offsets`` also a tensor of
-            x's shape with as many items along ``dim`` as there are segments: the carry-in of each segment.
-        return_final: also return the carry-out, the final state of each line; with a carry-in of each segment, or as
-            ``"segments"`` beside ``offsets``, that of each segment, in the shape of such a carry-in: for an empty one
-            its carry-in or the identity. Chunks of a stream, each with the carry-out of the chunk before as
-            ``initial``, equal the scan in one piece; floats to within rounding.
+            without ``dim``, one value per line; with ``offsets`` also to x's shape with the segments in place of
+            ``dim``, one value per segment, if it has as many dimensions. An exclusive scan begins with it.
+        return_final: also return the carry-out, the final state of each line; of each segment beside an ``initial`` of
+            segments, or as ``"segments"``. Chunks of a stream, each with that of the chunk before as ``initial``,
+            equal the scan in one piece; floats to within rounding.
         complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then the
             inclusive results; with ``reverse`` the carry-in is last. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
