@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import parser
+from benchmarks.fusion import fused
 from benchmarks.timing import Timer
 from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
 from scanops.codegen.figures import item_bytes, lines_for
@@ -23,6 +24,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
 from scanops.measure import GpuLaboratory, require_gpu
 from scanops.processes import jobs_that_fit
+from scanops.runtime.calls import FUSED
 from scanops.tuning import Entry, Measured, read, write
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -62,11 +64,16 @@ RUNS, LAST_RUNS = 5, 11
 GAIN = 0.99  # a plan must take less than this part of the time of the rule's
 
 
-def specs() -> Iterator[tuple[ScanSpec, bool]]:
-    """Yield the specs of the table with whether lines are few: every kind on every shape."""
+def specs() -> Iterator[tuple[ScanSpec, bool, int]]:
+    """Yield the specs of the table with whether lines are few, and how many: every kind on every shape; fused scans."""
     for length, inner, few in SHAPES:
         for kind in KINDS:
-            yield ScanSpec(**kind, length=length, inner=inner), few
+            spec = ScanSpec(**kind, length=length, inner=inner)
+            yield spec, few, lines_for(spec, require_gpu()[2], ITEMS, few)
+    for each in fused("cuda"):
+        each.ours(*each.inputs)
+        asked = next(reversed(FUSED.values()))
+        yield asked.kernel.spec, asked.few, each.inputs[0].numel() // asked.kernel.spec.capacity
 
 
 def drawn(own: Plan, count: int) -> list[Plan]:
@@ -89,10 +96,9 @@ def drawn(own: Plan, count: int) -> list[Plan]:
 class Search:
     """The plans of one spec and the median times of those that were measured; the first is the rule's own."""
 
-    def __init__(self, spec: ScanSpec, few: bool, target: str, multiprocessors: int) -> None:
+    def __init__(self, spec: ScanSpec, few: bool, target: str, lines: int) -> None:
         row = target_named(target)
         self.own = by_rule(strategy_of(spec, row, few), spec, row, few)
-        lines = lines_for(spec, multiprocessors, ITEMS, few)
         self.moved = lines * spec.capacity * item_bytes(spec)
         self.laboratory, self.times = GpuLaboratory(spec, lines, jobs_that_fit()), dict[Plan, float]()
 
@@ -135,14 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Search the plans of all specs and write them as they are decided."""
     given = parser(__doc__, filtered="specs").parse_args(arguments)
     random.seed(2026)
-    (target, gpu, multiprocessors), timer = require_gpu(), Timer(0.0)
+    (target, gpu, _), timer = require_gpu(), Timer(0.0)
     entries = {(entry.spec, entry.few): entry for entry in (read(given.output) if given.output else {}).values()}
     for key, entry in entries.items():  # under its class as the planner now tells classes apart
-        entries[key] = replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
-    for spec, few in specs():
+        if "-map_" not in entry.spec:  # whose expressions no name is parsed back to
+            entries[key] = replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
+    for spec, few, lines in specs():
         if not re.search(given.filter, spec.slug):
             continue
-        search = Search(spec, few, target, multiprocessors)
+        search = Search(spec, few, target, lines)
         search.measure(drawn(search.own, DRAWN))
         for _ in range(ROUNDS):
             search.measure(search.near(NEAR))

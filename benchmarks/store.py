@@ -28,8 +28,8 @@ from benchmarks.forms import BUILDERS, PRETENDED, forms, no_driver
 from benchmarks.timing import milliseconds, percentile
 from scanops import ScanSpec, artifact
 from scanops.builders.build import unavailable
-from scanops.packs.manifest import finish
 from scanops.runtime import kernels
+from scanops.store.packing import finish
 
 SPECS = ("sum-f32-n1000", "prod-bf16-n4096-reverse", "sum-f32-n32768-mask_b8", "sum-f32-any-le1024-by4")
 LENGTHS = range(200, 60000)  # of first calls

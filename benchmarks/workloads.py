@@ -7,6 +7,7 @@ backward. Results are compared first; ``--small`` compares small tensors on any 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._higher_order_ops import associative_scan
+from torch.utils._pytree import tree_map
 
 import scanops
 from benchmarks.common import Row, build_kernels_of, parser, require_gpu, write
@@ -36,7 +38,7 @@ SURVIVAL = scanops.Operator(
     step=lambda h, x: h * (1 - x),
 )
 Tensors = tuple[torch.Tensor, ...]
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Any]  # of the inputs: a tensor, or a tuple of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,33 +184,36 @@ def workloads(device: str, small: bool = False) -> Iterator[Workload]:
 
 
 def check(each: Workload) -> None:
-    """Raise AssertionError where scanops and today's code differ."""
+    """Raise AssertionError where scanops and today's code in float64 differ."""
     loose = 0.05 if each.inputs[0].dtype == torch.bfloat16 else 1e-3
-    torch.testing.assert_close(each.ours(*each.inputs), each.today(*each.inputs), rtol=loose, atol=loose)
+    exact = each.today(*(one.double() if one.is_floating_point() else one for one in each.inputs))
+    torch.testing.assert_close(each.ours(*each.inputs), exact, rtol=loose, atol=loose, check_dtype=False)
 
 
-def runs_of(each: Workload, backward: bool) -> dict[str, Callable[[], object]]:
-    """Return the functions to time on a workload, by name: scanops, today's code, and that compiled."""
+def runs_of(each: Workload, backward: bool, compiles: bool) -> dict[str, Callable[[], object]]:
+    """Return the functions to time on a workload, by name: scanops, today's code and, if it ``compiles``, that."""
     leaves = tuple(leaf.detach().requires_grad_(backward and leaf.is_floating_point()) for leaf in each.inputs)
     torch.compiler.reset()
-    functions = {"scanops": each.ours, "compiled": torch.compile(each.compiled or each.today, dynamic=False)}
+    functions = {"scanops": each.ours}
+    if compiles:
+        functions["compiled"] = torch.compile(each.compiled or each.today, dynamic=False)
     if each.compiled is None or max(each.inputs[0].shape) <= SLOW_STEPS:
         functions["today"] = each.today
 
     def run(function: Function) -> Callable[[], object]:
         if not backward:
             return lambda: function(*leaves)
-        given = torch.rand_like(each.ours(*each.inputs))
+        given = tree_map(torch.rand_like, each.ours(*each.inputs))
         return lambda: torch.autograd.grad(function(*leaves), leaves, given)
 
     return {name: run(function) for name, function in functions.items()}
 
 
-def measure(each: Workload, timer: Timer, backward: bool) -> Row:
+def measure(each: Workload, timer: Timer, backward: bool, compiles: bool) -> Row:
     """Return the figures of one workload; what cannot run is left out, with its reason."""
     figures: Row = {"moved": each.moved}
     runs: dict[str, Callable[[], object]] = {}
-    for name, run in runs_of(each, backward).items():
+    for name, run in runs_of(each, backward, compiles).items():
         try:
             run()
             runs[name] = run
@@ -220,26 +225,33 @@ def measure(each: Workload, timer: Timer, backward: bool) -> Row:
     return {**{name: round(1e3 * sample.ms, 2) for name, sample in times.items()}, **figures}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    made: Callable[[str, bool], Iterator[Workload]] = workloads,
+    document: str | None = __doc__,
+) -> int:
     """Measure every workload and print a line for each."""
-    options = parser(__doc__, filtered="workloads")
+    options = parser(document, filtered="workloads")
     options.add_argument("--small", action="store_true", help="compare results on small tensors, and time nothing")
     options.add_argument("--forward", action="store_true", help="no backward passes")
+    options.add_argument("--eager", action="store_true", help="nothing under torch.compile")
     given = options.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() or not given.small else "cpu"
-    chosen = (each for each in workloads(device, given.small) if given.filter in each.name)
+    chosen = (each for each in made(device, given.small) if given.filter in each.name)
     if given.small:
         for each in chosen:
             check(each)
         return 0
     require_gpu()
     timer, found = Timer(BUDGET), {}
+    if given.output is not None and given.output.is_file():  # of an earlier run, with another filter
+        found = json.loads(given.output.read_text(encoding="utf-8"))["microseconds"]
     for each in chosen:
         build_kernels_of([partial(each.ours, *each.inputs)], default_target())
         check(each)
         for backward in (False, True)[: 1 + (each.trains and not given.forward)]:
             title = each.name + ", forward and backward" * backward
-            figures = found[title] = measure(each, timer, backward)
+            figures = found[title] = measure(each, timer, backward, not given.eager)
             print("  ".join(f"{k} {v}" for k, v in figures.items()), title, sep="  ", flush=True)
         torch.cuda.empty_cache()
         write(given.output, {"microseconds": found})

@@ -31,7 +31,7 @@ def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
         panels = lines // spec.inner * -(-spec.inner // 64)
         few = spec.capacity > COLUMN_LENGTH and panels <= max(1, multiprocessors // 4)
-        return few and spec.layouts <= {"dense", "columns"}
+        return few and spec.layouts <= {"dense", "columns", "line"}
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 

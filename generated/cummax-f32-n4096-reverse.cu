@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 6e1ad30052d670e4 of everything below this banner
+// content  sha256 4b35037165486bf1 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -151,6 +151,16 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+union Exchanged {
+    InputVector x;
+    OutputVector y;
+    IndexVector z;
+};
+
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
+
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
@@ -172,22 +182,22 @@ __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long 
     return access;
 }
 
-// Accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
 template <bool dense, class Item>
-__device__ __forceinline__ void load_row(Vector<Item> (&a)[kVectors], const Part& part, const Item* from,
-                                         long long step) {
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        a[j] = part.reaches(j) ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_row<true>(a.x, part, row.x, 1);
+    read_row<true>(a.x, part, row.x, 1);
     return a;
 }
 
@@ -211,16 +221,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + step, r.y[access], part.at(j), part.end);
     store_access(row.z + step, r.z[access], part.at(j), part.end);
 }
-
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-union Exchanged {
-    InputVector x;
-    OutputVector y;
-    IndexVector z;
-};
-
-// Place of an access in shared memory: free of bank conflicts in either order.
-__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
 // ---- the items of a thread
 // The total of consecutive items.

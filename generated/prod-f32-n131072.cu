@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n131072
 //          131072 float32 items, float32 out
-// plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 480, items 4, tiles 12, stages 4, vectors 6, boundary 0, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 f50318bca257c1f8 of everything below this banner
+// content  sha256 7a09cb3999166643 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -192,6 +192,31 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
 
+// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        copy_async(to, from);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+    }
+}
+
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
+        const Item* const access = from + along(j * part.step) * step;
+        if (reaches) copy_access<dense, kGuards>(to + j * kThreads, access, step, part.at(j), part.end);
+    }
+}
+
 // Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
@@ -219,41 +244,14 @@ typedef long long TileNumber;
 __device__ __forceinline__ int tiles_of(Position length) {
     return (int)((length + kLead + kTile - 1) / kTile);
 }
-
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };
 
-// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one. What cp.async cannot copy,
-// fewer than 4 bytes, passes through registers.
-template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
-                                            Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) {
-        copy_async(to, from);
-    } else {
-#pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
-    }
-}
-
-// Copy accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
-__device__ __forceinline__ void copy_row(Vector<Item>* slots, const Part& part, const Item* from, long long step) {
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
-        const Item* const access = from + along(j * part.step) * step;
-        if (part.reaches(j))
-            copy_access<dense, kGuards>(slots + j * kThreads, access, step, part.at(j), part.end);
-    }
-}
-
 // Copy the accesses of a tile to a stage of the ring.
 __device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
-    copy_row<true>(ring.x[stage] + threadIdx.x, part, row.x, 1);
+    read_row<true>(ring.x[stage] + threadIdx.x, part, row.x, 1);
 }
 
 // The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a3fd25cb3b562a7a of everything below this banner
+// content  sha256 a48987fc35d6d49b of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -201,23 +201,23 @@ __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long 
     return access;
 }
 
-// Accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
 template <bool dense, class Item>
-__device__ __forceinline__ void load_row(Vector<Item> (&a)[kVectors], const Part& part, const Item* from,
-                                         long long step) {
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        a[j] = part.reaches(j) ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_row<true>(a.x, part, row.x, 1);
-    load_row<true>(a.g, part, row.g, 1);
+    read_row<true>(a.x, part, row.x, 1);
+    read_row<true>(a.g, part, row.g, 1);
     return a;
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a7e5fbca69ed3e40 of everything below this banner
+// content  sha256 2d616a2c3ffa7886 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -232,31 +232,38 @@ __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long 
     return access;
 }
 
-// Accesses to rows that are aligned differently from the output. The first lane makes the access after the last lane's,
-// too.
+// Read accesses to rows that are aligned differently from the output, and return the skew. The first lane makes the
+// access after the last lane's, too.
 template <class Item>
-__device__ __forceinline__ void load_realigned(Vector<Item> (&a)[kVectors], const Part& part, const Item* from) {
+__device__ __forceinline__ int read_shifted(Vector<Item>* to, const Part& part, const Item* from) {
     const int skew = skew_of(from), reads = part.accesses + (part.lane == 0 && skew > 0);
-    Vector<Item> aligned[kReads];
 #pragma unroll
     for (int n = 0; n < kReads; ++n) {
         const int j = place_of(n, kReads);
         const bool reaches = part.live && (kReads == kVectors || j < reads);
         const Item* const access = from + along(j * part.step - skew);
-        aligned[j] = reaches ? load_access<true, true>(access, 1, part.at(j) - skew, part.length) : Vector<Item>{};
+        to[j] = reaches ? load_access<true, true>(access, 1, part.at(j) - skew, part.length) : Vector<Item>{};
     }
+    return skew;
+}
+
+// Accesses to rows that are aligned differently from the output, as if they were not.
+template <class Item>
+__device__ __forceinline__ void read_realigned(Vector<Item>* a, const Part& part, const Item* from) {
+    Vector<Item> shifted[kReads];
+    const int skew = read_shifted(shifted, part, from);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        const Vector<Item>& later = aligned[j + 1 < kReads ? j + 1 : j];
-        a[j] = realigned(aligned[j], kLanes == 1 ? later : next_lane(aligned[j], later, part.lane, part.lanes), skew);
+        const Vector<Item>& later = shifted[j + 1 < kReads ? j + 1 : j];
+        a[j] = realigned(shifted[j], kLanes == 1 ? later : next_lane(shifted[j], later, part.lane, part.lanes), skew);
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_realigned(a.x, part, row.x);
-    load_realigned(a.m, part, row.m);
+    read_realigned(a.x, part, row.x);
+    read_realigned(a.m, part, row.m);
     return a;
 }
 

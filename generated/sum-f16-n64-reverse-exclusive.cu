@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 3a9de11a15a588ce of everything below this banner
+// content  sha256 5fb89169e39c7e31 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -165,22 +165,22 @@ __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long 
     return access;
 }
 
-// Accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
 template <bool dense, class Item>
-__device__ __forceinline__ void load_row(Vector<Item> (&a)[kVectors], const Part& part, const Item* from,
-                                         long long step) {
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        a[j] = part.reaches(j) ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_row<true>(a.x, part, row.x, 1);
+    read_row<true>(a.x, part, row.x, 1);
     return a;
 }
 

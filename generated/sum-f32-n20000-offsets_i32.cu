@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 384, items 4, tiles 2, stages 4, vectors 7, boundary 0, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 81b065b58fd6eb69 of everything below this banner
+// content  sha256 369ffb9fac31c1a7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -116,10 +116,12 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state; }
 }  // namespace unsegmented
 
+constexpr bool kEnds = false;  // a head flag ends a segment in scan order
+
 __device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    if constexpr (kReverse) {
+    if constexpr (kEnds) {
         const bool cut = newer.bounds & 1 || older.bounds & 2;
         return {cut ? newer.plain
                     : unsegmented::combine(older.plain, newer.plain),
@@ -249,9 +251,38 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
+
 // ---- loads and stores
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
+
+// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        copy_async(to, from);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+    }
+}
+
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
+        const Item* const access = from + along(j * part.step) * step;
+        if (reaches) copy_access<dense, kGuards>(to + access_place(part.lane + 32 * j), access, step, part.at(j), part.end);
+    }
+}
 
 // Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
@@ -280,45 +311,15 @@ typedef long long TileNumber;
 __device__ __forceinline__ int tiles_of(Position length) {
     return (int)((length + kLead + kTile - 1) / kTile);
 }
-
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-// Place of an access in shared memory: free of bank conflicts in either order.
-__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kWarps][32 * kVectors];
     unsigned marks[kStages][kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
 };
 
-// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one. What cp.async cannot copy,
-// fewer than 4 bytes, passes through registers.
-template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
-                                            Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) {
-        copy_async(to, from);
-    } else {
-#pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
-    }
-}
-
-// Copy accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
-__device__ __forceinline__ void copy_row(Vector<Item>* slots, const Part& part, const Item* from, long long step) {
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
-        const Item* const access = from + along(j * part.step) * step;
-        if (part.reaches(j))
-            copy_access<dense, kGuards>(slots + access_place(part.lane + 32 * j), access, step, part.at(j), part.end);
-    }
-}
-
 // Copy the accesses of a tile to a stage of the ring.
 __device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
-    copy_row<true>(ring.x[stage][warp], part, row.x, 1);
+    read_row<true>(ring.x[stage][warp], part, row.x, 1);
 }
 
 // The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.

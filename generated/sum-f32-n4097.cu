@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1be25161ce40746c of everything below this banner
+// content  sha256 8b896d2ce95338a7 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -166,22 +166,22 @@ __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long 
     return access;
 }
 
-// Accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
 template <bool dense, class Item>
-__device__ __forceinline__ void load_row(Vector<Item> (&a)[kVectors], const Part& part, const Item* from,
-                                         long long step) {
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        a[j] = part.reaches(j) ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
     }
 }
 
 // All accesses of a thread.
 __device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
     Accesses a;
-    load_row<true>(a.x, part, row.x, 1);
+    read_row<true>(a.x, part, row.x, 1);
     return a;
 }
 

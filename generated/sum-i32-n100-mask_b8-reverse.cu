@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 53cd97a745a6a697 of everything below this banner
+// content  sha256 ae349ea091477f90 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -131,24 +131,15 @@ struct Staged {
     alignas(16) Output output[kRoom + kSlack / sizeof(Output)];
 };
 
-struct alignas(16) Access {  // a 16-byte access
-    unsigned word[4];
-};
-
 struct Rows {  // one row or several in global or shared memory, by operand and output
     const Input* input;
     const Mask* mask;
     Output* output;
 };
 
-__device__ __forceinline__ Rows advance(const Rows& rows, long long items) {
-    return {rows.input + items, rows.mask + items, rows.output + items};
-}
-
-// The same from so many rows further on.
-__device__ __forceinline__ Rows advance_rows(const Rows& rows, long long count, Position length) {
-    return {rows.input + count * length, rows.mask + count * length,
-            rows.output + count * length};
+__device__ __forceinline__ Rows advance(const Rows& rows, long long items, long long results) {
+    return {rows.input + items, rows.mask + items,
+            rows.output + results};
 }
 
 // Items between the preceding 16-byte boundary and the rows.
@@ -157,31 +148,30 @@ __device__ __forceinline__ int phase(const Item* rows) {
     return kSlack == 0 ? 0 : (int)((unsigned long long)rows % 16 / sizeof(Item));
 }
 
-template <bool async>
-__device__ __forceinline__ void copy_access(void* to, const void* from) {
-    if constexpr (async)
-        copy_async(reinterpret_cast<Access*>(to), from);
-    else
-        *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
-}
-
 // A warp copies items between global and shared memory, where they lie alike after a 16-byte boundary: by 16-byte
 // accesses, and single items at both ends.
 template <bool async, class Item>
 __device__ __forceinline__ void copy_items(Item* to, const Item* from, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    const auto copy = [&](int i) {  // a 16-byte access
+        auto* const wide = reinterpret_cast<Vector<unsigned, 4>*>(to + i);
+        if constexpr (async)
+            copy_async(wide, from + i);
+        else
+            *wide = *reinterpret_cast<const Vector<unsigned, 4>*>(from + i);
+    };
     const int begin = phase(async ? from : to), end = begin + count;  // after the boundary
     to -= begin, from -= begin;
     int i = lane * width;
     if (kSlack == 0 && end == kRoom) {  // all rows of the warp exist, and end on a boundary
 #pragma unroll 8
-        for (int step = 0; step < kRoom / stride; ++step, i += stride) copy_access<async>(to + i, from + i);
-        if (i < kRoom) copy_access<async>(to + i, from + i);
+        for (int step = 0; step < kRoom / stride; ++step, i += stride) copy(i);
+        if (i < kRoom) copy(i);
         return;
     }
     const int first = begin > 0 ? width : 0, whole = end / width * width;
 #pragma unroll 8
-    for (i += first; i < whole; i += stride) copy_access<async>(to + i, from + i);
+    for (i += first; i < whole; i += stride) copy(i);
     if (lane >= begin && lane < first && lane < end) to[lane] = from[lane];
     const int last = (whole > first ? whole : first) + lane;
     if (last < end) to[last] = from[last];
@@ -263,53 +253,25 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-struct Piece {  // a lane's piece of a row in shared memory, and the carries and segments of the row
-    Rows at;  // its first item in scan order
-    int start;  // scan position of that item
-    State begin;  // carry-in of the row
-
-    // The run that begins with item i of the piece; `rest` items remain in the piece. Accesses past them repeat the
-    // first one: no stored result depends on them, and their items are as great as those of the row.
-    __device__ __forceinline__ Items read(int i, int rest) const {
-        Accesses a;
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) {
-            const bool inside = j == 0 || j * kItems < rest;
-            const Rows from = advance(at, along(i + j * kItems));
-            a.x[j] = inside ? *reinterpret_cast<const InputVector*>(from.input) : a.x[0];
-            a.m[j] = inside ? *reinterpret_cast<const MaskVector*>(from.mask) : a.m[0];
-        }
-        return lift_items(a, 0);
-    }
-
-    __device__ __forceinline__ void write(int i, int rest, State prefix, const Items& s) const {
-        const Results r = make_results(prefix, s);
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) {
-            if (j > 0 && j * kItems >= rest) continue;
-            const Rows to = advance(at, along(i + j * kItems));
-            *reinterpret_cast<OutputVector*>(to.output) = r.y[j];
-        }
-    }
-};
-
-// Scan a row. Lanes that share it first reduce a piece each and scan the totals; then each lane scans its piece.
-template <bool alone>
-__device__ __forceinline__ void scan_row(const Piece& own, Position length, int part, int piece) {
+// Scan a row, of which read(i, rest) gives the run of items that begins with item i of a lane's piece, and `rest` items
+// of it remain; write(i, rest, prefix, run) stores its results. Lanes that share the row first reduce a piece each and
+// scan the totals; then each lane scans its piece.
+template <bool alone, class Read, class Write>
+__device__ __forceinline__ void scan_row(const Read& read, const Write& write, State prefix, Position length, int part,
+                                         int piece) {
     const int rest = length - part * piece;  // items to the end of the row
     const int items = rest < piece ? rest : piece;
     constexpr bool kept = kKept && !alone;  // the items stay in registers in between
     constexpr int steps = kept ? kRuns : kUnroll;
     const int end = kept ? kRuns * kRun : items;
     Items s[kept ? kRuns : 1];
-    State prefix = own.begin;
     if constexpr (!alone) {
         State total = identity();
 #pragma unroll steps
         for (int i = 0; i < end; i += kRun) {
             if (i >= items) continue;
             Items& scanned = s[kept ? i / kRun : 0];
-            scanned = own.read(i, items - i);
+            scanned = read(i, items - i);
             total = kRuns == 1 ? scan_items(scanned) : combine(total, scan_items(scanned));
         }
         const State older = shuffle_up(scan_lanes(total, part), 1);
@@ -319,9 +281,9 @@ __device__ __forceinline__ void scan_row(const Piece& own, Position length, int 
     for (int i = 0; i < end; i += kRun) {
         if (i >= items) continue;
         Items& scanned = s[kept ? i / kRun : 0];
-        if constexpr (!kept) scanned = own.read(i, items - i);
+        if constexpr (!kept) scanned = read(i, items - i);
         const State total = kept && !kSerial ? scanned.item[kRun - 1] : scan_items(scanned);
-        own.write(i, items - i, prefix, scanned);
+        write(i, items - i, prefix, scanned);
         prefix = combine(prefix, total);
     }
 }
@@ -338,7 +300,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     // ---- copy the rows to shared memory
     const int count = (int)(lines - line < rows ? lines - line : rows);  // rows that exist
     const Rows all = {input, mask, output};
-    const Rows global = advance_rows(all, line, length);
+    const Rows global = advance(all, line * length, line * length);
     const Rows copied = read_rows(of_warp[warp], global, count * length, lane);
 
     // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
@@ -347,13 +309,35 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 #pragma unroll kTurns
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
-        const Piece own = {
-            advance(advance_rows(copied, row, length), memory_index(start, kItems, length)), start,
-            identity()};
+        const Position first = memory_index(start, kItems, length);  // of the lane's piece
+        const Rows at = advance(copied, row * length + first, row * length + first);
+        const State begin = identity();
+        const auto read = [&](int i, int rest) {
+            Accesses a;
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j) {
+                // Accesses past the piece repeat the first one: no stored result depends on them, and their items are
+                // as great as those of the row.
+                const bool inside = j == 0 || j * kItems < rest;
+                const Rows from = advance(at, along(i + j * kItems), 0);
+                a.x[j] = inside ? *reinterpret_cast<const InputVector*>(from.input) : a.x[0];
+                a.m[j] = inside ? *reinterpret_cast<const MaskVector*>(from.mask) : a.m[0];
+            }
+            return lift_items(a, 0);
+        };
+        const auto write = [&](int i, int rest, State prefix, const Items& s) {
+            const Results r = make_results(prefix, s);
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j) {
+                if (j > 0 && j * kItems >= rest) continue;
+                const Rows to = advance(at, 0, along(i + j * kItems));
+                *reinterpret_cast<OutputVector*>(to.output) = r.y[j];
+            }
+        };
         if (lane_bits == 0)
-            scan_row<true>(own, length, 0, length);
+            scan_row<true>(read, write, begin, length, 0, length);
         else
-            scan_row<false>(own, length, part, piece);
+            scan_row<false>(read, write, begin, length, part, piece);
     }
 
     // ---- copy the results out

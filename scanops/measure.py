@@ -25,9 +25,11 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement, ScanopsError
+from scanops.fusion.kernels import bound
 from scanops.processes import at_once
 from scanops.requests.geometry import ALIGNMENT
 from scanops.runtime.kernels import Kernel, default_target
+from scanops.runtime.launcher import Launcher
 from scanops.store.entry import Entry
 from scanops.store.store import Store
 from scanops.torch_private import gpu_sleep
@@ -171,7 +173,7 @@ class GpuLaboratory:
             self._expected = self._run(first).clone()
         self._operands.out.fill_(77)  # unwritten items keep this value, which no random walk has throughout
         try:
-            return same(self._run(plan), self._expected, exactly=not plan.spec.operator.costly)
+            return same(self._run(plan), self._expected, exactly=not (plan.spec.operator.costly or plan.spec.fusion))
         except ScanopsError:
             return False
 
@@ -217,7 +219,7 @@ def require_gpu() -> tuple[str, str, int]:
             "to measure plans",
             allowed="a machine with an NVIDIA GPU",
             value="none visible to torch",
-            hint="scanops tune --dry-run lists what would be measured; scanops doctor says what is missing",
+            hint="scanops doctor says what is missing",
         )
     facts = torch.cuda.get_device_properties()
     return default_target(), str(facts.name), int(facts.multi_processor_count)
@@ -245,9 +247,13 @@ class Operands:
             cuts = [*range(0, spec.capacity, SEGMENT), spec.capacity]
             self.tensors["offsets"] = torch.tensor(cuts, dtype=getattr(torch, str(spec.segments)), device=device)
         if spec.initial:
-            self.tensors["initial"] = torch.ones((shape[0], *across), device=device).to(getattr(torch, spec.carry.name))
+            carried = (shape[0], *((len(cuts) - 1,) if spec.per_segment else ()), *across)
+            self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
         shape = (shape[0], spec.capacity, *across)
         self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
+        outputs = spec.fusion.outputs if spec.fusion else ()
+        self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
+        self._launches: dict[Kernel, Launcher] = {}  # of fused scans
         if spec.indexed:
             self.tensors["indices"] = torch.empty(shape, dtype=torch.int64, device=device)
 
@@ -269,15 +275,22 @@ class Operands:
     def fill_randomly(self) -> None:
         """Fill floating inputs with normal values, and gates with values from 0 to 1: constant bits are faster."""
         random = torch.Generator(self.out.device).manual_seed(2026)
-        for name in ("x", "gate"):
-            tensor = self.tensors.get(name)
-            if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
+        for name, tensor in self.tensors.items():
+            drawn = name in ("x", "gate") or name.startswith("further")
+            if drawn and (tensor.is_floating_point() or tensor.is_complex()):
                 values = torch.randn(tensor.shape, device=tensor.device, generator=random)
-                tensor.copy_(values if name == "x" else values.abs().clamp(max=1))
+                tensor.copy_(values.abs().clamp(max=1) if name == "gate" else values)
 
     def run(self, kernel: Kernel) -> torch.Tensor:
-        """Scan, and return the result."""
-        kernel(dim=1, out=self.out, **self.tensors)
+        """Scan, and return the result, the first one of several."""
+        if self._spec.fusion is None:
+            kernel(dim=1, out=self.out, **self.tensors)
+            return self.out
+        tensors = tuple(self.tensors.values())
+        launch = self._launches.get(kernel)
+        if launch is None:
+            launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), self._spec, kernel.few)
+        launch(tensors, (self.out, *self._further))
         return self.out
 
 

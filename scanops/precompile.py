@@ -17,11 +17,11 @@ from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named
 from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
-from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
 from scanops.runtime.native import prepared
+from scanops.store.packing import finish
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
@@ -78,8 +78,7 @@ def record() -> Iterator[workload.Recording]:
 
     A request is recorded whatever serves it: under the policy ``fallback`` a program records what to build on a
     machine without a compiler. Scans of CPU tensors outside ``scanops.emulate()`` ask for no kernel and are not
-    recorded; when nothing else ran, a RuntimeWarning says so. Kernels depend on the number of multiprocessors of the
-    GPU, so record on the GPU that will run the kernels.
+    recorded; when nothing else ran, a RuntimeWarning says so. Specs do not depend on the GPU that they are recorded on.
 
     Yields:
         A Recording: its ``specs``, its ``counts``, and ``write(path)``, which makes the file that ``scanops
@@ -258,16 +257,14 @@ def precompile(
     return outcomes
 
 
-def expected(
-    wanted: Iterable[tuple[ScanSpec, str | None, bool | None]], targets: Sequence[str], source: Path
-) -> list[_Wanted]:
+def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path) -> list[_Wanted]:
     """Return each kernel once: for ``targets``, or else for the targets that the file names.
 
-    Where the file does not say whether lines are few, both kernels are wanted if their plans differ. Raises
-    UnsupportedRequest when neither names a target, and for a file that names no kernel.
+    Where the plans for many and for few lines differ, both kernels are wanted. Raises UnsupportedRequest when neither
+    names a target, and for a file that names no kernel.
     """
     found: dict[_Wanted, None] = {}
-    for spec, own, few in wanted:
+    for spec, own in wanted:
         if not targets and own is None:
             raise UnsupportedRequest(
                 f"precompile: {spec.slug} has no target",
@@ -275,7 +272,7 @@ def expected(
                 value=f"neither names one ({source})",
                 hint="add --targets sm_80,sm_90",
             )
-        found.update(dict.fromkeys(_situated(spec, targets or [str(own)], few)))
+        found.update(dict.fromkeys(_situated(spec, targets or [str(own)], None)))
     if not found:
         raise UnsupportedRequest(
             f"precompile: {source} names no kernel",

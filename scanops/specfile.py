@@ -2,17 +2,10 @@
 
     targets = ["sm_80", "sm_90"]          # for every spec that names no target
     specs = ["sum-f32-n32768"]            # short names
-    recorded_on = {sm_90 = [132]}         # written by a recording: multiprocessors of the GPUs the program ran on
-
-    [[scan]]                              # the fields of a ScanSpec; a list stands for each of its values
-    op = "sum"
-    dtype = ["float32", "bfloat16"]
-    length = [64, 128, 4096, "any"]       # "any": the kernel that takes the length as an argument
 
     [[scan]]                              # written by a recording
     spec = "last-f32-n100"
     target = "sm_90"
-    few = false                           # whether lines were few for the GPU; without it both kernels are built
     count = 12                            # calls
     operator = "last"                     # only for an operator that the program registers at run time
 
@@ -24,9 +17,7 @@ modules that define the operators, after which ``load`` returns their specs like
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
-import re
 import sys
 import tempfile
 from collections import Counter
@@ -36,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
-from scanops.codegen.spec import FIELDS, ScanSpec
+from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
 from scanops.store.root import locked
@@ -48,24 +39,19 @@ else:
 
 
 _LOCK_SECONDS = 10.0
-_Sizes = Mapping[str, Iterable[int]]  # target -> multiprocessors of the GPUs that a program ran on
-_Key = tuple[str, "str | None", "bool | None"]  # the short name of a spec, target, few
-_ANY = "any"  # TOML has no None
-_FIELDS = tuple(each.name for each in FIELDS)
-_RECORDED = ("spec", "target", "few", "count", "operator")
-_TOP = ("scan", "specs", "targets", "recorded_on")
+_Key = tuple[str, "str | None"]  # the short name of a spec, target
+_TABLE = ("spec", "target", "count", "operator")
+_TOP = ("scan", "specs", "targets")
 
 
-# By name: what a value may be, in words and as a form. ScanSpec checks its fields itself.
+# By name: what a value may be, in words and as a form
 _FORMS: dict[str, tuple[str, Any]] = {
     "scan": ("tables: [[scan]], with two brackets", [dict]),
     "specs": ('short names of specs: ["sum-f32-n32768"]', [str]),
     "targets": ('names of targets: ["sm_90"]', [str]),
-    "recorded_on": ("numbers of multiprocessors by target: {sm_90 = [132]}", {re.compile(".+"): [int]}),
     "spec": ('the short name of a spec: "sum-f32-n32768"', str),
     "target": ('the name of a target: "sm_90"', str),
     "operator": ("the name of an operator", str),
-    "few": ("true or false", bool),
     "count": ("a number of 0 or more", range(2**63)),
 }
 
@@ -75,35 +61,24 @@ class SpecFile:
     """The content of a spec file."""
 
     path: Path
-    # (spec, target, few) -> recorded calls, in the file's order; target and few are None where the file leaves them out
-    wanted: dict[tuple[ScanSpec, str | None, bool | None], int] = field(default_factory=dict)
-    # operator -> {(short name of a spec, target, few): calls}, for operators that this process has not registered
+    # (spec, target) -> recorded calls, in the file's order; the target is None where the file leaves it out
+    wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
+    # operator -> {(short name of a spec, target): calls}, for operators that this process has not registered
     unknown: dict[str, dict[_Key, int]] = field(default_factory=dict)
-    # target -> multiprocessors of the GPUs that were recorded on; under target "cpu" those of the emulated GPU
-    recorded_on: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def calls(self) -> int:
         """The calls that the file counts, of operators that are known here and of others."""
         return sum(self.wanted.values()) + sum(sum(slugs.values()) for slugs in self.unknown.values())
 
-    def remarks(self, targets: Iterable[str]) -> list[str]:
-        """Return what a user who builds this file's specs for ``targets`` should know, one sentence each."""
-        found = []
-        if self.unknown:
-            count = sum(map(len, self.unknown.values()))
-            found.append(
-                f"{count} specs in {self.path} are left out: their operators ({', '.join(self.unknown)}) are "
-                "registered by the program at run time; pass --import MODULE with the module that defines them"
-            )
-        other = sorted(set(targets) - set(self.recorded_on))
-        if self.recorded_on and other:
-            sizes = ", ".join(f"{name} with {listed(n)} multiprocessors" for name, n in self.recorded_on.items())
-            found.append(
-                f"{self.path} was recorded on {sizes}: {', '.join(other)} may ask for other kernels, because they "
-                "depend on the GPU's number of multiprocessors; record on each kind of GPU that will run the program"
-            )
-        return found
+    @property
+    def remarks(self) -> list[str]:
+        """What a user who builds this file's specs should know, in a sentence."""
+        count, operators = sum(map(len, self.unknown.values())), ", ".join(self.unknown)
+        words = (
+            f"{count} specs in {self.path} are left out: their operators ({operators}) are registered by the program "
+        )
+        return [f"{words}at run time; pass --import MODULE with the module that defines them"] if count else []
 
 
 def load(path: Path) -> SpecFile:
@@ -112,32 +87,30 @@ def load(path: Path) -> SpecFile:
     Raises BadSpecFile, which names the file and the table, and UnusableFile for a file that cannot be read.
     """
     document = _checked(path, "the top level", _document(path), _TOP)
-    found = SpecFile(path, recorded_on=document.get("recorded_on", {}))
+    found = SpecFile(path)
     targets = document.get("targets") or [None]
-    wanted: Counter[tuple[ScanSpec, str | None, bool | None]] = Counter()
+    wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
     for slug in document.get("specs", []):
-        wanted.update({(_parsed(path, "specs", slug), target, None): 0 for target in targets})
+        wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
     for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
-        if "spec" not in table:
-            wanted.update({(spec, each, None): 0 for spec in _expanded(path, where, table) for each in targets})
-            continue
-        _checked(path, where, table, _RECORDED)
-        slug, few, count, operator = table["spec"], table.get("few"), table.get("count", 0), table.get("operator")
+        if "spec" not in _checked(path, where, table, _TABLE):
+            raise _bad(path, where, "a spec", "no spec")
+        slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_parsed(path, where, slug), each, few] += count
+                wanted[_parsed(path, where, slug), each] += count
             else:
                 slugs = found.unknown.setdefault(operator, {})
-                slugs[slug, each, few] = slugs.get((slug, each, few), 0) + count
+                slugs[slug, each] = slugs.get((slug, each), 0) + count
     found.wanted.update(wanted)
     return found
 
 
-def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int], multiprocessors: _Sizes | None = None) -> None:
+def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
     """Add counts to a spec file, which is created if it is absent. Processes may add to one file at the same time.
 
-    ``multiprocessors``: target -> those of the GPUs that the counts were recorded on. A file written by hand keeps its
+    The file does not say whether lines were few, which depends on the GPU. One that was written by hand keeps its
     meaning and loses its comments: each spec becomes a table. Raises BadSpecFile when the file is no spec file,
     UnusableFile when it cannot be written.
     """
@@ -149,14 +122,12 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int], multiproce
         with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
             old = _written(path)
             found = Counter(old.wanted)
-            found.update(counts)
-            total = {(spec.slug, target, few): (n, _operator(spec)) for (spec, target, few), n in found.items()}
+            for (spec, target, _), count in counts.items():
+                found[spec, target] += count
+            total = {(spec.slug, target): (n, _operator(spec)) for (spec, target), n in found.items()}
             for operator, slugs in old.unknown.items():
                 total.update({key: (count, operator) for key, count in slugs.items()})
-            sizes = {name: set(each) for name, each in old.recorded_on.items()}
-            for name, each in (multiprocessors or {}).items():
-                sizes.setdefault(name, set()).update(each)
-            write_text(path, "".join(_text(total, sizes)), f"the spec file {path}")
+            write_text(path, "".join(_text(total)), f"the spec file {path}")
 
 
 def check_writable(path: Path) -> None:
@@ -193,16 +164,10 @@ def import_modules(names: Iterable[str]) -> list[Operator]:
     return found
 
 
-def _text(total: Mapping[_Key, tuple[int, str | None]], sizes: _Sizes) -> Iterator[str]:
+def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
     yield "# Which kernels a program asked for: scanops precompile builds them.\n"
-    if sizes:
-        listed = ", ".join(f"{name} = {sorted(each)}" for name, each in sorted(sizes.items()))
-        yield f"recorded_on = {{{listed}}}  # multiprocessors; the kernels depend on them\n"
-    for (slug, target, few), (count, operator) in sorted(
-        total.items(), key=lambda item: [str(each) for each in item[0]]
-    ):
+    for (slug, target), (count, operator) in sorted(total.items(), key=lambda item: [str(each) for each in item[0]]):
         named = f'target = "{target}"\n' if target else ""
-        named += "" if few is None else f"few = {str(few).lower()}\n"
         of_program = f'operator = "{operator}"\n' if operator else ""
         yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
 
@@ -210,11 +175,6 @@ def _text(total: Mapping[_Key, tuple[int, str | None]], sizes: _Sizes) -> Iterat
 def _operator(spec: ScanSpec) -> str | None:
     """Return the name of a spec's operator if the program registered it at run time."""
     return None if is_built_in(operator_named(spec.op)) else spec.op
-
-
-def listed(sizes: Iterable[int]) -> str:
-    """Return numbers in words: ``108 or 132``."""
-    return " or ".join(map(str, sorted(sizes)))
 
 
 def _written(path: Path) -> SpecFile:
@@ -239,7 +199,7 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     for name, value in table.items():
         if name not in names:
             raise _bad(path, where, ", ".join(names), name)
-        allowed, form = _FORMS.get(name, ("", type(value)))
+        allowed, form = _FORMS[name]
         try:
             require_form(value, form, name)
         except ValueError as problem:
@@ -247,33 +207,12 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     return table
 
 
-def _expanded(path: Path, where: str, table: dict[str, Any]) -> Iterator[ScanSpec]:
-    _checked(path, where, table, _FIELDS)
-    for name in ("op", "dtype", "length"):
-        if name not in table:
-            raise _bad(path, where, "op, dtype and length, or spec", f"no {name}")
-    values = [value if isinstance(value, list) else [value] for value in table.values()]
-    for chosen in itertools.product(*values):
-        named: dict[str, Any] = dict(zip(table, chosen, strict=True))
-        if named["length"] == _ANY:
-            named["length"] = None
-        try:
-            yield ScanSpec(**named)
-        except (UnsupportedRequest, TypeError, AttributeError) as problem:
-            raise _refused(path, where, named, problem) from problem
-
-
 def _parsed(path: Path, where: str, slug: str) -> ScanSpec:
     try:
         return ScanSpec.parse(slug)
     except UnsupportedRequest as problem:
-        raise _refused(path, where, slug, problem) from problem
-
-
-def _refused(path: Path, where: str, what: object, problem: Exception) -> BadSpecFile:
-    if isinstance(problem, UnsupportedRequest):
-        return _bad(path, where, problem.allowed, f"{what}: {problem.asked}, {problem.value}", problem.hint)
-    return _bad(path, where, "the values that ScanSpec takes", f"{what}: {problem}")
+        value = f"{slug}: {problem.asked}, {problem.value}"
+        raise _bad(path, where, problem.allowed, value, problem.hint) from problem
 
 
 def _bad(path: Path, where: str, allowed: str, value: str, hint: str = "correct that place of the file") -> BadSpecFile:

@@ -18,7 +18,6 @@ from typing import Literal
 
 from scanops import environment
 from scanops.codegen.spec import ScanSpec
-from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 
@@ -31,7 +30,6 @@ class Recording:
 
     def __init__(self) -> None:
         self.counts: Counter[_Key] = Counter()  # (spec, target, few) -> calls
-        self.multiprocessors: dict[str, set[int]] = {}  # target -> of the GPUs, or of the emulated GPU
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
         self.fused = 0  # kernels of map and then, which no spec file can name
 
@@ -57,31 +55,22 @@ class Recording:
             )
         if self.fused:
             found.append(f"{self.fused} kernels of map and then are not recorded: they are built where they are called")
-        if CPU in self.multiprocessors:
-            sizes = " or ".join(map(str, sorted(self.multiprocessors[CPU])))
-            found.append(
-                f"recorded under scanops.emulate() with {sizes} multiprocessors: a GPU may ask for other "
-                "kernels, because they depend on its number of multiprocessors; record on the GPU that will run them"
-            )
         return found
 
-    def add(self, spec: ScanSpec, target: str, few: bool, multiprocessors: int | None) -> None:
+    def add(self, spec: ScanSpec, target: str, few: bool) -> None:
         """Count one call of the kernel of ``spec`` for ``target``."""
         self.counts[spec, target, few] += 1
-        if multiprocessors is not None:
-            self.multiprocessors.setdefault(target, set()).add(multiprocessors)
 
     def write(self, path: str | Path) -> None:
         """Add the counts to a spec file, which ``scanops precompile`` reads. The file is created if it is absent.
 
-        Warns when the specs were recorded under ``scanops.emulate()``: a GPU may ask for others. Raises BadSpecFile
-        when the file is no spec file, UnusableFile when it cannot be written.
+        Raises BadSpecFile when the file is no spec file, UnusableFile when it cannot be written.
         """
         from scanops.specfile import add  # a program that records nothing needs no TOML
 
         for remark in self.remarks:
             warnings.warn(f"scanops: {remark}", RuntimeWarning, stacklevel=2)
-        add(Path(path), self.counts, self.multiprocessors)
+        add(Path(path), self.counts)
 
 
 class _FileRecording(Recording):
@@ -94,9 +83,9 @@ class _FileRecording(Recording):
         atexit.register(self._end)
         os.register_at_fork(after_in_child=self._unsaved.clear)  # the parent saves what it counted
 
-    def add(self, spec: ScanSpec, target: str, few: bool, multiprocessors: int | None) -> None:
+    def add(self, spec: ScanSpec, target: str, few: bool) -> None:
         new = (spec, target, few) not in self.counts
-        super().add(spec, target, few, multiprocessors)
+        super().add(spec, target, few)
         self._unsaved[spec, target, few] += 1
         if new:
             self._save()
@@ -109,7 +98,7 @@ class _FileRecording(Recording):
             if self._path is None or not self._unsaved:
                 return
             try:
-                add(self._path, self._unsaved, self.multiprocessors)
+                add(self._path, self._unsaved)
             except ScanopsError as problem:
                 _LOG.error("nothing more is recorded: %s", problem)
                 self._path = None
@@ -136,11 +125,11 @@ def recording() -> Iterator[Recording]:
         OPEN.remove(found)
 
 
-def note(spec: ScanSpec, target: str, few: bool, multiprocessors: int | None = None) -> None:
-    """Count one call of a kernel, in every open recording. ``multiprocessors``: of the GPU, where it is known."""
+def note(spec: ScanSpec, target: str, few: bool) -> None:
+    """Count one call of a kernel, in every open recording."""
     for each in _recordings():
         with NO_FORK:
-            each.add(spec, target, few, multiprocessors)
+            each.add(spec, target, few)
 
 
 def note_other(kind: Literal["on_cpu", "fused"]) -> None:
@@ -151,6 +140,6 @@ def note_other(kind: Literal["on_cpu", "fused"]) -> None:
 
 def _recordings() -> tuple[Recording, ...]:
     if not _FILE:
-        _FILE.append(environment.record_file())
+        _FILE.append(environment.path("SCANOPS_RECORD"))
         OPEN.extend(_FileRecording(path) for path in _FILE if path)
     return tuple(OPEN)

@@ -65,6 +65,7 @@ def export(
         raise _refused("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
     slugs = [spec.slug for spec in listed]
     asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, in a file each"
+    instead = "export the scan of contiguous tensors, and pass x.contiguous()" if listed[0].strided else instead
     instead = "export the inclusive scan, and pad its result" if listed[0].complete else instead
     for allowed, holds in _rules(format, listed).items():
         if not holds:
@@ -97,16 +98,17 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
             f"operands of {', '.join(KERNELBENCH_DTYPES)}": dtypes <= set(KERNELBENCH_DTYPES),
             "lines without a carry-in": not first.initial,
             "one result: the evaluator compares a single tensor": not (first.final or first.doubled),
-            "contiguous operands, as the evaluator's are": first.input_layout != "transposed",
         },
         "gpumode": {
             "one input": first.alone and not (first.by_offsets or first.initial),
             "one output": not (first.final or first.doubled),
-            "one dimension, contiguous": first.inner == 1 and not first.strided,
+            "one dimension": first.inner == 1,
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    return {"as many results as items, and no map": not (first.complete or first.map)} | rules.get(format, {}) | every
+    every["contiguous operands, or --format cu"] = format == "cu" or not first.strided
+    plain = not (first.complete or first.map or first.per_segment)
+    return {"as many results as items, no map and no carries of segments": plain} | rules.get(format, {}) | every
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

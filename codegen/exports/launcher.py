@@ -45,7 +45,7 @@ PARAMETERS = (
     Parameter("starts", "const void*", "bool, one per item", "segment_starts.data_ptr()"),
     Parameter("output", "void*", "{spec.out.name}, contiguous: one result per item", "y.data_ptr()"),
     Parameter("indices", "void*", "contiguous: the second result of each item", "indices.data_ptr()"),
-    Parameter("geometry", "const void*", "a Geometry in host memory; adjacent dimensions are merged", "&geometry"),
+    Parameter("geometry", "const void*", "a Geometry in host memory; adjacent dimensions are merged", ""),
     Parameter("carry_in", "const void*", "{spec.carry.name}: the carry-in of each line", "carry_in.data_ptr()"),
     Parameter("carry_in_step", "long long", "1, or 0 where all lines share one carry-in", "1"),
     Parameter("carry_out", "void*", "{spec.carry.name}: the carry-out of each line", "carry_out.data_ptr()"),
@@ -74,7 +74,7 @@ class Unit(NamedTuple):
         lengths = f"length >= {spec.multiple} && length <= {spec.capacity}"
         lengths = lengths if spec.takes_length else f"length == {spec.length}"
         divisible = f" && length % {spec.multiple} == 0" if spec.multiple > 1 else ""
-        by_item = spec.inner > 1 and spec.inner % 2 == 1 and spec.input_layout != "transposed"
+        by_item = spec.inner > 1 and spec.inner % 2 == 1
         aligned = " && aligned" if spec.aligned and not by_item else ""
         mask = f" && mask.scalar_type() == {scalar(spec.mask)}" if spec.mask else ""
         return f"{lengths}{divisible} && inner == {spec.inner}{aligned}{mask}"

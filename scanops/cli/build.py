@@ -20,9 +20,12 @@ from scanops.cli.output import (
     Answer,
     Command,
     FilePath,
+    Spec,
     as_json,
+    builder_option,
     error_fields,
     exit_code,
+    import_option,
     print_errors,
     progress,
     resources_text,
@@ -30,7 +33,6 @@ from scanops.cli.output import (
     working,
 )
 from scanops.cli.plan import gpu_target
-from scanops.cli.specs import builder_option, import_option, spec_options, specs_of
 from scanops.codegen.lines import any_length, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
@@ -53,7 +55,7 @@ STDERR = 2  # file descriptor
     cls=Command,
     example="scanops build sum-f32-n32768-reverse prod-f32-n32768 --target sm_80 --target sm_90",
 )
-@click.argument("slugs", metavar="[SPEC]...", nargs=-1)
+@click.argument("specs", metavar="SPEC...", type=Spec(), nargs=-1, required=True)
 @click.option(
     "--target",
     "targets",
@@ -63,23 +65,15 @@ STDERR = 2  # file descriptor
 )
 @click.option("--lines", type=int, help="Build only the kernel for so many lines.")
 @builder_option
-@spec_options
-def build(
-    slugs: tuple[str, ...],
-    targets: tuple[str, ...],
-    lines: int | None,
-    builder: str,
-    **options: str | int | bool | None,
-) -> Answer:
+@import_option
+def build(specs: tuple[ScanSpec, ...], targets: tuple[str, ...], lines: int | None, builder: str) -> Answer:
     """Build kernels into the store.
 
     Where a GPU is left idle by few lines, a spec has a second kernel for them, which is built too unless --lines is
     given. Kernels that the store or a pack has are not built again.
 
-    SPEC is a spec's short name; the options after --builder give the same field by field. To build for a GPU takes
-    nvcc or NVRTC and no GPU.
+    SPEC is a spec's short name. To build for a GPU takes nvcc or NVRTC and no GPU.
     """
-    specs = specs_of(slugs, options)
     chosen = targets or (_usual_target(builder),)
     pairs = dict.fromkeys(itertools.product(chosen, specs))
     wanted = [(spec, target, few) for target, spec in pairs for few in situations(spec, planned(target), lines)]
@@ -121,13 +115,13 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     before = load(path) if path.exists() else SpecFile(path)
     code = _run(program, path)
     file = load(path) if path.exists() else before
-    remarks = file.remarks(target for _, target, _ in file.wanted if target)
+    remarks = file.remarks
     if file.calls == before.calls:
         remarks.insert(0, "no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
-    for words in () if as_json() else (f"{len(file.wanted)} kernels in {path}", *remarks):
+    for words in () if as_json() else (f"{len(file.wanted)} specs in {path}", *remarks):
         say(f"scanops record: {words}", stderr=True)
     wanted = file.wanted.items()
-    kernels = [{"spec": spec.slug, "target": target, "few": few, "count": n} for (spec, target, few), n in wanted]
+    kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in wanted]
     unknown = {operator: sorted({slug for slug, *_ in slugs}) for operator, slugs in file.unknown.items()}
     facts = {"exit_code": code, "file": str(path), "kernels": kernels, "unknown": unknown, "remarks": remarks}
     return Answer(facts, code=code)
@@ -165,7 +159,7 @@ def precompile(
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
     file = load(path)
-    for remark in file.remarks(names or {target for _, target, _ in file.wanted if target}):
+    for remark in file.remarks:
         say(f"scanops precompile: {remark}", stderr=True)
     wanted = expected(file.wanted, names, path)
     if generic:

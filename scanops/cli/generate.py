@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 from rich.syntax import Syntax
 
-from scanops.cli.output import Answer, Command, FilePath, as_json, console, say
-from scanops.cli.specs import LINES, spec_options, specs_of
+from scanops.cli.output import LINES, Answer, Command, FilePath, Spec, as_json, console, import_option, say
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
 from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.files import write_text
 
@@ -28,23 +28,19 @@ _FORMATS = "; ".join(f"{name}: {says}" for name, says in FORMATS.items())
     "generate",
     cls=Command,
     example="scanops generate sum-f32-n32768-mask_b8-reverse --target sm_90\n"
-    "scanops generate --op sum --dtype float32 --length 32768 --mask bool --reverse\n"
-    "scanops generate --op linear --dtype bf16 --gate bf16 --any-length --at-most 8192 --segments int32 --initial",
+    "scanops generate linear-bf16-any-le8192-gate_bf16-offsets_i32-initial",
 )
-@click.argument("slug", metavar="[SPEC]", required=False)
+@click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
 @click.option("--lines", type=int, help=LINES)
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write the source to this file.")
-@spec_options
-def generate(
-    slug: str | None, target: str, lines: int | None, output: Path | None, **options: str | int | bool | None
-) -> Answer:
+@import_option
+def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None) -> Answer:
     """Print the CUDA source of a kernel.
 
-    SPEC is a spec's short name, as kernels have it in their first lines; the options give the same field by field. The
-    text needs neither a GPU nor a compiler and is the same on every machine. It is coloured on a terminal only.
+    SPEC is a spec's short name, as kernels have it in their first lines. The text needs neither a GPU nor a compiler
+    and is the same on every machine. It is coloured on a terminal only.
     """
-    (spec,) = specs_of([slug] if slug is not None else [], options)
     plan = make_plan(spec, target, few_for(spec, target, lines))
     source = render(plan)
     numbers = {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()}
@@ -60,28 +56,20 @@ def generate(
     "scanops export sum-f32-n32768-mask_b8 --format kernelbench --target sm_80 -o model_new.py\n"
     "scanops export sum-f32-any-le1073741824 --lines 1 --format gpumode -o submission.py",
 )
-@click.argument("slugs", metavar="[SPEC]...", nargs=-1)
+@click.argument("specs", metavar="SPEC...", type=Spec(), nargs=-1, required=True)
 @click.option("--format", "form", metavar="FORMAT", default="modelnew", show_default=True, help=f"{_FORMATS}.")
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="The oldest GPU architecture it is for.")
 @click.option("--lines", type=int, help=LINES)
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write to this file.")
-@spec_options
-def export(
-    slugs: tuple[str, ...],
-    form: str,
-    target: str,
-    lines: int | None,
-    output: Path | None,
-    **options: str | int | bool | None,
-) -> Answer:
+@import_option
+def export(specs: tuple[ScanSpec, ...], form: str, target: str, lines: int | None, output: Path | None) -> Answer:
     """Write a kernel as a file that needs no scanops.
 
-    The file holds the kernel and what launches it, and needs torch, or CUDA alone. SPEC is a spec's short name; the
-    options give the same field by field. Several specs go into one Python file, which uses the first that matches the
-    tensors of a call. Needs neither a GPU nor a compiler.
+    The file holds the kernel and what launches it, and needs torch, or CUDA alone. SPEC is a spec's short name. Several
+    specs go into one Python file, which uses the first that matches the tensors of a call. Needs neither a GPU nor a
+    compiler.
     """
-    specs = specs_of(slugs, options)
-    text = exported(specs, form, target, lines=lines)
+    text = exported(list(specs), form, target, lines=lines)
     facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
     return _delivered(text, "text", output, facts, "cuda" if form == "cu" else "python")
 

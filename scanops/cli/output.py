@@ -1,4 +1,4 @@
-"""What commands print and how they end: text for people, JSON for programs, errors in four parts, exit codes.
+"""What commands take and print: specs, text for people, JSON for programs, errors in four parts, exit codes.
 
 Standard output carries the result and nothing else; progress and errors go to standard error. Exit codes: 0 success,
 1 failure, 2 a wrong request, 130 interrupted by Ctrl-C.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from rich.console import Console
@@ -23,7 +23,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from scanops.artifact import Resources
+from scanops.codegen.spec import ScanSpec
+from scanops.environment import AUTO, BUILDERS
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason
+from scanops.specfile import import_modules
+
+LINES = "Lines of the tensor to plan for; by default as many as fill the GPU."
+F = TypeVar("F", bound=Callable[..., Any])
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
@@ -103,6 +109,35 @@ class FilePath(click.Path):
         if self._dash:
             return None
         self.fail("- is not a file: name one (./- if it is called that); --json prints to standard output.", param, ctx)
+
+
+class Spec(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
+    """A spec by its short name."""
+
+    name = "spec"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ScanSpec:
+        """Return the ScanSpec of a short name, whose operators ``--import`` has registered before."""
+        return ScanSpec.parse(value)
+
+
+def builder_option(command: F) -> F:
+    """Give a command ``--builder``: who builds kernels for GPUs."""
+    meaning = "Who builds for GPUs; nvrtc makes cubins. By default SCANOPS_BUILDER, else the first that works here."
+    return click.option("--builder", type=click.Choice(BUILDERS), default=AUTO, help=meaning)(command)
+
+
+def import_option(command: F) -> F:
+    """Give a command ``--import MODULE``: the module is imported and its operators registered before specs are read."""
+    return click.option(
+        "--import",
+        metavar="MODULE",
+        multiple=True,
+        is_eager=True,
+        expose_value=False,
+        callback=lambda context, option, names: import_modules(names),
+        help="Import a module that defines operators, before specs are read; may be repeated.",
+    )(command)
 
 
 def console(*, stderr: bool = False) -> Console:

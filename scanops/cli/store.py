@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from itertools import groupby
@@ -12,9 +11,9 @@ import click
 
 from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
-from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, UnsupportedRequest
+from scanops.errors import BadSignature, BadStoreEntry, UnsupportedRequest
 from scanops.files import format_size, parse_size, size_of
-from scanops.packs import archive, manifest
+from scanops.store import archive, packing
 from scanops.store.entry import Entry, checked
 from scanops.store.layers import Place, entries_of, places, rows
 from scanops.store.packs import PACK, SIGNATURE, parse
@@ -29,9 +28,9 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group("store")
 def store() -> None:
-    """List, show, verify and prune the kernels on disk.
+    """List, verify and prune the kernels on disk.
 
-    These are the kernels of the user's store (SCANOPS_STORE) and of the packs below it (SCANOPS_PACKS, wheels).
+    These are the kernels of the user's store (SCANOPS_STORE) and of the packs below it (SCANOPS_PACKS, or pip).
     """
 
 
@@ -40,7 +39,8 @@ def list_() -> Answer:
     """List kernels, in the order of lookups.
 
     Sizes are those of a kernel's files, then come the beginning of the identity and the builder: nvrtc makes cubins,
-    the others make libraries. Places that a lookup passes over are reported on standard error.
+    the others make libraries. Places that a lookup passes over are reported on standard error. With --json each kernel
+    comes with its folder, whose manifest.json says how it was built.
     """
     found = rows()
     unused = [place for place in places() if place.problem]
@@ -59,29 +59,6 @@ def list_() -> Answer:
         say(f"{place.kind} {place.root}: not used: {place.unused}", stderr=True)
     skipped = [{"kind": place.kind, "root": str(place.root), "problem": place.unused} for place in unused]
     return Answer({"kernels": [_fields(*row) for row in found], "unused": skipped}, lines)
-
-
-@store.command("show", cls=Command, example="scanops store show sum-f32-n32768")
-@click.argument("name", metavar="SLUG|IDENTITY")
-def show(name: str) -> Answer:
-    """Print the manifests of kernels.
-
-    NAME is a slug, or four or more hexadecimal digits with which an identity begins.
-    """
-    found = [
-        (place, entry)
-        for place, entry in rows()
-        if entry.slug == name or (len(name) >= 4 and entry.identity.startswith(name))
-    ]
-    if not found:
-        raise MissingKernel(
-            f"show the kernel {name}",
-            allowed="a slug, or four or more digits of an identity, that `scanops store list` prints",
-            value=name,
-            hint=f"`scanops plan {name}` lists the nearest kernels, `scanops build {name}` builds it",
-        )
-    shown = [{**_fields(*row), "manifest": row[1].manifest} for row in found]
-    return Answer({"kernels": shown}, [json.dumps(each, indent=2) for each in shown])
 
 
 @store.command("prune", cls=Command, example="scanops store prune --max-size 1GB --dry-run")
@@ -151,8 +128,7 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
 @click.command(
     "pack",
     cls=Command,
-    example="scanops pack kernels --sign KEY.pem -o kernels.tar.gz\n"
-    "scanops pack kernels -o my_kernels-1.0-py3-none-linux_x86_64.whl  # py3-none-any for cubins alone",
+    example="scanops pack kernels --sign KEY.pem -o kernels.tar.xz",
 )
 @click.argument("directory", type=_FOLDER)
 @click.option(
@@ -174,11 +150,11 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
 
     Verifies the kernels in DIRECTORY and describes them in pack.json, which becomes part of the file. DIRECTORY has the
     layout of a store: the folder that SCANOPS_STORE named when `scanops build` ran, for example. The same kernels give
-    the same bytes. scanops finds an installed wheel by itself. The signature is written to pack.json.sig in DIRECTORY
+    the same bytes. The signature is written to pack.json.sig in DIRECTORY
     and in the file; an earlier signature stays as long as the kernels do.
     """
     with working(f"packing {directory}"):
-        manifest.finish(directory)
+        packing.finish(directory)
     signer = None
     if key:
         from scanops.store.signatures import sign  # needs the package cryptography
@@ -208,7 +184,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     help="Refuse a larger pack; none: no limit.",
 )
 def unpack(file: Path, directory: Path, max_size: str) -> Answer:
-    """Unpack an archive or a wheel of kernels.
+    """Unpack an archive of kernels.
 
     Extracts what pack.json lists from FILE into the new folder DIRECTORY, and verifies every byte.
     """
@@ -228,11 +204,11 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
         check_root(root, system=True)
         key = key or environment.require_signed()
         if key is None:
-            return len(manifest.verify(root)["entries"]), None
+            return len(packing.verify(root)["entries"]), None
         from scanops.store.signatures import check, public_keys  # need the package cryptography
 
         data, signer = check(root, public_keys(key.absolute()))
-        return len(manifest.verify(root, parse(data, root))["entries"]), signer
+        return len(packing.verify(root, parse(data, root))["entries"]), signer
     if key:
         raise BadSignature(
             f"verify the signature of {root}",
@@ -263,7 +239,7 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
 def _fields(place: Place, entry: Entry) -> dict[str, object]:
     return {
         "slug": entry.slug,
-        "spec": manifest.spec_fields(entry.spec) if entry.spec else None,
+        "spec": packing.spec_fields(entry.spec) if entry.spec else None,
         "target": entry.target,
         "form": entry.form,
         "builder": entry.builder,

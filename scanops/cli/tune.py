@@ -1,23 +1,24 @@
-"""``scanops tune`` and ``scanops bench``: measurements on the GPU."""
+"""``scanops tune``, ``bench`` and ``demo``: kernels that run here, measured or compared with float64."""
 
 from __future__ import annotations
 
 import importlib
+import math
+import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from scanops import environment
-from scanops.cli.output import Answer, Command, FilePath, as_json, progress
-from scanops.cli.plan import gpu_target
-from scanops.codegen.candidates import candidates
+from scanops.builders.toolchain import find_cxx
+from scanops.cli.output import Answer, Command, FilePath, Spec, as_json, progress, working
 from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
@@ -26,30 +27,23 @@ from scanops.tuning import read, write
 if TYPE_CHECKING:
     from scanops.measure import Outcome
 
-__all__ = ["bench", "tune"]
+__all__ = ["bench", "demo", "tune"]
+
+# Operator, dimension and an option
+_DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "mask"), ("sum", 1, "exclusive"))
 
 
 @click.command(
     "tune",
     cls=Command,
-    example="scanops tune sum-f32-n1000 prod-f32-n4096-inner64\nscanops tune sum-f32-n1000 --dry-run",
+    example="scanops tune sum-f32-n1000 prod-f32-n4096-inner64",
 )
-@click.argument("slugs", metavar="SPEC...", nargs=-1, required=True)
+@click.argument("specs", metavar="SPEC...", type=Spec(), nargs=-1, required=True)
 @click.option("--lines", type=int, help="Lines of the tensors; by default as many as make about 2^28 items.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Runs of each plan.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
 @click.option("-o", "--output", type=FilePath(), help="The file to keep results in.")
-@click.option("--dry-run", is_flag=True, help="List the plans that would be measured; needs no GPU.")
-@click.option("--target", help="With --dry-run: the architecture to plan for.")
-def tune(
-    slugs: tuple[str, ...],
-    lines: int | None,
-    rounds: int,
-    jobs: int | None,
-    output: Path | None,
-    dry_run: bool,
-    target: str | None,
-) -> Answer:
+def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int | None, output: Path | None) -> Answer:
     """Measure plans on this GPU and keep the fastest.
 
     Where the plan for few lines is another, it is tuned as well, unless --lines is given. Results are checked before
@@ -58,9 +52,6 @@ def tune(
     a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
     configuration folder. Files can be copied to other machines.
     """
-    if target and not dry_run:
-        raise click.UsageError("--target goes with --dry-run: plans are measured on the GPU that is here.")
-    specs = [ScanSpec.parse(slug) for slug in slugs]
     for spec in specs:
         if spec.op in GRADIENTS or spec.takes_length:
             raise UnsupportedRequest(
@@ -69,9 +60,33 @@ def tune(
                 value=f"the gradient {spec.op!r}" if spec.op in GRADIENTS else "a length that is an argument",
                 hint="tune the scan whose gradient it is, or name a length; the planner's own plan serves this kernel",
             )
-    if dry_run:
-        return _candidates(specs, target or gpu_target() or DEFAULT_TARGET, lines)
-    return _tuned(specs, lines, rounds, jobs, output or environment.tuning_files()[0])
+    from scanops import measure  # imports torch
+
+    path, (target, device, multiprocessors) = output or environment.tuning_files()[0], measure.require_gpu()
+    entries = dict(read(path))  # what is wrong with the file shows before anything is measured
+    improved = 0
+    found: list[dict[str, object]] = []
+    said: list[str | tuple[str, str]] = []
+    wanted = [(spec, few) for spec in specs for few in situations(spec, target, lines)]
+    for number, (spec, few) in enumerate(wanted, 1):
+        count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
+        with progress(f"{spec}{FEW * few} ({number} of {len(wanted)})") as report:
+            trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
+            outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
+            del trials  # its tensors make room for the next ones
+        entries.pop((target, device, spec.slug, few), None)
+        if entry := outcome.entry(device):
+            entries[entry.key] = entry
+        write(path, entries.values())  # after each: what was measured is not lost
+        improved += outcome.improved
+        found.append({"spec": spec.slug, "few": few, **_fields(outcome)})
+        times = outcome.measured
+        said.append((f"{spec}{FEW * few}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
+        best = f"{times.tuned_us:.1f} us, {times.gain:.3f} times as fast: {outcome.best.describe()}"
+        said.append(f"  {best if outcome.improved else 'none is better'}")
+    rest = "the planner's own plans serve the others"
+    said.append(f"{improved} of {len(wanted)} improved on {device}, kept in {path}; {rest}.")
+    return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
 
 
 @click.command(
@@ -102,36 +117,6 @@ def bench(arguments: tuple[str, ...]) -> Answer:
     click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json() else [])]))
 
 
-def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path) -> Answer:
-    from scanops import measure  # imports torch, which --dry-run does without
-
-    target, device, multiprocessors = measure.require_gpu()
-    entries = dict(read(path))  # what is wrong with the file shows before anything is measured
-    improved = 0
-    found: list[dict[str, object]] = []
-    said: list[str | tuple[str, str]] = []
-    wanted = [(spec, few) for spec in specs for few in situations(spec, target, lines)]
-    for number, (spec, few) in enumerate(wanted, 1):
-        count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
-        with progress(f"{spec}{FEW * few} ({number} of {len(wanted)})") as report:
-            trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
-            outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
-            del trials  # its tensors make room for the next ones
-        entries.pop((target, device, spec.slug, few), None)
-        if entry := outcome.entry(device):
-            entries[entry.key] = entry
-        write(path, entries.values())  # after each: what was measured is not lost
-        improved += outcome.improved
-        found.append({"spec": spec.slug, "few": few, **_fields(outcome)})
-        times = outcome.measured
-        said.append((f"{spec}{FEW * few}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
-        best = f"{times.tuned_us:.1f} us, {times.gain:.3f} times as fast: {outcome.best.describe()}"
-        said.append(f"  {best if outcome.improved else 'none is better'}")
-    rest = "the planner's own plans serve the others"
-    said.append(f"{improved} of {len(wanted)} improved on {device}, kept in {path}; {rest}.")
-    return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
-
-
 def _fields(outcome: Outcome) -> dict[str, object]:
     return {
         "lines": outcome.measured.lines,
@@ -146,14 +131,34 @@ def _fields(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _candidates(specs: list[ScanSpec], target: str, asked: int | None) -> Answer:
-    found: list[dict[str, object]] = []
-    lines: list[str | tuple[str, str]] = []
-    wanted = [(spec, few) for spec in specs for few in situations(spec, target, asked)]
-    for spec, few in wanted:
-        plans = list(candidates(spec, target, few))
-        shapes = [{"strategy": plan.strategy, **plan.numbers()} for plan in plans]
-        found.append({"spec": spec.slug, "few": few, "plans": shapes})
-        lines.append((f"{spec}{FEW * few} on {target}: {len(plans)} plans, the planner's own first", "bold"))
-        lines += [f"  {plan.describe()}" for plan in plans]
-    return Answer({"target": target, "specs": found}, lines)
+@click.command("demo", cls=Command, example="scanops demo")
+def demo() -> Answer:
+    """Run five small scans and compare them with float64.
+
+    They run on the GPU; where there is none they are emulated on the CPU, or without a C++ compiler run by PyTorch's
+    operators. In a checkout, `python -m examples.demo` runs them at full size, times them against a copy and shows
+    their plans. Exits with 1 when a result is wrong.
+    """
+    with working("importing torch"):
+        import torch
+
+        from scanops.api import scan
+        from scanops.emulator import emulate
+        from scanops.fallback import scans
+    gpu, checks = torch.cuda.is_available(), []
+    emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
+    device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
+    if emulated:
+        device = f"no GPU: emulated on the CPU, built by {find_cxx().version}"
+    x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
+    for op, dim, word in _DEMO:
+        called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
+        options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
+        with working(called), emulate() if emulated else nullcontext():
+            error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
+        limit = scans.limit(op, x.shape[dim])
+        found = error if math.isfinite(error) else None
+        checks.append({"scan": called, "ok": error <= limit, "max_error": found, "limit": limit})
+    ok = all(row["ok"] for row in checks)
+    lines = [f"  {row['scan']}: {'right' if row['ok'] else 'WRONG'}" for row in checks]
+    return Answer({"device": device, "checks": checks}, [device, *lines], code=0 if ok else 1)

@@ -82,6 +82,13 @@ extern "C" float ldexpf(float, int) noexcept;
 }
 
 [[maybe_unused]] static inline float log2_of(float value) { return __builtin_log2f(value); }
+[[maybe_unused]] static inline float quotient(float value, float by) { return value / by; }
+[[maybe_unused]] static inline float root_of(float value) { return __builtin_sqrtf(value); }
+[[maybe_unused]] static inline float rsqrt_of(float value) { return 1 / __builtin_sqrtf(value); }
+[[maybe_unused]] static inline float reciprocal_of(float value) {
+    const float inverse = 1 / value;
+    return __builtin_fabsf(inverse) < 0x1p-126f ? __builtin_copysignf(0, inverse) : inverse;
+}
 
 #define SCANOPS_CLASS(name)                                                                        \
     [[maybe_unused]] static inline bool name(float value) { return __builtin_##name(value) != 0; } \

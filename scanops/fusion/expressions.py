@@ -31,6 +31,21 @@ _TEXTS = {
     "softplus": "(({0} > 0 ? {0} : 0) + log1p(exp({0} > 0 ? -{0} : {0})))",
 }
 OPERATIONS = frozenset(_TEXTS)
+LEAVES = ("operand", "result", "older", "newer")  # an item of an operand, and fields of states, by their places
+# In float32: fewer instructions, errors of at most 3 units in the last place, results below 2^-126 may be 0. See
+# stages/pointwise.cuh.j2.
+_SINGLE = {
+    **{"abs": "fabs({0})", "div": "quotient({0}, {1})", "rsqrt": "rsqrt_of({0})", "softplus": "softplus({0})"},
+    **{"sigmoid": "reciprocal_of(1 + exp(-{0}))", "sqrt": "root_of({0})"},
+}
+# The same where all results are of half types, whose precision is 2^-11: relative errors of 2^-13, of a logarithm of a
+# number near 1 absolute ones of 2^-22
+_SHORT = {
+    **{"abs": "fabs({0})", "div": "({0} * reciprocal_of({1}))", "rsqrt": "rsqrt_of({0})", "sqrt": "root_of({0})"},
+    **{"exp": "exp2_of({0} * 1.44269504f)", "exp2": "exp2_of({0})", "softplus": "short_softplus({0})"},
+    **{"log": "(log2_of({0}) * 0.693147181f)", "log2": "log2_of({0})", "tanh": "short_tanh({0})"},
+    "sigmoid": "reciprocal_of(1 + exp2_of({0} * -1.44269504f))",
+}
 
 
 def wide(dtype: str) -> str:
@@ -151,7 +166,7 @@ class Graph:
             count = len(arguments_of(node))
             moved = (made[each].at for each in node[2 : 2 + count])
             whole = (*node[:2], *moved, *node[2 + count :])
-            made[at] = leaf(node) if node[0] in ("operand", "result") else to.add(*whole)
+            made[at] = leaf(node) if node[0] in LEAVES else to.add(*whole)
         return made[root]
 
     def reached(self, *roots: int) -> list[int]:
@@ -165,13 +180,15 @@ class Graph:
 
 def arguments_of(node: Node) -> tuple[int, ...]:
     """The nodes among the arguments of one."""
-    if node[0] in ("operand", "result", "number"):
+    if node[0] in LEAVES or node[0] == "number":
         return ()
     return tuple(node[2:3]) if node[0] == "round" else tuple(node[2:])
 
 
 def _simpler(operation: str, terms: list[Term]) -> Term | None:
     """A product with 1, or a sum with 0, as derivatives have them; None where there is nothing to leave out."""
+    if operation == "neg" and terms[0].node[0] == "number":
+        return terms[0].graph.number(-terms[0].node[2], terms[0].dtype)
     if operation not in ("add", "mul"):
         return None
     neutral = 0 if operation == "add" else 1
@@ -200,16 +217,25 @@ def _number(value: float, dtype: DType) -> str:
 
 
 class Printer:
-    """The C++ of expressions over the texts of operands and of the scan's result."""
+    """The C++ of expressions over the texts of operands and of the scan's result.
 
-    def __init__(self, nodes: Sequence[Node], leaves: dict[tuple[str, Any], str]) -> None:
+    ``short``: for results of half types alone, by functions that are as exact as these.
+    """
+
+    def __init__(self, nodes: Sequence[Node], leaves: dict[tuple[str, Any], str], short: bool) -> None:
         self.nodes, self.leaves = nodes, leaves
+        self.single = _TEXTS | (_SHORT if short else _SINGLE)
 
-    def body(self, root: int, indent: str = "    ") -> str:
-        """The statements that return an expression; what it uses several times is computed once."""
+    def body(self, root: int) -> str:
+        """The statements that return an expression."""
+        lines, (text,) = self.statements(root)
+        return indented(*lines, f"return {text};")
+
+    def statements(self, *roots: int) -> tuple[list[str], list[str]]:
+        """The statements that expressions need, and their texts; what they use several times is computed once."""
         graph = Graph(self.nodes)
-        reached = graph.reached(root)
-        uses = [each for at in reached for each in arguments_of(self.nodes[at])]
+        reached = graph.reached(*roots)
+        uses = [*roots, *(each for at in reached for each in arguments_of(self.nodes[at]))]
         repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
         uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
         lines: list[str] = []
@@ -221,14 +247,14 @@ class Printer:
                 lines.append(f"const {DTYPES[node[1]].value} t{at} = {text};")
                 text = f"t{at}"
             texts[at] = text
-        return "".join(f"{indent}{line}\n" for line in (*lines, f"return {texts[root]};"))
+        return lines, [texts[root] for root in roots]
 
     def _text(self, node: Node, texts: dict[int, str]) -> str:
         operation, dtype = node[0], DTYPES[node[1]]
         if operation == "number":
             return _number(node[2], dtype)
-        if operation in ("operand", "result"):
-            return self.leaves[operation, node[2] if operation == "operand" else None]
+        if operation in LEAVES:
+            return self.leaves[operation, node[2]]
         given = [texts[each] for each in arguments_of(node)]
         if operation == "cast":
             return dtype.rounded.format(x=given[0], value=dtype.value)
@@ -239,4 +265,14 @@ class Printer:
         if operation in ("add", "sub", "mul", "neg") and dtype.kind == "int":  # which wraps around
             given = [f"({dtype.accumulator}){each}" for each in given]
             return f"({dtype.value})({_TEXTS[operation].format(*given)})"
+        if dtype.name == "float32":
+            divisor = self.nodes[node[3]] if operation == "div" else node
+            if divisor[0] == "number" and 2**-126 <= abs(divisor[2]) <= 2**126:  # as torch divides by numbers
+                operation, given[1] = "mul", _number(1 / divisor[2], dtype)
+            return self.single[operation].format(*given)
         return _TEXTS[operation].format(*given)
+
+
+def indented(*lines: str) -> str:
+    """Statements of the body of a function."""
+    return "".join(f"    {line}\n" for line in lines)

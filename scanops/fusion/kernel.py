@@ -1,8 +1,8 @@
 """What a kernel computes around a scan: the text of a ``Fusion``, and its C++.
 
-A ``Fusion`` says what is scanned, the elements and the gates of a recurrence, in terms of the operands; and the
-outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map`` of ``ScanSpec``.
-This module needs no torch.
+A ``Fusion`` says what is scanned, the elements and the gates of a recurrence or the fields of states, in terms of the
+operands; and the outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map``
+of ``ScanSpec``. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, wide
+from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
+from scanops.fusion.rows import Field, of_states, row_with
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
-_FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
 
 
 class Operand(NamedTuple):
@@ -48,14 +47,17 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # that of a text is one object: ``fusion_of``
 class Fusion:
-    """Expressions around a scan. ``nodes`` are those of a Graph."""
+    """Expressions around a scan. ``nodes`` are those of a Graph; others are named by their numbers."""
 
     nodes: tuple[Node, ...]
     operands: tuple[Operand, ...]
-    element: int  # number of the node whose values are scanned
-    gate: int | None  # likewise of the gates, for an operator that has them
+    elements: tuple[int, ...]  # the values that are scanned, then the gates; of ``fields`` one for each
     scanned: str  # dtype of the scan: what ``then`` is given a result of
     outputs: tuple[Output, ...]
+    # Of an operator of expressions; any other has a row of its own.
+    fields: tuple[Field, ...] = ()
+    combine: tuple[int, ...] = ()  # each field of a state, from those of the older and the newer one
+    append: tuple[int, ...] = ()  # likewise where the newer state is that of an item
 
     @functools.cached_property
     def text(self) -> str:
@@ -66,21 +68,23 @@ class Fusion:
             node, count = self.nodes[at], len(arguments_of(self.nodes[at]))
             nodes.append([*node[:2], *(kept[each] for each in node[2 : 2 + count]), *node[2 + count :]])
         outputs = [[kept[each.at], each.dtype] for each in self.outputs]
-        gate = None if self.gate is None else kept[self.gate]
-        parts = [nodes, self.operands, kept[self.element], gate, self.scanned, outputs]
+        elements, *rules = ([kept[at] for at in each] for each in (self.elements, self.combine, self.append))
+        parts = [nodes, self.operands, elements, self.scanned, outputs, self.fields, *rules]
         return json.dumps(parts, separators=(",", ":"))
 
     @staticmethod
     def of_text(text: str) -> Fusion:
         """Return the fusion with this text."""
-        nodes, operands, element, gate, scanned, outputs = json.loads(text)
+        nodes, operands, elements, scanned, outputs, fields, combine, append = json.loads(text)
         return Fusion(
             tuple(map(tuple, nodes)),
             tuple(Operand(*each) for each in operands),
-            element,
-            gate,
+            tuple(elements),
             scanned,
             tuple(Output(*each) for each in outputs),
+            tuple(Field(*each) for each in fields),
+            tuple(combine),
+            tuple(append),
         )
 
     @property
@@ -90,13 +94,17 @@ class Fusion:
 
     @functools.cached_property
     def read(self) -> tuple[int, ...]:
-        """The operands that elements, gates and outputs are made of."""
-        reached = Graph(self.nodes).reached(*self._roots)
+        """The operands that states and outputs are made of."""
+        return self.made_of(self._roots)
+
+    def made_of(self, roots: Iterable[int]) -> tuple[int, ...]:
+        """The operands that nodes are made of."""
+        reached = Graph(self.nodes).reached(*roots)
         return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
 
     @property
     def _roots(self) -> tuple[int, ...]:
-        return (self.element, *(() if self.gate is None else (self.gate,)), *(each.at for each in self.outputs))
+        return (*self.elements, *(each.at for each in self.outputs), *self.combine, *self.append)
 
     @functools.cached_property
     def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
@@ -111,42 +119,58 @@ class Fusion:
         by_place = {place: number for number, place in enumerate(places)}
 
         def leaf(node: Node) -> Term:
-            if node[0] == "result":
-                return graph.add(*node)
-            return graph.add(*node[:2], by_place[node[2]])
+            return graph.add(*node[:2], by_place[node[2]] if node[0] == "operand" else node[2])
 
-        element, *others = (source.carried(root, graph, leaf).at for root in self._roots)
-        gate = others.pop(0) if self.gate is not None else None
-        return Fusion(
-            tuple(graph.nodes),
-            tuple(self.operands[place] for place in places),
-            element,
-            gate,
-            self.scanned,
-            tuple(Output(at, each.dtype) for at, each in zip(others, self.outputs, strict=True)),
-        )
+        def moved(roots: Iterable[int]) -> tuple[int, ...]:
+            return tuple(source.carried(root, graph, leaf).at for root in roots)
+
+        rules = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
+        outputs = zip(moved(each.at for each in self.outputs), self.outputs, strict=True)
+        made = tuple(Output(at, each.dtype) for at, each in outputs)
+        operands = tuple(self.operands[place] for place in places)
+        return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **rules)  # type: ignore[arg-type]
 
     def laid(self, layouts: Sequence[str]) -> Fusion:
         """Return the fusion of operands that lie so."""
         return replace(self, operands=tuple(map(Operand, (each.dtype for each in self.operands), layouts)))
 
     @functools.cached_property
-    def kept(self) -> tuple[int, ...]:
-        """The operands that an output reads beside the result of the scan."""
-        reached = Graph(self.nodes).reached(*(each.at for each in self.outputs))
-        return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
+    def held(self) -> tuple[int, ...]:
+        """The nodes whose values outputs take beside the result of the scan: of each item, a field of the state.
+
+        They are the last ones before the result comes in, or the operands that these are made of, if those are fewer
+        bytes. What is made of operands of a whole line alone is computed again.
+        """
+        graph, roots = Graph(self.nodes), [each.at for each in self.outputs]
+        reached = graph.reached(*roots)
+        late = set[int]()  # the nodes that follow from the result
+        for at in reached:
+            if self.nodes[at][0] == "result" or late.intersection(arguments_of(self.nodes[at])):
+                late.add(at)
+        last = {*roots, *(each for at in reached if at in late for each in arguments_of(self.nodes[at]))} - late
+        made_of = {at: [each for each in graph.reached(at) if self.nodes[each][0] == "operand"] for at in last}
+        of_items = {at for at in last if any(self._is_of_item(each) for each in made_of[at])}
+        of_lines = {each for at in last - of_items for each in made_of[at]}
+        operands = {each for at in last for each in made_of[at]}
+        fewer = self._bytes(of_items | of_lines) <= self._bytes(operands)
+        return tuple(sorted(of_items | of_lines if fewer else operands))
+
+    def _is_of_item(self, at: int) -> bool:
+        return self.nodes[at][0] != "operand" or self.operands[self.nodes[at][2]].layout != "line"
+
+    def _bytes(self, nodes: Iterable[int]) -> int:
+        return sum(max(4, DTYPES[self.nodes[at][1]].bytes) for at in nodes if self._is_of_item(at))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of registers for the operands of an item that outputs read; those of a whole line are held once."""
-        kept = [self.operands[place] for place in self.kept if self.operands[place].layout != "line"]
-        return sum(max(4, DTYPES[each.dtype].bytes) for each in kept)
+        """Bytes of registers for what outputs take of an item; operands of a whole line are held once."""
+        return self._bytes(self.held)
 
     @property
     def plain(self) -> bool:
         """Whether the one output is the result of the scan itself."""
-        only = self.outputs[0]
-        return len(self.outputs) == 1 and self.nodes[only.at][0] == "result" and only.dtype == self.scanned
+        only, result = self.outputs[0], bool(self.nodes[self.outputs[0].at][0] == "result")
+        return not self.fields and len(self.outputs) == 1 and result and only.dtype == self.scanned
 
     def row(self, row: Operator, spec: Any) -> Operator:
         """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.
@@ -162,101 +186,56 @@ class Fusion:
                 value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
                 hint="make mask and gate operands of the expression",
             )
-        return row if self.plain else _row_with(self, row.handle)
+        return row if self.plain else row_with(self, row.handle)
 
-    def functions(self, project: str) -> str:
-        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result."""
-        leaves: dict[tuple[str, Any], str] = {("result", None): "y"}
+    def functions(self, project: str, halves: bool) -> str:
+        """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result.
+
+        ``halves``: the first output and carries are of half types.
+        """
+        leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | of_states(self.fields, "result", "s")
         for place, (dtype, _) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
-        printer, taken = Printer(self.nodes, leaves), ", ".join(self._taken("{1} {2}"))
+        short = halves and all(DTYPES[dtype].kind == "float" and DTYPES[dtype].bytes < 4 for _, dtype in self.outputs)
+        held = () if self.plain else self.held
+        lines, texts = Printer(self.nodes, leaves, short).statements(*self.elements, *held)
+        count = len(self.elements)
+        lift = f"lift({', '.join(texts[:count])})"
+        lift = f"State{{{', '.join([*texts[:count], *'0' * len(held)])}}}" if self.fields else lift
+        fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[count:])]
+        lines += [f"State s = {lift};", *fields, "return s;"] if held else [f"return {lift};"]
         inline = "__device__ __forceinline__"
-        parts = [f"// What is scanned, of the operands.\n{inline} Value mapped({taken}) {{\n"
-                 f"{printer.body(self.element)}}}\n"]  # fmt: skip
-        if self.gate is not None:
-            parts.append(f"{inline} Value mapped_gate({taken}) {{\n{printer.body(self.gate)}}}\n")
-        own = "".join(f"    s.own{place} = {leaves['operand', place]};\n" for place in self.kept)
-        parts.append(f"// With the operands that outputs read.\n{inline} State beside(State s, {taken}) {{\n"
-                     f"{own}    return s;\n}}\n")  # fmt: skip
-        for place in self.kept:
-            is_bool = self.operands[place].dtype == "bool"
-            leaves["operand", place] = f"(s.own{place} != 0)" if is_bool else f"s.own{place}"
-        for number, (at, dtype) in enumerate(self.outputs):
-            body = printer.body(at)
+        taken = ", ".join(f"{source[1]} {source[2]}" for source in self.sources)
+        also = ", with what outputs take of the operands" if held else ""
+        parts = [f"// The state of an item, of the operands{also}.\n{inline} State mapped({taken}) {{\n"
+                 f"{indented(*lines)}}}\n"]  # fmt: skip
+        nodes = list(self.nodes)
+        for number, at in enumerate(held):
+            nodes[at] = ("operand", nodes[at][1], f"own{number}")
+            leaves["operand", f"own{number}"] = ("(s.own{} != 0)" if nodes[at][1] == "bool" else "s.own{}").format(
+                number
+            )
+        printer = Printer(nodes, leaves, short)
+        for number, (at, dtype) in enumerate(() if self.plain else self.outputs):
             made = DTYPES[wide(dtype)].value
-            result = DTYPES[self.scanned].value
-            parts.append(f"{inline} {made} then{number}([[maybe_unused]] {result} y, [[maybe_unused]] const State& s) "
-                         f"{{\n{body}}}\n")  # fmt: skip
+            result = "" if self.fields else f"[[maybe_unused]] {DTYPES[self.scanned].value} y, "
+            parts.append(f"{inline} {made} then{number}({result}[[maybe_unused]] const State& s) "
+                         f"{{\n{printer.body(at)}}}\n")  # fmt: skip
             if number > 0:
                 written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
                 function = f"{inline} Out{number} out{number}_of(State state) {{\n    return {{{written}}};\n}}\n"
                 parts.append(f"struct Out{number} {{\n    {DTYPES[dtype].storage} value;\n}};\n\n{function}")
         return "\n".join(parts)
 
-    def _taken(self, form: str) -> list[str]:
-        return [form.format(*each) for each in self.sources]
-
     @property
     def lifted(self) -> str:
         """The C++ expression that makes the state of an item of its operands."""
-        given = ", ".join(self._taken("{2}"))
-        lift = f"lift(mapped({given}){'' if self.gate is None else f', mapped_gate({given})'})"
-        return lift if self.plain else f"beside({lift}, {given})"
+        return f"mapped({', '.join(source[2] for source in self.sources)})"
 
     @property
     def further(self) -> tuple[Result, ...]:
         """The names of the outputs after the first in the text of a kernel."""
         return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
-
-
-def _with_fields(row: Operator, text: str) -> str:
-    """An expression over states of a row, whose state may be a plain number, with the field named."""
-    if row.field_types != ("value",):
-        return text
-    return re.sub(r"\b(older|newer|state)\b", rf"\1.{row.fields[0]}", text)
-
-
-@functools.lru_cache(maxsize=256)
-def _row_with(fusion: Fusion, handle: Any) -> Operator:
-    row: Operator = handle.operator
-    names = tuple(f"own{place}" for place in fusion.kept)
-    named = functools.partial(_with_fields, row) if names else str
-    kinds = tuple(_FIELD.get(dtype := wide(fusion.operands[place].dtype), dtype) for place in fusion.kept)
-    newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
-
-    def joined(texts: tuple[str, ...]) -> tuple[str, ...]:
-        if len(texts) < len(row.fields):  # one expression for the whole state
-            parts = "".join(f" s.{name} = newer.{name};" for name in names)
-            return tuple(f"[&] {{ State s = {text};{parts} return s; }}()" for text in texts)
-        return (*map(named, texts), *newer)
-
-    return replace(
-        row,
-        name=f"{row.name}_fused",
-        fields=(*row.fields, *names),
-        types=(*row.field_types, *kinds),
-        own=names,
-        lift=(*row.lift, *none),
-        combine=joined(row.combine),
-        append=joined(row.append) if row.append else (),
-        extend=(),
-        holds=(),
-        settle=(),
-        behind=(),
-        quick=(),
-        loss="",
-        identity=(*row.identity, *none),
-        project=f"then0(({DTYPES[fusion.scanned].value})({named(row.project)}), state)",
-        resume=(*row.resumes, *none) if row.resumes else (),
-        resumed=lambda y: y,
-        output=lambda h: h,
-        carried=named(row.carried or row.project),
-        kinds=("int", "float", "complex", "bool"),
-        forms={},
-        gradient=None,
-        derivative=None,
-        join=None,
-    )
 
 
 _read = functools.lru_cache(maxsize=4096)(Fusion.of_text)

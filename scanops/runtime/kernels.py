@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.codegen.plan import Plan
-    from scanops.store.code import Code
+    from scanops.store.library import Code
 
 _LOG = logging.getLogger("scanops")
 Value = TypeVar("Value")

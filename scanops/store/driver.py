@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 from scanops.codegen.launch import MOST_BLOCKS, Launch
 from scanops.errors import LaunchFailure, MissingRequirement
 from scanops.processes import NO_FORK
-from scanops.store.code import Bound
 from scanops.store.entry import Entry
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
 VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
-KERNEL = b"scan_kernel"  # name of the kernel in every cubin
+KERNEL = "scan_kernel"  # the name of the kernel in every cubin
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _FUNCTIONS = {  # argument types; all return a CUresult
@@ -37,6 +37,19 @@ _FUNCTIONS = {  # argument types; all return a CUresult
     "cuLibraryLoadData": [c_void_p, c_char_p, c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_uint],
 }
 _CONTEXTS: dict[int, c_void_p] = {}  # index of a GPU -> its primary context, which is kept as torch keeps it
+
+
+class Bound(NamedTuple):
+    """A kernel bound to a shape and a device. It is launched by ``launch(refer(arguments), stream)``."""
+
+    workspace_bytes: int  # 0: the kernel has no workspace
+    refer: Callable[[Any], Any]  # from ScanArguments to a reference to them, good for many launches
+    launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
+    words: Callable[[int], str]  # from an error code to its message
+    function: Any  # the C function behind ``launch``
+    configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
+    kernel: tuple[Any, ...] = ()  # what ``function`` launches if it is cuLaunchKernel: see store.driver
+    recovers: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
 
 
 @functools.cache
@@ -130,7 +143,7 @@ class Cubin:
             if self._data is not None:
                 library = c_void_p()
                 self._call("cuLibraryLoadData", byref(library), self._data, None, None, 0, None, None, 0)
-                self._call("cuLibraryGetKernel", byref(self._kernel), library, KERNEL)
+                self._call("cuLibraryGetKernel", byref(self._kernel), library, KERNEL.encode())
                 self._data = None  # the driver has a copy
             if device not in _CONTEXTS:
                 context = c_void_p()

@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import itertools
 import os
+import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,7 @@ from scanops.artifact import ABI, CPU, CUBIN, HOST
 from scanops.codegen.launch import Launch
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder
-from scanops.store import cubin
-from scanops.store.code import Bound
-from scanops.store.driver import Cubin
+from scanops.store.driver import KERNEL, Bound, Cubin
 from scanops.store.entry import Entry, difference
 
 if TYPE_CHECKING:
@@ -33,7 +32,15 @@ _BOUND = os.RTLD_NOW | os.RTLD_LOCAL
 _SERIAL = itertools.count(1)
 _ELF = b"\x7fELF"
 _HEADER_BYTES = 64
-_MACHINE = slice(18, 20)  # e_machine of an ELF header
+_CUBIN = b"\x7fELF\x02\x01"  # ELF of 64 bits, little-endian
+_CUDA = 190  # e_machine of a cubin
+_VERSION, _MACHINE, _SECTIONS, _FLAGS, _COUNTS = 8, 18, 40, 48, 58  # offsets in an ELF header
+_TARGET_BITS = {7: 0, 8: 8}  # EI_ABIVERSION -> the bit of e_flags where the number of the target begins
+_INFO = ".nv.info."  # the section with attributes of the kernel whose name follows
+_OF_BYTES, _PARAMETER = 4, 0x17  # the format of an attribute with bytes of its own; the attribute of a parameter
+_SIZE_BIT = 18  # of a parameter's last word, where its size in bytes begins
+_STRUCTS = ("geometry", "neighbours", "offsets")  # the parameters that are larger than a word
+_WORD_BYTES = 8
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
 _CONFIGURE = "scanops_emulator_configure"
 _ABI: Functions = {"scanops_abi": (ctypes.c_int, [])}
@@ -67,7 +74,10 @@ class Library(ctypes.CDLL):
         """Do nothing: the CUDA runtime brings a kernel to a GPU at its first launch there."""
 
 
-def load(entry: Entry) -> Library | Cubin:
+Code = Library | Cubin
+
+
+def load(entry: Entry) -> Code:
     """Return the machine code of ``entry``, verified: a library that is opened, or a cubin, which needs no GPU yet.
 
     A library is verified before its first instruction runs. Raises BadStoreEntry for any mismatch and for a CUDA
@@ -109,7 +119,7 @@ def read_cubin(entry: Entry) -> bytes:
     with _verified(entry, "kernel.cubin") as file:
         file.seek(0)
         data = file.read()
-    if wrong := cubin.problem(data[:_HEADER_BYTES], entry.target):
+    if wrong := cubin_problem(data[:_HEADER_BYTES], entry.target):
         raise _bad(entry, f"a cubin for {entry.target}", wrong)
     return data
 
@@ -143,7 +153,7 @@ def processor_problem(library: bytes) -> str | None:
     if library[:4] != _ELF:
         return "kernel.so: no ELF file"
     expected = _MACHINES.get(os.uname().machine)
-    found = int.from_bytes(library[_MACHINE], sys.byteorder)
+    found = int.from_bytes(library[_MACHINE : _MACHINE + 2], sys.byteorder)
     if expected is None or found == expected:
         return None
     built = next((name for name, number in _MACHINES.items() if number == found), f"ELF machine {found}")
@@ -190,3 +200,57 @@ def _opened_with_runtime(entry: Entry, path: str, words: str) -> Library:
 def _bad(entry: Entry, allowed: str, value: str, hint: str = "") -> BadStoreEntry:
     hint = hint or f"delete {entry.directory}; the next use builds the kernel again"
     return BadStoreEntry(f"load {entry.directory.name}", allowed=allowed, value=value, hint=hint)
+
+
+# ---- what a cubin states: in the layout of CUDA 12 for targets up to sm_90, or of CUDA 13 and of later targets
+
+
+def cubin_problem(header: bytes, target: str) -> str | None:
+    """Return why a file that begins with ``header`` is no cubin for ``target``, such as "sm_90"; None when it is."""
+    if header[: len(_CUBIN)] != _CUBIN or len(header) < _HEADER_BYTES:
+        return "kernel.cubin: no ELF file of 64 bits"
+    (machine,), (flags,) = struct.unpack_from("<H", header, _MACHINE), struct.unpack_from("<I", header, _FLAGS)
+    if machine != _CUDA:
+        return f"kernel.cubin: built for ELF machine {machine}, not for a GPU"
+    if header[_VERSION] not in _TARGET_BITS:
+        return f"kernel.cubin: ELF ABI version {header[_VERSION]}, which this scanops does not know"
+    built = f"sm_{flags >> _TARGET_BITS[header[_VERSION]] & 0xFF}"
+    return None if built == target.rstrip("af") else f"kernel.cubin: built for {built}, not for {target}"
+
+
+def disagreement(cubin: bytes, parameters: Sequence[str]) -> str | None:
+    """Return how the kernel of a cubin differs from one with these parameters, as ``Launch`` names them; else None."""
+    try:
+        kernels = {name: body for name, body in _sections(cubin) if name.startswith(_INFO)}
+        if list(kernels) != [_INFO + KERNEL]:
+            return f"the kernels {', '.join(name.removeprefix(_INFO) for name in kernels) or 'none'}, not {KERNEL}"
+        sizes = dict(_parameters(kernels[_INFO + KERNEL]))
+    except (struct.error, ValueError) as wrong:
+        return f"no cubin: {wrong}"
+    found = [size for _, size in sorted(sizes.items())]
+    if [size > _WORD_BYTES for size in found] == [name in _STRUCTS for name in parameters]:
+        return None
+    return f"parameters of {found} bytes for {', '.join(parameters)}"
+
+
+def _parameters(info: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (number, size in bytes) of each parameter that a section of attributes describes."""
+    at = 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if (form, attribute) == (_OF_BYTES, _PARAMETER):
+            _, number, _, words = struct.unpack_from("<IHHI", info, at)
+            yield number, words >> _SIZE_BIT
+        at += size if form == _OF_BYTES else 0
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, contents) of the sections of an ELF file. Raises ValueError and struct.error for no such file."""
+    (start,) = struct.unpack_from("<Q", cubin, _SECTIONS)
+    size, count, names = struct.unpack_from("<3H", cubin, _COUNTS)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, start + size * number) for number in range(count)]
+    (names_at,) = (header[4] for header in headers[names : names + 1])
+    for name, _, _, _, begin, length in headers:
+        text = cubin[names_at + name : cubin.index(b"\0", names_at + name)]
+        yield text.decode(), cubin[begin : begin + length]

@@ -27,9 +27,9 @@ from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
 from scanops.processes import NO_FORK
 from scanops.store import usage
-from scanops.store.cubin import disagreement
 from scanops.store.entry import FILES, Entry, checked, write_manifest
 from scanops.store.layers import keys, layers, refusal
+from scanops.store.library import disagreement, load
 from scanops.store.root import (
     building,
     check_root,
@@ -128,7 +128,6 @@ class Store:
         most = environment.max_store() if self._users else None
         with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
             import scanops.builders.build
-            import scanops.store.library
 
         if environment.given("SCANOPS_VERBOSE"):
             scanops.builders.build.show_lines()
@@ -246,8 +245,6 @@ class Store:
 
 def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
     """Put an entry together, on disk to the last byte. Load a library once; hold a cubin to its launch."""
-    from scanops.store.library import load
-
     ready = stage / f"{request.name}-{request.identities[report.form][:16]}"
     ready.mkdir(mode=0o700)
     (ready / "kernel.cu").write_text(request.source, encoding="utf-8")

@@ -15,7 +15,7 @@ import torch
 from scanops import environment
 from scanops._version import TESTED, untested
 from scanops.artifact import ABI, PLATFORM
-from scanops.packs.manifest import finish
+from scanops.store.packing import finish
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
 from tests.cli.conftest import PASSPHRASE, Call, parse_json

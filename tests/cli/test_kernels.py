@@ -1,4 +1,4 @@
-"""``scanops generate``, ``export``, ``plan`` and ``build``: a kernel by its spec, which options give field by field."""
+"""``scanops generate``, ``export``, ``plan`` and ``build``: a kernel by the short name of its spec."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from scanops import ScanSpec, export, generate, make_plan, tuning
-from scanops.cli import main
-from scanops.cli.specs import _FLAGS
 from scanops.codegen.candidates import candidates
-from scanops.codegen.spec import FIELDS
 from tests.cli.conftest import Ask, Call
 from tests.store.sources import needs_nvcc
 from tests.tuning.laboratory import GPU, entry
@@ -21,39 +18,6 @@ WORDS = ("plan", SLUG, "--target", "sm_90")
 MASKED = "sum-f32-n32768-mask_b8-reverse"
 SPEC = ScanSpec.parse(MASKED)
 EXPORTED = "sum-f32-n32768-mask_b8"
-SLUGS = (
-    MASKED,
-    "prod-f16-n33-inner5-out_f32-exclusive",
-    "sum-i32-n1000-mask_f32-strided-strided_mask-unaligned",
-    "sum-f64-n100000",
-    "sum-f32-any-le4096-by4-acc_compensated",
-    "linear-bf16-n4096-gate_f32-offsets_i32-initial-final-line_gate",
-    "linear-f32-any-inner64-gate_f32-segments-columns-strided_gate-rows_starts",
-)
-
-
-def words_of(spec: ScanSpec) -> list[str]:
-    """Every field of a spec that is not at its default, as options."""
-    words = ["--any-length"] if spec.takes_length else []
-    for field in FIELDS:
-        value = getattr(spec, field.name)
-        if value != field.default and value is not None:
-            switch = field.name in ("reverse", "exclusive", "initial", "final", "aligned")
-            words += [_FLAGS[field.name], *([] if switch else [str(value)])]
-    return words
-
-
-@pytest.mark.parametrize("slug", SLUGS)
-def test_options_say_the_same_as_a_slug(call: Call, slug: str) -> None:
-    spec = ScanSpec.parse(slug)
-    result = call("generate", *words_of(spec))
-    assert (result.exit_code, result.stdout) == (0, generate(spec)), result.stderr
-
-
-def test_every_field_has_an_option() -> None:
-    assert set(_FLAGS) - {"any_length"} == {field.name for field in FIELDS} - {"map"}  # expressions come from calls
-    for name in ("generate", "export", "plan", "build"):
-        assert set(_FLAGS.values()) <= {flag for parameter in main.commands[name].params for flag in parameter.opts}
 
 
 def test_generate(call: Call, ask: Ask, tmp_path: Path) -> None:
@@ -71,7 +35,7 @@ def test_export(call: Call, ask: Ask, tmp_path: Path) -> None:
     text = export(ScanSpec.parse(EXPORTED), "kernelbench", "sm_80")
     options, file = ("--format", "kernelbench", "--target", "sm_80"), tmp_path / "model_new.py"
     assert call("export", EXPORTED, *options).stdout == text
-    result = call("export", *words_of(ScanSpec.parse(EXPORTED)), *options, "-o", str(file))
+    result = call("export", EXPORTED, *options, "-o", str(file))
     assert (result.exit_code, result.stdout, file.read_text()) == (0, "", text)
     slugs = ["prod-f32-n1024", "prod-f32-n1024-inner1024"]
     answer = ask("export", *slugs)

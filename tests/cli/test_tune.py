@@ -1,4 +1,4 @@
-"""``scanops tune`` with a laboratory that makes times up, and what it would measure; ``scanops bench``."""
+"""``scanops tune`` with a laboratory that makes times up; ``scanops bench``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import scanops
 from scanops import measure
@@ -66,14 +65,6 @@ def test_a_better_plan_is_kept_and_other_entries_stay(call: Call, ask: Ask, file
     file.write_text("{")
     made_up(lambda plan: pytest.fail("measured before the file was read"))
     assert ask("tune", SLUG, code=1)["error"]["kind"] == "BadTuning"
-
-
-def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    words = ("tune", SLUG, "--dry-run", "--target", TARGET)
-    (listed,) = ask(*words)["specs"]
-    assert listed["plans"] == [{"strategy": plan.strategy, **plan.numbers()} for plan in PLANS]
-    assert PLANS[-1].describe() in call(*words).stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.ops import adjoints
+from scanops.ops import dispatch
 from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.torch_integration.compilers import following
@@ -228,7 +228,7 @@ def test_a_backward_pass_in_python(counted: Counted, monkeypatch: pytest.MonkeyP
     def broken(kind: object, needs: object, given: object, policy: str | None) -> None:
         raise KeyError(policy)
 
-    monkeypatch.setattr(adjoints, "backward_pass", broken)
+    monkeypatch.setattr(dispatch, "backward_pass", broken)
     for policy, y in results[-2:]:
         assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
         with pytest.raises(KeyError, match=policy):

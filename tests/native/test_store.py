@@ -14,11 +14,11 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops.cli import doctor, main
-from scanops.cli.findings import Finding, finding
+from scanops.cli.doctor import Finding, finding
 from scanops.errors import BadStoreEntry, MissingCompiler
-from scanops.packs import manifest
 from scanops.runtime import background, native
 from scanops.runtime.native import building
+from scanops.store import packing
 from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
@@ -52,7 +52,7 @@ def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Pa
     specs.write_text('targets = ["cpu"]\nspecs = ["sum-f32-n40"]\n', encoding="utf-8")
     done = CliRunner().invoke(main, ["precompile", str(specs), "-o", str(folder), "--native", "--jobs", "1"])
     assert done.exit_code == 0, done.output
-    contents = manifest.verify(folder)
+    contents = packing.verify(folder)
     assert contents["targets"] == ["cpu", "host"] and len(contents["entries"]) == 2
     nothing = {"SCANOPS_STORE": str(tmp_path / "none"), "SCANOPS_PACKS": str(folder), "PATH": ""}
     assert ran(sys.executable, "-c", PROGRAM, **nothing).stdout == "served\n"

@@ -13,8 +13,8 @@ import pytest
 
 from scanops.artifact import BuildRequest, sources_key
 from scanops.errors import BadStoreEntry
-from scanops.packs.manifest import finish, verify
 from scanops.store.entry import facts_of, read_entry
+from scanops.store.packing import finish, verify
 from scanops.store.packs import PACK, files_of, following, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store

@@ -20,14 +20,14 @@ from scanops.artifact import CUBIN
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
-from scanops.packs.archive import pack as write
-from scanops.packs.archive import unpack
-from scanops.packs.manifest import finish, troubles
 from scanops.runtime import kernels
 from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store import layers
-from scanops.store.cubin import disagreement
+from scanops.store.archive import pack as write
+from scanops.store.archive import unpack
 from scanops.store.entry import Entry, checked, facts_of, read_entry
+from scanops.store.library import disagreement
+from scanops.store.packing import finish, troubles
 from scanops.store.packs import ANY, read
 from scanops.store.signatures import sign
 from scanops.store.store import Store
@@ -98,7 +98,7 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
     unpack(tmp_path / "k.tar.xz", tmp_path / "pack")
     here = kernels.request_of(SPEC, "sm_90")
     monkeypatch.setattr(artifact, "PLATFORM", "linux-aarch64")
-    monkeypatch.setattr("scanops.packs.manifest.PLATFORM", "linux-aarch64")
+    monkeypatch.setattr("scanops.store.packing.PLATFORM", "linux-aarch64")
     artifact._fingerprint.cache_clear()
     there = replace(here)
     assert there.identity != here.identity and there.identities[CUBIN] == here.identities[CUBIN]

@@ -18,9 +18,9 @@ from scanops.codegen.lines import situations
 from scanops.codegen.spec import FIELDS, ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
-from scanops.store import cubin, packs
+from scanops.store import packs
 from scanops.store.entry import FILES, MANIFEST, SOURCE, checked, difference, facts_of, read_entry, spec_of, unsafe
-from scanops.store.library import processor_problem
+from scanops.store.library import cubin_problem, processor_problem
 from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, manifest_of, parse, read
 from scanops.store.root import index_record, read_index, write_index
 
@@ -115,7 +115,7 @@ def _entry(path: Path) -> dict[str, Any]:
         wrong: str | None = found
     else:
         manifest, data = found.manifest, found.library_path.read_bytes()
-        wrong = cubin.problem(data, found.target) if found.form == CUBIN else processor_problem(data)
+        wrong = cubin_problem(data, found.target) if found.form == CUBIN else processor_problem(data)
     name = str(manifest.get("name"))
     if wrong is None and path.name != (expected := f"{name}-{manifest['identity'][:16]}"):
         wrong = f"a folder that is not called {expected}"
