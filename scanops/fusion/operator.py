@@ -75,7 +75,8 @@ def _differentiate(keys: Any, *arguments: Any) -> Found:
 
     def operated(work: Any, tensors: tuple[torch.Tensor, ...]) -> Found:
         with private.below_autograd():
-            return schema.FUSED.redispatch(keys, list(tensors), *arguments[1:])
+            found: Found = schema.FUSED.redispatch(keys, list(tensors), *arguments[1:])
+            return found
 
     if is_transformed(asked.tensors):
         return list(asked.kernels.composed(asked.work, asked.tensors))
@@ -104,7 +105,8 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Found:
     if torch.is_grad_enabled() and any(each.requires_grad for each in every):
         return _compute_backward(*arguments)
     with private.below_autograd():
-        return schema.FUSED_BACKWARD.redispatch(keys & private.after_autograd, *arguments)
+        found: Found = schema.FUSED_BACKWARD.redispatch(keys & private.after_autograd, *arguments)
+        return found
 
 
 def _pretend_backward(gradients: list[torch.Tensor | None], tensors: Found, needs: list[bool], *options: Any) -> Found:
