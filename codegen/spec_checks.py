@@ -82,7 +82,9 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         if spec.inner == 1 and getattr(spec, name) == "columns":
             hint = "pass strided, or rows if the items of a line are contiguous"
             yield f"{name}='columns' needs inner above 1", "inner above 1, or another layout", told("inner", name), hint
-    if row.gated != any(each is not None for each in (spec.gate, spec.fusion and spec.fusion.gate)):
+    if row.gated != (
+        len(spec.fusion.elements) > 1 if spec.fusion and not spec.fusion.fields else spec.gate is not None
+    ):
         what = "a gate dtype is required" if row.gated else "the operator has no gate"
         hint = "pass the gate's dtype as gate" if row.gated else "leave gate out"
         yield what, "a gate for operators whose lift reads one, and for no other", told("op", "gate"), hint

@@ -9,23 +9,16 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.extrema import Pair, ValuesAndIndices, cummax, cummin
 from scanops.fusion import operator as operator
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from scanops.extrema import Functions, Keywords
+
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
-
-
-class Keywords(Variant, total=False):
-    """Keywords of scans with one result."""
-
-    complete: bool
-    dtype: torch.dtype | None
-    accumulate: torch.dtype | str | None
-    out: Tensor | None
 
 
 @overload
@@ -115,7 +108,7 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if map is not None or then is not None or not isinstance(x, Tensor):
+    if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
@@ -153,6 +146,9 @@ def cumsum(
         >>> import torch, scanops
         >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
         tensor([5., 3., 0.])
+        >>> y, carry = scanops.cumsum(torch.tensor([1., 2.]), 0, return_final=True)
+        >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk goes on from it
+        tensor([ 6., 10.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-import torch
 from torch import Tensor
 
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import Given, called
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypedDict
+
+    import torch
     from typing_extensions import Unpack
 
-__all__ = ["Functions", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
+    class Variant(TypedDict, total=False):
+        """Keywords of every scan; the docstring of ``scan`` explains them."""
+
+        mask: Tensor | None
+        reverse: bool
+        exclusive: bool
+        initial: Tensor | complex | None
+        segment_starts: Tensor | None
+        offsets: Tensor | None
+
+    class Keywords(Variant, total=False):
+        """Keywords of scans with one result."""
+
+        complete: bool
+        dtype: torch.dtype | None
+        accumulate: torch.dtype | str | None
+        out: Tensor | None
+
+    class Functions(TypedDict, total=False):
+        """Keywords of scans with functions of several tensors."""
+
+        map: Callable[..., Any] | None
+        then: Callable[..., Any] | None
+        mask: Tensor | None
+        reverse: bool
+        exclusive: bool
+        dtype: torch.dtype | None
+
+
+__all__ = ["Pair", "ValuesAndIndices", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -24,28 +55,6 @@ class ValuesAndIndices(NamedTuple):
 
     values: Tensor
     indices: Tensor
-
-
-class Variant(TypedDict, total=False):
-    """Keywords of every scan; the docstring of ``scan`` explains them."""
-
-    mask: Tensor | None
-    reverse: bool
-    exclusive: bool
-    initial: Tensor | complex | None
-    segment_starts: Tensor | None
-    offsets: Tensor | None
-
-
-class Functions(TypedDict, total=False):
-    """Keywords of scans with functions of several tensors."""
-
-    map: Callable[..., Any] | None
-    then: Callable[..., Any] | None
-    mask: Tensor | None
-    reverse: bool
-    exclusive: bool
-    dtype: torch.dtype | None
 
 
 @overload

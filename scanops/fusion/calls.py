@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scanops.codegen.operators import is_built_in, operator_named
+from scanops.codegen.operators import is_built_in, listed
+from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.following import handed_on, text_of
 from scanops.fusion.functions import key_of, traced
 from scanops.fusion.gradients import operated, repeated, run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, remember, shape_of
+from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
 from scanops.requests.call import Call, runs_kernels
@@ -39,22 +41,27 @@ def scan_fused(
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
-    op = known_name(op)
+    own = op if isinstance(op, FieldOperator) else None
+    op = known_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
         _check(inputs, None, (map, then), mask, others)
-        _check_named(op, len(inputs), map is not None, then is not None, mask is not None)
+        if own is None:
+            _check_named(op, len(inputs), map is not None, then is not None, mask is not None)
         kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
-        text = text_of(map, then, op, kinds, mask is not None, dtype)
+        text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
         found = operated(text, (op, dim, reverse, exclusive), tensors)
         return found[0] if len(found) == 1 else found
-    key = _key_of(map, then, dtype, op, dim, reverse, exclusive, mask is not None)
+    functions, facts = (map, then), (dtype, torch.get_default_dtype())
+    if own is not None:
+        functions, facts = (map, then, *own.functions), (*facts, own.facts)
+    key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
     plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
     key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key
     if key is not None and (answer := repeated(key, tensors)) is not None:
         return answer
-    row = operator_named(op)
-    _check(inputs, row, (map, then), mask, others)
+    row = own or listed(op)
+    _check(inputs, None if own else row, (map, then), mask, others)
     shape = _shape(inputs, mask)
     Call(op, 0, reverse, exclusive, False, dtype).check_options()
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
@@ -70,19 +77,19 @@ _NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion f
 _numbers = itertools.count()
 
 
-def _key_of(map: Any, then: Any, dtype: Any, *options: Any) -> Key | None:
+def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -> Key | None:
     """Return a key, as C++ reads keys, that is equal for equal scans of equal tensors; None: that cannot be told."""
-    if [type(each) for each in options] != [str, int, bool, bool, bool] or not isinstance(dtype, torch.dtype | None):
+    if [type(each) for each in options] != [str, int, bool, bool, bool] or not isinstance(facts[0], torch.dtype | None):
         return None
-    keys = [None if each is None else key_of(each) for each in (map, then)]
-    if (keys[0] is None) is not (map is None) or (keys[1] is None) is not (then is None):
+    keys = [None if each is None else key_of(each) for each in functions]
+    if [each is None for each in keys] != [each is None for each in functions]:
         return None
-    facts = (*keys, dtype, torch.get_default_dtype())
-    number = _NUMBERS.get(facts)
+    seen = (*keys, *facts)
+    number = _NUMBERS.get(seen)
     if number is None:
         if len(_NUMBERS) >= calls.MAX_REMEMBERED:
             _NUMBERS.clear()
-        number = _NUMBERS[facts] = next(_numbers)
+        number = _NUMBERS[seen] = next(_numbers)
     return (number, *options)
 
 
@@ -172,7 +179,7 @@ def _check_operator(row: Any, inputs: tuple[Any, ...], functions: tuple[Any, Any
 
 @handed_on
 def _check_named(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
-    _check_operator(operator_named(op), (None,) * count, (mapped or None, made or None), masked or None)
+    _check_operator(listed(op), (None,) * count, (mapped or None, made or None), masked or None)
     return op
 
 

@@ -140,7 +140,7 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
 
 
 def text_of(
-    map: Function | None, then: Function | None, op: str, kinds: Kinds, masked: bool, dtype: torch.dtype | None
+    map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, dtype: torch.dtype | None
 ) -> str:
     """Return the text of the fusion that ``functions.traced`` returns, by code that Dynamo can follow."""
     seen = kinds[: len(kinds) - masked]
@@ -155,12 +155,17 @@ def text_of(
 _Named = tuple[str, tuple[Any, ...]]
 
 
-@handed_on
-def _scanned(mapped: _Named, op: str, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> str:
-    return traced(_again(*mapped), None, operator_named(op), kinds, masked, dtype, None).scanned
+def _row(op: Any) -> Any:
+    """The operator of a name, or of the handle of one of expressions."""
+    return operator_named(op) if isinstance(op, str) else op.operator
 
 
 @handed_on
-def _text(mapped: _Named, made: _Named, op: str, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> str:
-    text: str = traced(_again(*mapped), _again(*made), operator_named(op), kinds, masked, dtype, None).text
+def _scanned(mapped: _Named, op: Any, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> str:
+    return traced(_again(*mapped), None, _row(op), kinds, masked, dtype, None).scanned
+
+
+@handed_on
+def _text(mapped: _Named, made: _Named, op: Any, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> str:
+    text: str = traced(_again(*mapped), _again(*made), _row(op), kinds, masked, dtype, None).text
     return text

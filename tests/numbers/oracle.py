@@ -390,6 +390,7 @@ def walked(
     segment_starts: torch.Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
+    complete: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the results of a scan along the last dimension, and its carry-out: item by item, in torch's operations."""
     start, step = STEPS[op]
@@ -400,7 +401,7 @@ def walked(
     h = h if initial is None else initial.expand(h.shape)
     begins = torch.zeros(x.shape[-1:], dtype=torch.bool, device=x.device) if segment_starts is None else segment_starts
     begins = begins.expand(x.shape)
-    results = []
+    results = [h] if complete else []
     for i in reversed(range(x.shape[-1])) if reverse else range(x.shape[-1]):
         before = h if reverse else torch.where(begins[..., i], nothing, h)
         after = step(before, x[..., i]) if a is None else step(before, x[..., i], a[..., i])
