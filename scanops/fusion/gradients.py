@@ -118,7 +118,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         work, tensors, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
         if is_dynamo_compiling():
-            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:])
+            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:], False)
             return None, None, *(each if need else None for each, need in zip(every, needs, strict=True))
         return None, None, *gradients_of(work, tensors, gradients, needs)
 
