@@ -87,7 +87,7 @@ def _noted(name: str, function: Any, keys: tuple[str, ...], *values: Any) -> str
 
 
 def _place_of(value: Any) -> int | None:
-    """The place of an item among those of its function, by its name; None for what is no name."""
+    """The place of an item among those of its function, by its name; None for any other value."""
     return int(value.rpartition(" ")[2]) if isinstance(value, str) and value.startswith("item ") else None
 
 

@@ -126,7 +126,6 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "store verify plain": "neither",
     },
     ("BadSignature", 1): {"store verify plain --key plain/file": "no pack.json"},
-    ("MissingKernel", 1): {"store show sum-f32-n25": "scanops plan sum-f32-n25"},
     ("MissingCompiler", 1): {"SCANOPS_NVCC=/absent SCANOPS_CXX=no-such-compiler demo": "no-such-compiler"},
 }
 
