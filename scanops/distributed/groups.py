@@ -194,7 +194,9 @@ def _digest(text: str) -> int:
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:
     """The rows of all tensors as bytes, one row for each: the first dimension stays."""
-    rows = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(each.shape[0], -1) for each in tensors]
+    # A clone: a tensor of one item counts as contiguous whatever its strides, which a view as bytes does not take.
+    rows = [each.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg() for each in tensors]
+    rows = [each.reshape(each.shape[0], -1) for each in rows]
     parts = [row.reshape(-1).view(torch.uint8).reshape(len(row), row.shape[1] * row.itemsize) for row in rows]
     return torch.cat([torch.nn.functional.pad(part, (0, -part.shape[1] % UNIT)) for part in parts], 1)
 

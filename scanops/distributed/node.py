@@ -18,7 +18,7 @@ from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
 from scanops.requests.segments import check_offsets
 
-__all__ = ["sharded"]
+__all__ = ["answered", "sharded"]
 
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
@@ -45,9 +45,14 @@ def sharded(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, 
         assert problem is not None
         raise problem
     if group.size == 1:
-        found = shards.scanned(call, given.x, **{name: getattr(given, name) for name in shards.OTHERS})
-        return found if isinstance(found, tuple) else (found,)
+        return answered(call, given)
     return _Work(shard, group).outputs(given.initial, lengths)
+
+
+def answered(call: Call, given: Inputs) -> Outputs:
+    """Return the outputs of the scan of one GPU."""
+    found = shards.scanned(call, given.x, **{name: getattr(given, name) for name in shards.OTHERS})
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _checked(call: Call, given: Inputs, check: str) -> Shard:
