@@ -34,7 +34,7 @@ def sharded(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, 
     try:
         call, given = request()
         shard = _checked(call, given, check)
-        parts = _parts(given, shard)
+        parts = parts if is_compiling() else _parts(given, shard)
     except Exception as refused:  # whatever it is: the other ranks have to hear of it
         problem = refused
     lengths: list[int] = []
@@ -63,7 +63,7 @@ def _checked(call: Call, given: Inputs, check: str) -> Shard:
             value=f"check={shown(check)}",
             hint="leave check out",
         )
-    if is_transformed():
+    if not is_compiling() and is_transformed():
         raise UnsupportedRequest(
             f"{call.name}: a sharded scan does not run under torch.func transforms or forward mode",
             allowed="eager code, backward passes and torch.compile",
@@ -117,7 +117,8 @@ class _Work:
         if shard.lines.numel() == 0:  # there is nothing to exchange, on any rank
             empty = tensors.x.new_empty(shard.lines, dtype=shard.carry)
             return self._with_final(shards.finish(self.shard, Carry(None, empty), self.start), empty)
-        if not (read.differentiates and (shard.result.is_floating_point or shard.result.is_complex)):
+        recorded = torch.is_grad_enabled() if is_compiling() else read.differentiates
+        if not (recorded and (shard.result.is_floating_point or shard.result.is_complex)):
             carry = self.carried(shards.totals(self.shard, self.start), initial)
             return self._with_final(shards.finish(self.shard, carry, self.start), carry.final)
         if is_compiling():

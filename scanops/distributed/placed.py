@@ -76,6 +76,14 @@ def placed(who: str, x: Any, gate: Any, dim: int, options: dict[str, Any]) -> Pl
             value=", ".join(f"{type(each).__name__} {tuple(getattr(each, 'placements', ()))}" for each in given),
             hint="redistribute the tensors, or pass local tensors and a group",
         )
+    group = _group(mesh, axes[0])
+    if group.members != tuple(range(group.size)):
+        raise UnsupportedRequest(
+            f"{who}: the mesh orders its ranks otherwise than its process group",
+            allowed="a mesh whose ranks rise: PyTorch places shards by coordinate, and moves them by rank in the group",
+            value=f"a mesh dimension of group ranks {group.members}",
+            hint="pass local tensors and group=mesh, which scans in the order of the coordinates",
+        )
     local = {name: _local(each, shape, placements, placements) for name, each in beside.items()}
     if isinstance(initial, Tensor):
         local["initial"] = _local(initial, _without(shape, along), _of_lines(placements, along), placements)
@@ -85,7 +93,7 @@ def placed(who: str, x: Any, gate: Any, dim: int, options: dict[str, Any]) -> Pl
         x=_local(x, shape, placements, placements),
         gate=None if gate is None else _local(gate, shape, placements, placements),
         options={name: each for name, each in options.items() if name != "group"} | local,
-        group=_group(mesh, axes[0]),
+        group=group,
         mesh=mesh,
         shape=shape,
         placements=placements,
