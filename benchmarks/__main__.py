@@ -20,7 +20,6 @@ COMMANDS = {
     "cubins": "cubins of NVRTC beside libraries: speed and bits",
     "store": "first calls, in a running process and in new ones; look-up and load from disk",
     "stress": "the store under 64 processes and 500 kills",
-    "background": "first calls under the policy 'background'",
     "builds": "text, machine code, registers, spills and compile time of kernels",
     "instructions": "instructions per item of compiled kernels, by pipe",
     "accuracy": "error against float64, scanops and torch on the same data; writes docs/accuracy.md",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulator import emulate as emulate
+    from scanops.fusion.operators import operator as operator
     from scanops.laws import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import compile as compile
@@ -50,6 +51,7 @@ _NAMES = {  # of each module
     "codegen.source": ("generate",),
     "codegen.spec": ("ScanSpec",),
     "emulator": ("emulate",),
+    "fusion.operators": ("operator",),
     "laws": ("check_operator",),
     "patching": ("patch_torch",),
     "precompile": ("compile", "prepare", "record"),

@@ -106,7 +106,8 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    general = {"as many results as items, and no map": not (first.complete or first.map)}
+    plain = not (first.complete or first.map or first.per_segment)
+    general = {"as many results as items, no map and no carries of segments": plain}
     return general | {"contiguous operands": not first.strided} | rules.get(format, {}) | every
 
 

@@ -20,7 +20,7 @@ def gradient_rows(row: Operator) -> tuple[Operator, ...]:
 FAMILIES = (sums, extremes, logcumsumexp, recurrences, bits)
 OPERATORS: dict[str, Operator] = {row.name: row for family in FAMILIES for row in family.ROWS}
 GRADIENTS: dict[str, Operator] = {each.name: each for row in OPERATORS.values() for each in gradient_rows(row)}
-GRADIENTS[recurrences.LATEST.name] = recurrences.LATEST
+GRADIENTS |= {row.name: row for row in (recurrences.LATEST, recurrences.EXPRESSIONS)}
 BUILT_IN = dict(OPERATORS)
 _SHIPPED = {**BUILT_IN, **GRADIENTS}
 _REGISTERING = threading.Lock()  # readers take no lock: a registered row is only ever replaced by an equal one

@@ -36,6 +36,20 @@ LATEST = Operator(
     resumed=lambda y: (y, 1),
 )
 
+# Expressions around a scan have its state, its combine and its results (scanops/fusion/kernel.py).
+EXPRESSIONS = Operator(
+    name="expressions",
+    formula="y[i] = then(s[i]), s[i] = combine(s[i-1], mapped(x[i]))",
+    lift=("x",),
+    combine=("newer",),
+    identity=("0",),
+    kinds=("int", "float", "bool"),
+    gives="kept",
+    commutative=False,
+    start=0,
+    step=lambda h, x: x,
+)
+
 
 def recurrence_gradient(*, after: bool = False, gates: bool = True) -> Operator:
     """Return the row of the gradient: s[i] = a[i] * (x[i] + s[i+1]) is the gradient that reaches h[i-1] through h[i].

@@ -143,10 +143,11 @@ def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
 def runs_pay(spec: ScanSpec, vectors: int = 2) -> bool:
     """Whether the accesses of a thread had better be consecutive: combine is expensive, and rows start on them."""
     items, operator = spec.access_items, spec.operator
-    dear = vectors > 1 and (operator.append or spec.segments or operator.indices)
+    dear = vectors > 1 and (operator.append or spec.segments or operator.indices or spec.fusion)
     misaligned = boundary_of(spec, items) or (items > 1 and "rows" in spec.layouts)
     marked = spec.by_offsets and items * vectors > WARP  # more bits than two words are sure to hold
-    return bool(dear) and not (misaligned or marked or spec.takes_length or operator.own or fragments(spec).calls)
+    own = operator.own and not spec.fusion
+    return bool(dear) and not (misaligned or marked or spec.takes_length or own or fragments(spec).calls)
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:

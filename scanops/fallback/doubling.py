@@ -58,7 +58,7 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
         first = _lifted(rule, carried, torch.ones_like(carried), torch.full_like(index, -1))
     # At the start of the line and after each item, as if no segment started right after it.
     begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
-    after = _doubled(rule, _joined(first, states, dim), nothing, begins, dim)
+    after = doubled(rule, _joined(first, states, dim), nothing, begins, dim)
     before = after if flags is None else chosen(cut, nothing, after)
     found = before if call.exclusive else after
     results = tuple(state.narrow(dim, 0 if call.exclusive else 1, length) for state in rule.result(found))
@@ -75,7 +75,7 @@ def _joined(first: States, then: States, dim: int) -> States:
     return tuple(torch.cat([one, other], dim) for one, other in zip(first, then, strict=True))
 
 
-def _doubled(rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int) -> States:
+def doubled(rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int) -> States:
     """The inclusive scan; ``cut`` marks items that older items are not combined with.
 
     There the identity is combined and then discarded by torch.where: a derivative through NaN or infinity would not

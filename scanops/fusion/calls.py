@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
-from scanops.codegen.operators import is_built_in, operator_named
+from scanops.codegen.operators import is_built_in, listed
+from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
+from scanops.fusion.following import handed_on, text_of
 from scanops.fusion.functions import key_of, traced
-from scanops.fusion.gradients import run
+from scanops.fusion.gradients import operated, run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, shape_of
-from scanops.ops.dispatch import called, known_name
+from scanops.fusion.operators import FieldOperator
+from scanops.ops.dispatch import known_name
 from scanops.requests import checks
 from scanops.requests.call import Call
 
@@ -35,39 +38,36 @@ def scan_fused(
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
-    op = known_name(op)
-    if is_compiling():
-        return _followed(inputs, op, dim, map, then, mask, reverse, exclusive, dtype)
-    row = operator_named(op)
-    shape = _check(inputs, row, (map, then), mask, others)
-    Call(op, 0, reverse, exclusive, False, dtype).check_options()
+    own = op if isinstance(op, FieldOperator) else None
+    op = known_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
+    if is_dynamo_compiling():  # which makes a kernel of the operator's text
+        _check(inputs, None, (map, then), mask, others)
+        if own is None:
+            _check_named(op, len(inputs), map is not None, then is not None, mask is not None)
+        kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
+        text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
+        found = operated(text, (op, dim, reverse, exclusive), tensors)
+        return found[0] if len(found) == 1 else found
+    row = own or listed(op)
+    _check(inputs, None if own else row, (map, then), mask, others)
+    shape = _shape(inputs, mask)
+    Call(op, 0, reverse, exclusive, False, dtype).check_options()
     dim = checks.check_dim("scan", shape, dim)
-    keys: list[Any] = [None if each is None else key_of(each) for each in (map, then)]
-    seen = all(each is None or key is not None for each, key in zip((map, then), keys, strict=True))
+    functions = (map, then) if own is None else (map, then, *own.functions)
+    keys: list[Any] = [None if each is None else key_of(each) for each in functions]
+    seen = all(each is None or key is not None for each, key in zip(functions, keys, strict=True))
+    keys += [] if own is None else [own.facts]
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
     fusion = traced(map, then, row, kinds, mask is not None, dtype, tuple(keys) if seen else None)
     found = run(Work(fusion, op, dim, reverse, exclusive), tensors)
     return found[0] if len(found) == 1 else found
 
 
-def _followed(
-    inputs: Tensors, op: str, dim: int, map: Any, then: Any, mask: Any, reverse: bool, exclusive: bool, dtype: Any
-) -> torch.Tensor | Tensors:
-    """The same by calling the functions on tensors, as a compiler follows."""
-    made = map(*inputs) if map is not None else inputs[0] if len(inputs) == 1 else inputs[:2]
-    gate, x = made if isinstance(made, tuple | list) else (None, made)
-    shape = torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
-    given: Any = (x.expand(shape), mask, gate, None, None, None)
-    y: Any = called(given, (None,), False, (op, dim, reverse, exclusive, False, dtype, None))
-    found: torch.Tensor | Tensors = y if then is None else then(y, *inputs)
-    return found
-
-
 def _check(
     inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
-) -> torch.Size:
-    """Return the shape that the tensors broadcast to. Raises unless all arguments are legal and go together."""
+) -> None:
+    """Raise unless all arguments are legal and go together; ``row`` is None where it is checked elsewhere."""
     wrong = [name for name, value in others.items() if value is not None and value is not False]
     if wrong:
         raise UnsupportedRequest(
@@ -92,6 +92,39 @@ def _check(
             value=f"{count} tensors",
             hint="combine some of them before the call",
         )
+    if row is not None:
+        _check_operator(row, inputs, functions, mask)
+    for place, each in enumerate((*inputs, *(() if mask is None else (mask,)))):
+        name = "mask" if place == len(inputs) else f"tensor {place}"
+        checks.check_tensor("scan", name, each)
+        checks.check_device("scan", name, each, inputs[0])
+        checks.check_readable("scan", name, each)
+        legal = name != "mask" or each.dtype == torch.bool
+        if each.is_complex() or each.dtype in _STORED_ONLY or not legal:
+            raise UnsupportedRequest(
+                f"scan: {name} must be {'bool' if not legal else 'real'} beside map or then",
+                allowed="a bool mask" if not legal else "bool, int8 to int64, uint8 and floating dtypes",
+                value=f"{name}.dtype={each.dtype}",
+                hint="multiply by a numeric mask in map" if not legal else "convert the tensor first",
+            )
+
+
+def _shape(inputs: tuple[Any, ...], mask: Any) -> torch.Size:
+    """Return the shape that the tensors broadcast to."""
+    try:
+        return shape_of(inputs if mask is None else (*inputs, mask))
+    except RuntimeError as problem:
+        shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
+        raise UnsupportedRequest(
+            "scan: the tensors must broadcast",
+            allowed="each dimension equal in all tensors, or 1",
+            value=f"shapes {shapes}" + (f", mask {tuple(mask.shape)}" if mask is not None else ""),
+            hint="reshape the tensors; views are not copied",
+        ) from problem
+
+
+def _check_operator(row: Any, inputs: tuple[Any, ...], functions: tuple[Any, Any], mask: Any) -> None:
+    """Raise unless an operator of the table goes with the tensors and functions."""
     if row.indices or (row.gated and functions[0] is None and len(inputs) != 2):
         raise UnsupportedRequest(
             f"scan: {row.name!r} needs another call",
@@ -113,29 +146,12 @@ def _check(
             value=f"op={row.name!r}",
             hint="call torch.where in map",
         )
-    for place, each in enumerate((*inputs, *(() if mask is None else (mask,)))):
-        name = "mask" if place == len(inputs) else f"tensor {place}"
-        checks.check_tensor("scan", name, each)
-        checks.check_device("scan", name, each, inputs[0])
-        checks.check_readable("scan", name, each)
-        legal = name != "mask" or each.dtype == torch.bool
-        if each.is_complex() or each.dtype in _STORED_ONLY or not legal:
-            raise UnsupportedRequest(
-                f"scan: {name} must be {'bool' if not legal else 'real'} beside map or then",
-                allowed="a bool mask" if not legal else "bool, int8 to int64, uint8 and floating dtypes",
-                value=f"{name}.dtype={each.dtype}",
-                hint="multiply by a numeric mask in map" if not legal else "convert the tensor first",
-            )
-    try:
-        return shape_of(inputs if mask is None else (*inputs, mask))
-    except RuntimeError as problem:
-        shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
-        raise UnsupportedRequest(
-            "scan: the tensors must broadcast",
-            allowed="each dimension equal in all tensors, or 1",
-            value=f"shapes {shapes}" + (f", mask {tuple(mask.shape)}" if mask is not None else ""),
-            hint="reshape the tensors; views are not copied",
-        ) from problem
+
+
+@handed_on
+def _check_named(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
+    _check_operator(listed(op), (None,) * count, (mapped or None, made or None), masked or None)
+    return op
 
 
 _STORED_ONLY = tuple(getattr(torch, name) for name in ("uint16", "uint32", "uint64"))

@@ -31,6 +31,7 @@ _TEXTS = {
     "softplus": "(({0} > 0 ? {0} : 0) + log1p(exp({0} > 0 ? -{0} : {0})))",
 }
 OPERATIONS = frozenset(_TEXTS)
+LEAVES = ("operand", "result", "older", "newer")  # an item of an operand, and fields of states, by their places
 # In float32: fewer instructions, errors of at most 3 units in the last place, results below 2^-126 may be 0. See
 # stages/pointwise.cuh.j2.
 _SINGLE = {
@@ -165,7 +166,7 @@ class Graph:
             count = len(arguments_of(node))
             moved = (made[each].at for each in node[2 : 2 + count])
             whole = (*node[:2], *moved, *node[2 + count :])
-            made[at] = leaf(node) if node[0] in ("operand", "result") else to.add(*whole)
+            made[at] = leaf(node) if node[0] in LEAVES else to.add(*whole)
         return made[root]
 
     def reached(self, *roots: int) -> list[int]:
@@ -179,13 +180,15 @@ class Graph:
 
 def arguments_of(node: Node) -> tuple[int, ...]:
     """The nodes among the arguments of one."""
-    if node[0] in ("operand", "result", "number"):
+    if node[0] in LEAVES or node[0] == "number":
         return ()
     return tuple(node[2:3]) if node[0] == "round" else tuple(node[2:])
 
 
 def _simpler(operation: str, terms: list[Term]) -> Term | None:
     """A product with 1, or a sum with 0, as derivatives have them; None where there is nothing to leave out."""
+    if operation == "neg" and terms[0].node[0] == "number":
+        return terms[0].graph.number(-terms[0].node[2], terms[0].dtype)
     if operation not in ("add", "mul"):
         return None
     neutral = 0 if operation == "add" else 1
@@ -250,8 +253,8 @@ class Printer:
         operation, dtype = node[0], DTYPES[node[1]]
         if operation == "number":
             return _number(node[2], dtype)
-        if operation in ("operand", "result"):
-            return self.leaves[operation, node[2] if operation == "operand" else None]
+        if operation in LEAVES:
+            return self.leaves[operation, node[2]]
         given = [texts[each] for each in arguments_of(node)]
         if operation == "cast":
             return dtype.rounded.format(x=given[0], value=dtype.value)

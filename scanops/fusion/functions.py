@@ -7,7 +7,7 @@ globals. A function that sees anything else, such as an object with attributes, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 
 from scanops.codegen.dtypes import default_result, dtype_named
 from scanops.codegen.operators import Operator
-from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.expressions import Graph, wide
 from scanops.fusion.kernel import MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
+from scanops.fusion.operators import FieldOperator, Scanned, miscounted, values_of
 from scanops.fusion.tracing import Traced
 
 Kinds = tuple[tuple[torch.dtype, bool], ...]  # dtype of each tensor, and whether it has no dimension
@@ -90,7 +90,7 @@ _TRACES: dict[tuple[Any, ...], Fusion] = {}
 def traced(
     map: Callable[..., Any] | None,
     then: Callable[..., Any] | None,
-    row: Operator,
+    row: Operator | FieldOperator,
     kinds: Kinds,
     masked: bool,
     dtype: torch.dtype | None,
@@ -101,7 +101,8 @@ def traced(
     ``masked``: the last of the tensors is a mask, which neither function sees. ``dtype``: of the scan. ``keys``: those
     of the functions; None: they are traced again. Raises UnsupportedRequest, which names the operation and its line.
     """
-    key = None if keys is None else (*keys, row.handle, kinds, masked, dtype, torch.get_default_dtype())
+    handle = None if isinstance(row, FieldOperator) else row.handle  # whose functions have keys
+    key = None if keys is None else (*keys, handle, kinds, masked, dtype, torch.get_default_dtype())
     found = None if key is None else _TRACES.get(key)
     if found is None:
         found = fusion_of(_traced(map, then, row, kinds, masked, dtype).text)
@@ -112,7 +113,9 @@ def traced(
     return found
 
 
-def _traced(map: Any, then: Any, row: Operator, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> Fusion:
+def _traced(
+    map: Any, then: Any, row: Operator | FieldOperator, kinds: Kinds, masked: bool, dtype: torch.dtype | None
+) -> Fusion:
     graph = Graph()
     names = [dtype_named(each).name for each, _ in kinds]
     metas = [torch.empty(() if single else (1,), dtype=each, device="meta") for each, single in kinds]
@@ -120,66 +123,40 @@ def _traced(map: Any, then: Any, row: Operator, kinds: Kinds, masked: bool, dtyp
         Traced(graph.operand(place, name), meta) for place, (name, meta) in enumerate(zip(names, metas, strict=True))
     ]
     seen, mask = (items[:-1], items[-1]._term) if masked else (items, None)
-    made = _values("map", map, seen, graph) if map else seen[:2] if row.gated else seen[:1]
-    if len(made) != 1 + row.gated:
-        what = "a pair of a gate and a value" if row.gated else "one value"
-        raise _miscounted("map" if map else "x", f"{what} for {row.name!r}", len(made))
-    gate, element = made if row.gated else (None, made[0])
-    term = element.dtype if gate is None else torch.promote_types(element.dtype, gate.dtype)
-    scanned = dtype_named(dtype or default_result(row.gives, dtype_named(term)).name)
-    terms = [None if each is None else each._term.cast(wide(scanned.name)) for each in (element, gate)]
-    if mask is not None:
-        starts = [number if isinstance(number, int | float) else 0 for number in [row.start_of(scanned), 1]]
-        terms = [None if each is None else mask.select(each, start) for each, start in zip(terms, starts, strict=True)]
-    result = Traced(
-        graph.add("result", wide(scanned.name)), torch.empty(1, dtype=getattr(torch, scanned.name), device="meta")
-    )
-    outputs = _values("then", then, [result, *seen], graph) if then else [result]
+    if isinstance(row, FieldOperator):
+        scan = row.scanned(values_of("map", map, seen, graph) if map else seen, graph, mask, dtype)
+    else:
+        made = values_of("map", map, seen, graph) if map else seen[:2] if row.gated else seen[:1]
+        scan = _scanned(row, made, graph, mask, dtype, "map" if map else "x")
+    result = scan.results[0] if len(scan.results) == 1 else tuple(scan.results)
+    outputs = values_of("then", then, [result, *seen], graph) if then else scan.results
     if not 1 <= len(outputs) <= MOST_OUTPUTS:
-        raise _miscounted("then", f"1 to {MOST_OUTPUTS} values", len(outputs))
+        raise miscounted("then" if then else "project", f"1 to {MOST_OUTPUTS} values", len(outputs))
     stored = [dtype_named(each.dtype).name for each in outputs]
     last = [each._term.cast(wide(name)) for each, name in zip(outputs, stored, strict=True)]
-    assert terms[0] is not None
     return Fusion(
         nodes=tuple(graph.nodes),
         operands=tuple(Operand(name) for name in names),
-        element=terms[0].at,
-        gate=None if terms[1] is None else terms[1].at,
-        scanned=scanned.name,
+        elements=tuple(each.at for each in scan.elements),
+        scanned=scan.dtype,
         outputs=tuple(Output(each.at, name) for each, name in zip(last, stored, strict=True)),
+        fields=scan.fields,
+        combine=scan.combine,
+        append=scan.append,
     )
 
 
-def _values(role: str, function: Any, given: Sequence[Traced], graph: Graph) -> list[Traced]:
-    """What a function returns for traced items."""
-    try:
-        found = function(*given)
-    except TypeError as problem:
-        if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
-            raise
-        raise UnsupportedRequest(
-            f"scan: {role} does not take {len(given)} arguments",
-            allowed="a function of the tensors" + (", after the result of the scan" if role == "then" else ""),
-            value=str(problem),
-            hint=f"give {role} a parameter for each tensor" + (", and a first one" if role == "then" else ""),
-        ) from None
-    values = list(found) if isinstance(found, tuple | list) else [found]
-    for place, each in enumerate(values):
-        if isinstance(each, bool | int | float):
-            dtype = torch.get_default_dtype() if isinstance(each, float) else torch.int64
-            number = graph.number(each, dtype_named(dtype).name)
-            values[place] = Traced(number, torch.empty((), dtype=dtype, device="meta"))
-        elif not isinstance(each, Traced):
-            raise UnsupportedRequest(
-                f"scan: {role} must return values made of its arguments",
-                allowed="a value, or a tuple of them",
-                value=shown(each),
-                hint=f"return what torch's operations give for the arguments of {role}",
-            )
-    return values
-
-
-def _miscounted(role: str, wanted: str, count: int) -> UnsupportedRequest:
-    return UnsupportedRequest(
-        f"scan: {role} must give {wanted}", allowed=wanted, value=f"{count} values", hint=f"change what {role} gives"
-    )
+def _scanned(row: Operator, made: list[Traced], graph: Graph, mask: Any, dtype: Any, role: str) -> Scanned:
+    """What an operator of the table scans: an element, and a gate if it has one."""
+    if len(made) != 1 + row.gated:
+        what = "a pair of a gate and a value" if row.gated else "one value"
+        raise miscounted(role, f"{what} for {row.name!r}", len(made))
+    gate, element = made if row.gated else (None, made[0])
+    term = element.dtype if gate is None else torch.promote_types(element.dtype, gate.dtype)
+    scanned = dtype_named(dtype or default_result(row.gives, dtype_named(term)).name)
+    terms = [each._term.cast(wide(scanned.name)) for each in (element, gate) if each is not None]
+    if mask is not None:
+        starts = [number if isinstance(number, int | float) else 0 for number in [row.start_of(scanned), 1]]
+        terms = [mask.select(each, start) for each, start in zip(terms, starts, strict=False)]
+    meta = torch.empty(1, dtype=getattr(torch, scanned.name), device="meta")
+    return Scanned(terms, [Traced(graph.add("result", wide(scanned.name), 0), meta)], scanned.name)

@@ -1,8 +1,9 @@
 """Fused scans with gradients: autograd records one node, whose backward pass is again such a scan.
 
-For sums y[i] = then(s[i], x[i]), s[i] = s[i-1] + map(x[i]), the gradient that reaches s[i] is a sum from the end, and
-that of each tensor an expression of it. For products and recurrences, s[i] = a[i] s[i-1] + b[i], it is a recurrence
-from the end with the same gates. Where derivatives need s, one more kernel computes s[i-1] again.
+For y[i] = then(s[i], x[i]), s[i] = c(s[i-1], map(x[i])), the gradient that reaches s[i] is a recurrence from the end,
+u[i-1] = J[i] (u[i] + that of y[i]), where J[i] are the derivatives of s[i] by s[i-1]: a sum, a recurrence with gates,
+or one of matrices and vectors for states of several fields. Those of the tensors are expressions of it. Where
+derivatives need s, a kernel before computes s[i-1] again.
 
 Source: reverse-mode differentiation as in Griewank and Walther, "Evaluating Derivatives" (2008).
 """
@@ -15,139 +16,122 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from scanops.fusion.expressions import Graph, Node, Term, arguments_of, is_float, wide
+from scanops import torch_private as private
+from scanops.codegen.operators.recurrences import EXPRESSIONS
+from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
+from scanops.fusion.expressions import Graph, Node, Term, is_float, wide
 from scanops.fusion.kernel import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
-from scanops.fusion.kernels import Tensors, Work, composed, computed, shape_of
+from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated, shape_of
+from scanops.ops import schema
 from scanops.ops.backward import summed_to
+from scanops.ops.dispatch import is_followed, is_symbol
 from scanops.requests.call import is_recorded, runs_kernels
+from scanops.requests.checks import check_dim
 
-_RECURRENCES = ("sum", "prod", "linear")  # the operators whose gradients are such scans
+_RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
+_MOST_ENTRIES = 24  # fields of a state of a matrix and a vector
 
 
 def run(work: Work, tensors: Tensors) -> Tensors:
-    """Return the outputs of a fused scan: by one kernel, or by torch's operators where none can run."""
-    if not runs_kernels(tensors) or not shape_of(tensors).numel():
-        return composed(work, tensors)
-    if is_recorded() and any(each.requires_grad for each in tensors):
-        if work.op in _RECURRENCES and len(tensors) + len(work.fusion.outputs) < MOST_OPERANDS:
-            found: Tensors = _Fused.apply(work, *tensors)  # type: ignore[no-untyped-call]
-            return found
-        return composed(work, tensors)
-    return computed(work, tensors)
+    """Return the outputs of a fused scan: by one kernel, by one operator, or by torch's operators around a scan."""
+    if runs_kernels(tensors) and shape_of(tensors).numel():
+        return differentiated(work, tensors, computed)
+    if is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
+        return operated(work.fusion.text, work[1:], tensors)
+    return composed(work, tensors)
+
+
+def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:
+    """Return the outputs by the operator; ``scan``: the fields of ``Work`` after the fusion."""
+    op, dim, reverse, exclusive = scan
+    shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
+    dim = check_dim("scan", shape, dim)
+    any_length = len(shape) > 0 and is_symbol(shape[dim])
+    return tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
+
+
+def _is_derived() -> bool:
+    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
+    kinds = [level.key() for level in private.interpreters() or ()]
+    return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
+
+
+def differentiated(work: Work, tensors: Tensors, compute: Callable[[Work, Tensors], Tensors]) -> Tensors:
+    """Return the outputs that ``compute`` gives, recorded by autograd where a gradient is wanted."""
+    if not (is_recorded() and any(each.requires_grad for each in tensors)):
+        return compute(work, tensors)
+    if _is_scanned_back(work, tensors):
+        found: Tensors = _Fused.apply(work, compute, *tensors)  # type: ignore[no-untyped-call]
+        return found
+    return composed(work, tensors)
+
+
+def _is_scanned_back(work: Work, tensors: Tensors) -> bool:
+    """Whether the gradients are computed by scans."""
+    fusion, wanted = work.fusion, tuple(each.requires_grad for each in tensors)
+    if work.op in _RECURRENCES:
+        return len(tensors) + len(fusion.outputs) < MOST_OPERANDS
+    every = (True,) * len(fusion.outputs), wanted, (True,) * len(tensors)
+    return bool(fusion.fields) and _adjoint(fusion, work.op, work.exclusive, *every) is not None
 
 
 class _Fused(torch.autograd.Function):
     """The node of a fused scan: it saves the tensors of the call, and nothing else."""
 
     @staticmethod
-    def forward(ctx: Any, work: Work, *tensors: torch.Tensor) -> Tensors:
-        ctx.work = work
+    def forward(ctx: Any, work: Work, compute: Callable[[Work, Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:
+        ctx.work, ctx.text = work, work.fusion.text
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        outputs = computed(work, tensors)
+        outputs = tuple(compute(work, tensors))
         ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        work, tensors = ctx.work, ctx.saved_tensors
-        given = tuple(each is not None for each in gradients)
-        if not any(given):
-            return (None,) * (1 + len(tensors))
-        shape = shape_of(tensors)
-        whole = tuple(each.shape == shape for each in tensors)
-        adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, tuple(ctx.needs_input_grad[1:]), whole)
-        known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
-        read = (*tensors, *known)
-        if adjoint.before is not None:
-            again = Work(adjoint.before, work.op, work.dim, work.reverse, True)
-            read += run(again, tensors)
-        found: list[torch.Tensor] = []
-        for fusion in adjoint.parts:
-            found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), read)
-        pairs = zip(tensors, adjoint.of, strict=True)
-        return None, *(
-            None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs
-        )
+        work, tensors, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
+        if is_dynamo_compiling():
+            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:])
+            return None, None, *(each if need else None for each, need in zip(every, needs, strict=True))
+        return None, None, *gradients_of(work, tensors, gradients, needs)
 
 
-def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, Term]:
-    """Return the gradient by each node, from those of the ``roots``, pairs of a node and its gradient."""
-    found: dict[int, Term] = {}
-
-    def give(to: int, gradient: Term) -> None:
-        gradient = gradient.cast(graph.nodes[to][1])
-        found[to] = found[to] + gradient if to in found else gradient
-
-    for root, gradient in roots:
-        if is_float(root.dtype):
-            give(root.at, gradient)
-    for at in range(max(found, default=-1), -1, -1):
-        if at in found:
-            terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
-            if any(is_float(each.dtype) for each in terms):
-                gradients = _derivative(Term(graph, at), found[at], *terms)
-                for term, of_term in zip(terms, gradients, strict=False):
-                    if of_term is not None and is_float(term.dtype):
-                        give(term.at, of_term)
-    return found
-
-
-def _derivative(y: Term, d: Term, *terms: Term) -> tuple[Term | None, ...]:
-    """The gradients of the arguments of a node from its own, ``d``; None: it has none."""
-    operation, x = str(y.node[0]), terms[0]
-    rule = _RULES.get(operation)
-    if rule is not None:
-        return (rule(d, x, y),)
-    if operation == "where":
-        return None, x.select(d, 0.0), x.select(0.0, d)
-    if operation in ("maximum", "minimum"):
-        x, other = terms
-        share = x.compare("gt" if operation == "maximum" else "lt", other).select(d, 0.0)
-        share = x.compare("eq", other).select(d * 0.5, share)
-        return share, d - share
-    other = terms[-1]
-    if operation == "mul":
-        return d * other, d * x
-    if operation == "div":
-        of_x = d / other
-        return of_x, -(of_x * y)
-    if operation == "pow":
-        of_x = d * other * x.apply("pow", other - 1.0)
-        return other.compare("eq", 0.0).select(0.0, of_x), y.compare("eq", 0.0).select(0.0, d * y * x.apply("log"))
-    return {"add": (d, d), "sub": (d, -d)}.get(operation, ())
-
-
-_RULES: dict[str, Callable[[Term, Term, Term], Term | None]] = {  # (gradient of y, x, y) -> gradient of x
-    "cast": lambda d, x, y: d,
-    "round": lambda d, x, y: d,
-    "detach": lambda d, x, y: None,
-    "floor": lambda d, x, y: None,
-    "neg": lambda d, x, y: -d,
-    "abs": lambda d, x, y: x.compare("gt", 0.0).select(d, x.compare("lt", 0.0).select(-d, 0.0)),
-    "exp": lambda d, x, y: d * y,
-    "exp2": lambda d, x, y: d * y * 0.6931471805599453,
-    "expm1": lambda d, x, y: d * (y + 1.0),
-    "log": lambda d, x, y: d / x,
-    "log2": lambda d, x, y: d / (x * 0.6931471805599453),
-    "log1p": lambda d, x, y: d / (x + 1.0),
-    "sqrt": lambda d, x, y: d / (y * 2.0),
-    "rsqrt": lambda d, x, y: d * y * y * y * -0.5,
-    "sin": lambda d, x, y: d * x.apply("cos"),
-    "cos": lambda d, x, y: -(d * x.apply("sin")),
-    "tanh": lambda d, x, y: d * (1.0 - y * y),
-    "erf": lambda d, x, y: d * (-(x * x)).apply("exp") * 1.1283791670955126,
-    "sigmoid": lambda d, x, y: d * y * (1.0 - y),
-    "softplus": lambda d, x, y: d * x.apply("sigmoid"),
-}
+def gradients_of(
+    work: Work, tensors: Tensors, gradients: Sequence[torch.Tensor | None], needs: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of the tensors that ``needs`` are wanted of, from those of the outputs."""
+    given = tuple(each is not None for each in gradients)
+    if not any(given):
+        return (None,) * len(tensors)
+    shape = shape_of(tensors)
+    whole = tuple(each.shape == shape for each in tensors)
+    adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, needs, whole)
+    assert adjoint is not None
+    known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
+    read = [*tensors, *known]
+    states = [y for each in adjoint.before for y in run(Work(each, work.op, work.dim, work.reverse, True), tensors)]
+    read += [states.pop(0) if there else tensors[0] for there in adjoint.there]  # nothing reads the latter
+    found: list[torch.Tensor] = []
+    for fusion in adjoint.parts:
+        found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), tuple(read))
+    if adjoint.last is not None:
+        outputs = adjoint.last.outputs
+        values = evaluated(adjoint.last.nodes, [each.at for each in outputs], {"operand": [*read, *found]}, {})
+        dtypes = [getattr(torch, each.dtype) for each in outputs]
+        found = [each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
+    pairs = zip(tensors, adjoint.of, strict=True)
+    return tuple(None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs)
 
 
 class _Adjoint(NamedTuple):
-    """The scans of a backward pass. Their tensors: those of the call, the given gradients, the results before items."""
+    """The scans of a backward pass. Their tensors: those of the call, the given gradients, the fields before items."""
 
-    before: Fusion | None  # computes the result before each item, where derivatives need it
+    before: tuple[Fusion, ...]  # compute the fields of the state before each item that derivatives need
+    there: tuple[bool, ...]  # which these are
     parts: tuple[Fusion, ...]  # whose outputs follow each other
+    last: Fusion | None  # expressions of all that by torch's operators, where a kernel would read too many tensors
     op: str
     exclusive: bool
     of: tuple[int | None, ...]  # which output is the gradient of each tensor
@@ -156,70 +140,133 @@ class _Adjoint(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _adjoint(
     fusion: Fusion, op: str, exclusive: bool, given: tuple[bool, ...], needs: tuple[bool, ...], whole: tuple[bool, ...]
-) -> _Adjoint:
-    """Return the backward pass of a fused scan, of s[i] = c(s[i-1], x[i]) for short.
+) -> _Adjoint | None:
+    """Return the backward pass of a fused scan, of s[i] = c(s[i-1], x[i]) for short; None where it is too large.
 
     ``given``: which outputs have a gradient; ``needs``: which tensors are to have one; ``whole``: which are of the
     shape of the results.
     """
     count, scanned = len(fusion.operands), wide(fusion.scanned)
     outputs = [each for each, there in zip(fusion.outputs, given, strict=True) if there]
-    before = count + len(outputs)  # the place of s[i-1]
-    dtypes = (*(each.dtype for each in fusion.operands), *(each.dtype for each in outputs), scanned)
+    before = count + len(outputs)  # the place of the first field of s[i-1]
+    fields = [each.dtype for each in fusion.fields] or [scanned]
+    dtypes = (*(each.dtype for each in fusion.operands), *(each.dtype for each in outputs), *fields)
     source, local, graph = Graph(fusion.nodes), Graph(), Graph()
 
     def leaf_of(home: Graph) -> Callable[[Node], Term]:
-        return lambda node: home.operand(*((before, scanned) if node[0] == "result" else (node[2], dtypes[node[2]])))
+        def leaf(node: Node) -> Term:
+            place = node[2] + (before if node[0] == "result" else 0)
+            return home.operand(place, dtypes[place])
 
-    # ---- the derivatives of `then`: s is a tensor of its own, in the place of s[i-1]
+        return leaf
+
+    # ---- the derivatives of `then`: the fields of s are tensors of their own, in the places of those of s[i-1]
     made = [source.carried(each.at, local, leaf_of(local)) for each in outputs]
     roots = [(y, local.operand(count + n, dtypes[count + n])) for n, y in enumerate(made)]
     direct = pulled_back(local, roots)
 
     # ---- s by s[i-1], which the gradients that reach s and the tensors through `then` are expressions of
-    element = source.carried(fusion.element, graph, leaf_of(graph))
-    gate = None if fusion.gate is None else source.carried(fusion.gate, graph, leaf_of(graph))
-    previous, factor = graph.operand(before, scanned), {"sum": None, "prod": element, "linear": gate}[op]
-    after = previous if factor is None else factor * previous
-    after = previous if exclusive else after if op == "prod" else after + element
+    elements = [source.carried(at, graph, leaf_of(graph)) for at in fusion.elements]
+    previous = [graph.operand(before + n, dtype) for n, dtype in enumerate(fields)]
+    if fusion.fields:
+        states = {"older": previous, "newer": elements}
+        after = [source.carried(at, graph, lambda node: states[node[0]][node[2]]) for at in fusion.combine]
+    elif op == "sum":
+        after = [previous[0] + elements[0]]
+    else:
+        after = [elements[0] * previous[0] if op == "prod" else elements[1] * previous[0] + elements[0]]
+    seen = previous if exclusive else after
 
     def through_then(operand: Term) -> Term | None:
-        found = direct.get(operand.at)
-        leaf = leaf_of(graph)
-        return found and local.carried(found.at, graph, lambda node: after if node[2] == before else leaf(node))
+        found, leaf = direct.get(operand.at), leaf_of(graph)
+        return found and local.carried(
+            found.at, graph, lambda node: seen[node[2] - before] if node[2] >= before else leaf(node)
+        )
 
-    # ---- the scan from the end: u[i] is the gradient that reaches s[i] through the items behind it, and
-    # factor[i] (of_s[i] + u[i]) is u[i-1]
-    of_s = through_then(local.operand(before, scanned))
-    of_s = graph.number(0, scanned) if of_s is None else of_s.cast(scanned)
-    result = graph.add("result", scanned)
-    total = result if factor is None or exclusive else of_s + result
-    terms = of_s if factor is None or exclusive else factor * of_s
-    of_items = [(element, total * previous if op == "prod" else total)]
-    through_map = pulled_back(graph, of_items if gate is None else [*of_items, (gate, total * previous)])
+    # ---- the scan from the end: u[i] is the gradient that reaches s[i] through the items behind it
+    floats = [n for n, dtype in enumerate(fields) if is_float(dtype)]
+    reaching = {n: through_then(local.operand(before + n, fields[n])) for n in floats}
+    of_s = {n: each.cast(fields[n]) for n, each in reaching.items() if each is not None}
+    jacobian: dict[int, Entries] = {}  # by the fields of s[i], then of s[i-1]
+    waiting = list(of_s) or [*floats, 0][:1]
+    while waiting:
+        row = waiting.pop()
+        entries = pulled_back(graph, [(after[row], graph.number(1, fields[row]))])
+        jacobian[row] = {n: entries[each.at] for n, each in enumerate(previous) if each.at in entries}
+        waiting += [n for n in jacobian[row] if n not in jacobian and n not in waiting]
+    live = sorted(jacobian)
+    none, dtype = graph.number(0, scanned), fields[live[0]]
+    plain, scan = False, dict[str, Any]()
+    if len(live) == 1:
+        factor, reached = jacobian[live[0]].get(live[0], none), of_s.get(live[0], none)
+        plain = number_of(factor) == 1  # a sum
+        terms = [reached] if plain else [reached if exclusive else factor * reached, factor]
+        results = [graph.add("result", dtype, 0)]
+    else:
+        matrix = {(live.index(to), live.index(row)): term for row in live for to, term in jacobian[row].items()}
+        products = [
+            [jacobian[row][to] * of_s[row] for row in live if to in jacobian[row] and row in of_s] for to in live
+        ]
+        vector = [functools.reduce(Term.__add__, each) if each else None for each in products]
+        maps = affine(graph, matrix, [of_s.get(n) for n in live] if exclusive else vector, dtype, None)
+        terms, results = maps.elements, [graph.add("result", dtype, place) for place in maps.vector]
+        scan = {"fields": maps.fields, "combine": maps.combine, "append": maps.append}
+        if len(maps.fields) > _MOST_ENTRIES:
+            return None
+    total = [y if plain or exclusive or n not in of_s else of_s[n] + y for n, y in zip(live, results, strict=True)]
 
-    found: list[Output | None] = []
-    for place, wanted in enumerate(needs):
-        dtype = dtypes[place]
-        parts = through_map.get(graph.operand(place, dtype).at), through_then(local.operand(place, dtype))
-        there = [each for each in parts if each is not None]
-        gradient = functools.reduce(lambda one, other: one + other, there) if there and wanted else None
-        stored = dtype if whole[place] else wide(dtype)  # others are summed
-        found.append(None if gradient is None else Output(gradient.cast(wide(dtype)).at, stored))
-    distinct = list(dict.fromkeys(each for each in found if each is not None))
-    operands, gates = tuple(map(Operand, dtypes)), None if factor is None else factor.at
-    scans = [
-        Fusion(tuple(graph.nodes), operands, terms.at, gates, scanned, tuple(distinct[at : at + MOST_OUTPUTS]))
-        for at in range(0, len(distinct), MOST_OUTPUTS)
-    ]
-    reads = any(before in each.read for each in scans)
-    scans = scans if reads else [replace(each, operands=operands[:before]) for each in scans]
-    state = (Output(source.add("result", scanned).at, scanned),)
-    again = Fusion(tuple(source.nodes), fusion.operands, fusion.element, fusion.gate, scanned, state)
+    def gradients(totals: Sequence[Term]) -> list[Output | None]:
+        through_map = pulled_back(graph, [(after[n], each) for n, each in zip(live, totals, strict=True)])
+        found: list[Output | None] = []
+        for place, wanted in enumerate(needs):
+            dtype = dtypes[place]
+            parts = through_map.get(graph.operand(place, dtype).at), through_then(local.operand(place, dtype))
+            there = [each for each in parts if each is not None]
+            gradient = functools.reduce(Term.__add__, there) if there and wanted else None
+            stored = dtype if whole[place] else wide(dtype)  # others are summed
+            found.append(None if gradient is None else Output(gradient.cast(wide(dtype)).at, stored))
+        return found
+
+    operands = tuple(map(Operand, dtypes))
+
+    def fusion_with(made: Sequence[Output], operands: tuple[Operand, ...] = operands) -> Fusion:
+        return Fusion(tuple(graph.nodes), operands, tuple(each.at for each in terms), dtype, tuple(made), **scan)
+
+    wanted = gradients(total)
+    distinct, last = list(dict.fromkeys(each for each in wanted if each is not None)), None
+    parts = _parts(distinct, fusion_with)
+    if parts is None:  # the gradients that reach the states by kernels, those of tensors by torch's operators
+        parts = _parts([Output(each.at, dtype) for each in total], fusion_with)
+        wanted = gradients([graph.operand(len(dtypes) + n, dtype) for n in range(len(live))])
+        distinct = list(dict.fromkeys(each for each in wanted if each is not None))
+        last = fusion_with(distinct, (*operands, *(Operand(dtype) for _ in live)))
+        if parts is None:
+            return None
+    reads = {place for each in parts for place in each.read}
+    reads |= set(last.made_of(each.at for each in last.outputs)) if last else set()
+    needed = [n for n in range(len(fields)) if before + n in reads]
+    before_items = [Output(source.add("result", fields[n], n).at, fields[n]) for n in needed]
+    chunks = [tuple(before_items[at : at + MOST_OUTPUTS]) for at in range(0, len(needed), MOST_OUTPUTS)]
+    there = tuple(n in needed for n in range(len(fields) if last else max(needed, default=-1) + 1))
+    parts = [replace(each, operands=operands[: before + len(there)]) for each in parts]
     return _Adjoint(
-        before=fusion_of(again.text) if reads else None,
-        parts=tuple(fusion_of(each.text) for each in scans),
-        op="sum" if factor is None else "linear",
-        exclusive=exclusive if factor is None else True,
-        of=tuple(None if each is None else distinct.index(each) for each in found),
+        before=tuple(fusion_of(replace(fusion, nodes=tuple(source.nodes), outputs=each).text) for each in chunks),
+        there=there,
+        parts=tuple(fusion_of(each.text) for each in parts),
+        last=last,
+        op="sum" if plain else EXPRESSIONS.name if scan else "linear",
+        exclusive=exclusive if plain else True,
+        of=tuple(None if each is None else distinct.index(each) for each in wanted),
     )
+
+
+def _parts(outputs: Sequence[Output], fusion_with: Callable[[Sequence[Output]], Fusion]) -> list[Fusion] | None:
+    """Kernels that compute these outputs; None where one would read too many tensors."""
+    parts: list[list[Output]] = []
+    for each in outputs:
+        if parts and len(parts[-1]) < MOST_OUTPUTS and len(fusion_with([*parts[-1], each]).read) <= MOST_OPERANDS:
+            parts[-1].append(each)
+        else:
+            parts.append([each])
+    fusions = [fusion_with(each) for each in parts]
+    return fusions if all(len(each.read) <= MOST_OPERANDS for each in fusions) else None

@@ -1,8 +1,8 @@
 """What a kernel computes around a scan: the text of a ``Fusion``, and its C++.
 
-A ``Fusion`` says what is scanned, the elements and the gates of a recurrence, in terms of the operands; and the
-outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map`` of ``ScanSpec``.
-This module needs no torch.
+A ``Fusion`` says what is scanned, the elements and the gates of a recurrence or the fields of states, in terms of the
+operands; and the outputs, in terms of the result of the scan and the operands. Its ``text`` is JSON, the field ``map``
+of ``ScanSpec``. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,9 +18,9 @@ from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
+from scanops.fusion.rows import Field, of_states, row_with
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
-_FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
 
 
 class Operand(NamedTuple):
@@ -48,14 +47,17 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # that of a text is one object: ``fusion_of``
 class Fusion:
-    """Expressions around a scan. ``nodes`` are those of a Graph."""
+    """Expressions around a scan. ``nodes`` are those of a Graph; others are named by their numbers."""
 
     nodes: tuple[Node, ...]
     operands: tuple[Operand, ...]
-    element: int  # number of the node whose values are scanned
-    gate: int | None  # likewise of the gates, for an operator that has them
+    elements: tuple[int, ...]  # the values that are scanned, then the gates; of ``fields`` one for each
     scanned: str  # dtype of the scan: what ``then`` is given a result of
     outputs: tuple[Output, ...]
+    # Of an operator of expressions; any other has a row of its own.
+    fields: tuple[Field, ...] = ()
+    combine: tuple[int, ...] = ()  # each field of a state, from those of the older and the newer one
+    append: tuple[int, ...] = ()  # likewise where the newer state is that of an item
 
     @functools.cached_property
     def text(self) -> str:
@@ -66,21 +68,23 @@ class Fusion:
             node, count = self.nodes[at], len(arguments_of(self.nodes[at]))
             nodes.append([*node[:2], *(kept[each] for each in node[2 : 2 + count]), *node[2 + count :]])
         outputs = [[kept[each.at], each.dtype] for each in self.outputs]
-        gate = None if self.gate is None else kept[self.gate]
-        parts = [nodes, self.operands, kept[self.element], gate, self.scanned, outputs]
+        elements, *rules = ([kept[at] for at in each] for each in (self.elements, self.combine, self.append))
+        parts = [nodes, self.operands, elements, self.scanned, outputs, self.fields, *rules]
         return json.dumps(parts, separators=(",", ":"))
 
     @staticmethod
     def of_text(text: str) -> Fusion:
         """Return the fusion with this text."""
-        nodes, operands, element, gate, scanned, outputs = json.loads(text)
+        nodes, operands, elements, scanned, outputs, fields, combine, append = json.loads(text)
         return Fusion(
             tuple(map(tuple, nodes)),
             tuple(Operand(*each) for each in operands),
-            element,
-            gate,
+            tuple(elements),
             scanned,
             tuple(Output(*each) for each in outputs),
+            tuple(Field(*each) for each in fields),
+            tuple(combine),
+            tuple(append),
         )
 
     @property
@@ -90,13 +94,17 @@ class Fusion:
 
     @functools.cached_property
     def read(self) -> tuple[int, ...]:
-        """The operands that elements, gates and outputs are made of."""
-        reached = Graph(self.nodes).reached(*self._roots)
+        """The operands that states and outputs are made of."""
+        return self.made_of(self._roots)
+
+    def made_of(self, roots: Iterable[int]) -> tuple[int, ...]:
+        """The operands that nodes are made of."""
+        reached = Graph(self.nodes).reached(*roots)
         return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
 
     @property
     def _roots(self) -> tuple[int, ...]:
-        return (self.element, *(() if self.gate is None else (self.gate,)), *(each.at for each in self.outputs))
+        return (*self.elements, *(each.at for each in self.outputs), *self.combine, *self.append)
 
     @functools.cached_property
     def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
@@ -111,20 +119,16 @@ class Fusion:
         by_place = {place: number for number, place in enumerate(places)}
 
         def leaf(node: Node) -> Term:
-            if node[0] == "result":
-                return graph.add(*node)
-            return graph.add(*node[:2], by_place[node[2]])
+            return graph.add(*node[:2], by_place[node[2]] if node[0] == "operand" else node[2])
 
-        element, *others = (source.carried(root, graph, leaf).at for root in self._roots)
-        gate = others.pop(0) if self.gate is not None else None
-        return Fusion(
-            tuple(graph.nodes),
-            tuple(self.operands[place] for place in places),
-            element,
-            gate,
-            self.scanned,
-            tuple(Output(at, each.dtype) for at, each in zip(others, self.outputs, strict=True)),
-        )
+        def moved(roots: Iterable[int]) -> tuple[int, ...]:
+            return tuple(source.carried(root, graph, leaf).at for root in roots)
+
+        rules = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
+        outputs = zip(moved(each.at for each in self.outputs), self.outputs, strict=True)
+        made = tuple(Output(at, each.dtype) for at, each in outputs)
+        operands = tuple(self.operands[place] for place in places)
+        return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **rules)  # type: ignore[arg-type]
 
     def laid(self, layouts: Sequence[str]) -> Fusion:
         """Return the fusion of operands that lie so."""
@@ -165,8 +169,8 @@ class Fusion:
     @property
     def plain(self) -> bool:
         """Whether the one output is the result of the scan itself."""
-        only = self.outputs[0]
-        return len(self.outputs) == 1 and self.nodes[only.at][0] == "result" and only.dtype == self.scanned
+        only, result = self.outputs[0], bool(self.nodes[self.outputs[0].at][0] == "result")
+        return not self.fields and len(self.outputs) == 1 and result and only.dtype == self.scanned
 
     def row(self, row: Operator, spec: Any) -> Operator:
         """Return the operator of ``row`` whose state also holds the operands that outputs read, and that makes these.
@@ -182,22 +186,23 @@ class Fusion:
                 value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
                 hint="make mask and gate operands of the expression",
             )
-        return row if self.plain else _row_with(self, row.handle)
+        return row if self.plain else row_with(self, row.handle)
 
     def functions(self, project: str, halves: bool) -> str:
         """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result.
 
         ``halves``: the first output and carries are of half types.
         """
-        leaves: dict[tuple[str, Any], str] = {("result", None): "y"}
+        leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | of_states(self.fields, "result", "s")
         for place, (dtype, _) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
         short = halves and all(DTYPES[dtype].kind == "float" and DTYPES[dtype].bytes < 4 for _, dtype in self.outputs)
-        scanned = (self.element, *(() if self.gate is None else (self.gate,)))
         held = () if self.plain else self.held
-        lines, texts = Printer(self.nodes, leaves, short).statements(*scanned, *held)
-        lift = f"lift({', '.join(texts[: len(scanned)])})"
-        fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[len(scanned) :])]
+        lines, texts = Printer(self.nodes, leaves, short).statements(*self.elements, *held)
+        count = len(self.elements)
+        lift = f"lift({', '.join(texts[:count])})"
+        lift = f"State{{{', '.join([*texts[:count], *'0' * len(held)])}}}" if self.fields else lift
+        fields = [f"s.own{number} = {text};" for number, text in enumerate(texts[count:])]
         lines += [f"State s = {lift};", *fields, "return s;"] if held else [f"return {lift};"]
         inline = "__device__ __forceinline__"
         taken = ", ".join(f"{source[1]} {source[2]}" for source in self.sources)
@@ -213,8 +218,8 @@ class Fusion:
         printer = Printer(nodes, leaves, short)
         for number, (at, dtype) in enumerate(() if self.plain else self.outputs):
             made = DTYPES[wide(dtype)].value
-            result = DTYPES[self.scanned].value
-            parts.append(f"{inline} {made} then{number}([[maybe_unused]] {result} y, [[maybe_unused]] const State& s) "
+            result = "" if self.fields else f"[[maybe_unused]] {DTYPES[self.scanned].value} y, "
+            parts.append(f"{inline} {made} then{number}({result}[[maybe_unused]] const State& s) "
                          f"{{\n{printer.body(at)}}}\n")  # fmt: skip
             if number > 0:
                 written = DTYPES[dtype].write.format(x=project.replace("then0", f"then{number}", 1))
@@ -231,56 +236,6 @@ class Fusion:
     def further(self) -> tuple[Result, ...]:
         """The names of the outputs after the first in the text of a kernel."""
         return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
-
-
-def _with_fields(row: Operator, text: str) -> str:
-    """An expression over states of a row, whose state may be a plain number, with the field named."""
-    if row.field_types != ("value",):
-        return text
-    return re.sub(r"\b(older|newer|state)\b", rf"\1.{row.fields[0]}", text)
-
-
-@functools.lru_cache(maxsize=256)
-def _row_with(fusion: Fusion, handle: Any) -> Operator:
-    row: Operator = handle.operator
-    names = tuple(f"own{number}" for number in range(len(fusion.held)))
-    named = functools.partial(_with_fields, row) if names else str
-    kinds = tuple(_FIELD.get(dtype := fusion.nodes[at][1], dtype) for at in fusion.held)
-    newer, none = tuple(f"newer.{name}" for name in names), ("0",) * len(names)
-
-    def joined(texts: tuple[str, ...]) -> tuple[str, ...]:
-        if len(texts) < len(row.fields):  # one expression for the whole state
-            parts = "".join(f" s.{name} = newer.{name};" for name in names)
-            return tuple(f"[&] {{ State s = {text};{parts} return s; }}()" for text in texts)
-        return (*map(named, texts), *newer)
-
-    return replace(
-        row,
-        name=f"{row.name}_fused",
-        fields=(*row.fields, *names),
-        types=(*row.field_types, *kinds),
-        own=names,
-        lift=(*row.lift, *none),
-        combine=joined(row.combine),
-        append=joined(row.append) if row.append else (),
-        extend=(),
-        holds=(),
-        settle=(),
-        behind=(),
-        quick=(),
-        loss="",
-        identity=(*row.identity, *none),
-        project=f"then0(({DTYPES[fusion.scanned].value})({named(row.project)}), state)",
-        resume=(*row.resumes, *none) if row.resumes else (),
-        resumed=lambda y: y,
-        output=lambda h: h,
-        carried=named(row.carried or row.project),
-        kinds=("int", "float", "complex", "bool"),
-        forms={},
-        gradient=None,
-        derivative=None,
-        join=None,
-    )
 
 
 _read = functools.lru_cache(maxsize=4096)(Fusion.of_text)

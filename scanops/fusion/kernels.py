@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from scanops import environment, workload
 from scanops.codegen.lines import are_few
+from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
+from scanops.fallback.doubling import doubled
 from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import called
@@ -41,6 +44,8 @@ class Work(NamedTuple):
 
 def shape_of(tensors: Tensors) -> torch.Size:
     """The shape that tensors broadcast to. Raises RuntimeError where there is none."""
+    if is_compiling():  # in comparisons symbols of sizes would be constants
+        return torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-any-return, no-untyped-call]
     shapes = [each.shape for each in tensors]
     if all([each == shapes[0] for each in shapes]):
         return shapes[0]
@@ -166,36 +171,63 @@ _TORCH: dict[str, Any] = {
 def composed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by torch's operators around an ordinary scan, which have derivatives of every kind."""
     fusion, shape = work.fusion, shape_of(tensors)
+    results: list[torch.Tensor] = []
     values: dict[int, torch.Tensor] = {}
 
-    def value(root: int, result: torch.Tensor | None = None) -> torch.Tensor:
-        for at in Graph(fusion.nodes).reached(root):
-            if at not in values:
-                values[at] = _value(fusion.nodes[at], values, tensors, result)
-        return values[root].expand(shape)
+    def computed(roots: Sequence[int]) -> Tensors:
+        found = evaluated(fusion.nodes, roots, {"operand": tensors, "result": results}, values)
+        return tuple(each.expand(shape) for each in found)
 
-    dtype = getattr(torch, fusion.scanned)
-    gate = None if fusion.gate is None else value(fusion.gate)
-    given: Any = (value(fusion.element), None, gate, None, None, None)
-    y: Any = called(given, (None,), False, (work.op, work.dim, work.reverse, work.exclusive, False, dtype, None))
-    y = y.to(getattr(torch, wide(fusion.scanned)))
-    return tuple(value(at, y).to(getattr(torch, stored)).contiguous() for at, stored in fusion.outputs)
+    element, *gates = elements = computed(fusion.elements)
+    if fusion.fields:
+        results += _of_states(work, elements)
+    else:
+        dtype = getattr(torch, fusion.scanned)
+        given: Any = (element, None, gates[0] if gates else None, None, None, None)
+        y: Any = called(given, (None,), False, (work.op, work.dim, work.reverse, work.exclusive, False, dtype, None))
+        results.append(y.to(getattr(torch, wide(fusion.scanned))))
+    found = zip(computed([each.at for each in fusion.outputs]), fusion.outputs, strict=True)
+    return tuple(each.to(getattr(torch, output.dtype)).contiguous() for each, output in found)
 
 
-def _value(node: Node, values: dict[int, torch.Tensor], tensors: Tensors, result: torch.Tensor | None) -> Any:
-    operation, dtype, *arguments = node
-    to = getattr(torch, dtype)
-    if operation == "operand":
-        return tensors[arguments[0]].to(to)
-    if operation == "number":
-        return torch.full((), arguments[0], dtype=to, device=tensors[0].device)
-    if operation == "result":
-        assert result is not None
-        return result
-    x = values[arguments[0]]
-    if operation == "cast":
-        return x.to(to)
-    if operation == "round":
-        return x.to(getattr(torch, arguments[1])).to(to)
-    given = [values[each] for each in arguments]
-    return (_TORCH.get(operation) or getattr(torch, operation))(*given)
+def _of_states(work: Work, states: Tensors) -> Tensors:
+    """Scan states of several fields in log2(n) passes."""
+    fusion, dim, whole = work.fusion, work.dim, states[0]
+    if not whole.ndim:
+        return tuple(each[0] for each in _of_states(work, tuple(each[None] for each in states)))
+
+    def combine(older: Tensors, newer: Tensors) -> Tensors:
+        found = evaluated(fusion.nodes, fusion.combine, {"older": older, "newer": newer}, {})
+        return tuple(each.expand(newer[0].shape) for each in found)
+
+    states = tuple(each.flip(dim) if work.reverse else each for each in states)
+    shape = [min(1, size) if at == dim else size for at, size in enumerate(whole.shape)]
+    nothing = tuple(each.new_full(shape, field.identity) for each, field in zip(states, fusion.fields, strict=True))
+    if work.exclusive:
+        pairs = zip(nothing, states, strict=True)
+        states = tuple(torch.cat([none, each], dim).narrow(dim, 0, whole.shape[dim]) for none, each in pairs)
+    states = doubled(Join(combine=combine), states, nothing, None, dim)
+    return tuple(each.flip(dim) if work.reverse else each for each in states)
+
+
+def evaluated(
+    nodes: Sequence[Node], roots: Sequence[int], leaves: dict[str, Any], values: dict[int, torch.Tensor]
+) -> Tensors:
+    """Return expressions by torch's operators. ``leaves``: tensors by operation and place; ``values``: known nodes."""
+    device = next(each[0].device for each in leaves.values() if each)
+    for at in Graph(nodes).reached(*roots):
+        if at not in values:
+            operation, dtype, *arguments = nodes[at]
+            to = getattr(torch, dtype)
+            if operation in leaves:
+                values[at] = leaves[operation][arguments[0]].to(to)
+            elif operation == "number":
+                values[at] = torch.full((), arguments[0], dtype=to, device=device)
+            elif operation == "cast":
+                values[at] = values[arguments[0]].to(to)
+            elif operation == "round":
+                values[at] = values[arguments[0]].to(getattr(torch, arguments[1])).to(to)
+            else:
+                function = _TORCH.get(operation) or getattr(torch, operation)
+                values[at] = function(*(values[each] for each in arguments))
+    return tuple(values[at] for at in roots)

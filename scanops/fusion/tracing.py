@@ -17,6 +17,7 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.errors import UnsupportedRequest, did_you_mean, shown
 from scanops.fusion.expressions import COMPARISONS, OPERATIONS, Graph, Term, is_float, wide
+from scanops.torch_private import at_tracing
 
 _FOLDERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 _EXACT_SOFTPLUS = 17.0  # above it log(1 + exp(x)) rounds to x in float32
@@ -126,6 +127,7 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
     "isnan": lambda graph, to, input: input.compare("ne", input),
+    "to": lambda graph, to, input, dtype: input.cast(to),
     "floor": lambda graph, to, input: graph.apply("floor", to, input) if is_float(input.dtype) else input,
 }
 for _unsafe in ("not", "and", "or", "xor"):  # no function of torch has these names
@@ -134,13 +136,14 @@ _CASTS = {
     **{"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16},
     **{"int": torch.int32, "long": torch.int64, "bool": torch.bool, "short": torch.int16},
 }
-FUNCTIONS = tuple(sorted({*_OF, *_CASTS, "to", "type_as"} - {"rsub"}))  # for messages and docs
+FUNCTIONS = tuple(sorted({*_OF, *_CASTS, "type_as"} - {"rsub"}))  # for messages and docs
 
 
 class _Unsupported(Exception):
     """What is not supported, in words."""
 
 
+@at_tracing
 def _line() -> str:
     """Where the user's function is being traced: "line 3 of model.py"."""
     frame = sys._getframe(1)
@@ -172,22 +175,28 @@ class Traced:
     def __torch_function__(
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
     ) -> Traced:
-        return _applied(function.__name__, function, arguments, keywords or {})
+        return cls._apply(function.__name__, function, arguments, keywords or {})
+
+    @staticmethod
+    def _apply(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+        return applied(name, function, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python and Dynamo look for
+            raise AttributeError(name)
         if name in _CASTS:
             return lambda: self.to(_CASTS[name])
         if name not in _OF:
             raise _unknown(name)
-        return lambda *arguments, **keywords: _applied(name, getattr(torch.Tensor, name), (self, *arguments), keywords)
+        function = getattr(torch.Tensor, name)
+        return lambda *arguments, **keywords: self._apply(name, function, (self, *arguments), keywords)
 
     def to(self, dtype: torch.dtype | Traced, *others: Any, **keywords: Any) -> Traced:
         """Convert to a dtype: what is then computed is rounded to it."""
         to = dtype.dtype if isinstance(dtype, Traced) else dtype
         if not isinstance(to, torch.dtype) or others or keywords:
             raise _refused(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
-        name = dtype_named(to).name
-        return Traced(self._term.cast(name), self._meta.to(to))
+        return self._apply("to", torch.Tensor.to, (self, to), {})
 
     type_as = type = to
 
@@ -210,7 +219,7 @@ class Traced:
 
 def _operator(name: str, function: Callable[..., Any], mirrored: bool = False) -> Callable[..., Traced]:
     def method(self: Traced, *others: Any) -> Traced:
-        return _applied(name, function, (*others, self) if mirrored else (self, *others), {})
+        return self._apply(name, function, (*others, self) if mirrored else (self, *others), {})
 
     return method
 
@@ -225,19 +234,27 @@ for _name in COMPARISONS:
 for _name, _torch_name in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
     setattr(Traced, f"__{_name}__", _operator(_torch_name, getattr(operator, _name)))
 for _name in ("floordiv", "mod", "matmul", "lshift", "rshift"):
-    setattr(Traced, f"__{_name}__", lambda self, other, name=_name: _applied(name, None, (self, other), {}))
-    setattr(Traced, f"__r{_name}__", lambda self, other, name=_name: _applied(name, None, (self, other), {}))
+    setattr(Traced, f"__{_name}__", lambda self, other, name=_name: self._apply(name, None, (self, other), {}))
+    setattr(Traced, f"__r{_name}__", lambda self, other, name=_name: self._apply(name, None, (self, other), {}))
 Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _unknown(name: str) -> UnsupportedRequest:
-    known = [each for each in FUNCTIONS if not each.startswith("_")]
-    return _refused(
-        f"{name} is not supported", ", ".join(known), did_you_mean(name, known) + "compute it before the call"
-    )
+    return _refused(f"{name} is not supported", ", ".join(FUNCTIONS), _near(name) + "compute it before the call")
 
 
-def _applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+@at_tracing
+def _near(name: str) -> str:
+    return did_you_mean(name, FUNCTIONS)
+
+
+def captured() -> UnsupportedRequest:
+    """Return the error for a tensor of the function's own."""
+    hint = "pass it as one more tensor of the call: a number for each item, each line or all"
+    return _refused("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
+
+
+def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
     """Record an operation on traced items and numbers."""
     keywords = {key: value for key, value in keywords.items() if not (key == "inplace" and value is False)}
     compute = _OF.get(name)
@@ -248,11 +265,10 @@ def _applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dic
     def of(value: Any, attribute: str) -> Any:
         if isinstance(value, Traced):
             return getattr(value, attribute)
-        if isinstance(value, bool | int | float | str | None):
+        if isinstance(value, bool | int | float | str | None | torch.dtype):
             return value
         if isinstance(value, torch.Tensor):
-            hint = "pass it as one more tensor of the call: a number for each item, each line or all"
-            raise _refused("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
+            raise captured()
         raise _refused(f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float")
 
     try:

@@ -47,17 +47,23 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three.
     """
-    # C++ knows no complete scans, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
-    if outs[0] is None and complete is False and not is_dynamo_compiling() and native.served is not None:
+    x, *_, offsets, initial = tensors
+    every = type(options[4]) is str and options[4] == "segments"
+    carried = isinstance(initial, torch.Tensor) and offsets is not None
+    per_segment = every or (carried and initial.ndim == getattr(x, "ndim", 0) > 0)
+    # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
+    known = not (per_segment or complete is not False)
+    if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
     op, dim, *others = options
+    others[2] = every or options[4]
     call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-    call = call if complete is False else replace(call, complete=complete)
+    call = call if known else replace(call, complete=complete, per_segment=per_segment)
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
-    if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or _is_followed(given)):
+    if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
         call = replace(call, dtype=autocast(call.op, given.x))
     found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
     return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
@@ -135,7 +141,7 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _not_eager(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
     """Return the results by the fallback, or by the operator where torch follows the code."""
-    if not _is_followed(given):
+    if not is_followed(given):
         return served(call, given, outs, eager=False)
     if plain:  # checked where the operator is computed
         return _operator(call, given)
@@ -144,19 +150,19 @@ def _not_eager(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs
     return delivered(_operator(replace(call, dtype=dtype), given), request)
 
 
-def _is_followed(inputs: Inputs) -> bool:
+def is_followed(inputs: tuple[Any, ...]) -> bool:
     """Whether a call is traced, transformed or watched by a mode, and must be one operator of the graph.
 
     Otherwise it is plain code on CPU tensors, or a call with an invalid argument.
     """
     if is_compiling():
-        return isinstance(inputs.x, torch.Tensor)  # whose layout cannot be asked in the backward of a function
+        return isinstance(inputs[0], torch.Tensor)  # whose layout cannot be asked in the backward of a function
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
-    if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
+    if not isinstance(inputs[0], torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
     if is_transformed() or count_modes() or is_traced():
         return True
-    return not all(map(is_memory, tensors)) or inputs.x.device.type != "cpu"
+    return not all(map(is_memory, tensors)) or inputs[0].device.type != "cpu"
 
 
 def _operator(call: Call, given: Inputs) -> Outputs:
@@ -179,9 +185,11 @@ def _operator(call: Call, given: Inputs) -> Outputs:
 
 def _changes(x: torch.Tensor, dim: int) -> bool:
     """Whether the length is known as a symbol only."""
-    if not (isinstance(dim, int) and -x.ndim <= dim < x.ndim):
-        return False  # a 0-d tensor, or refused where it is computed
-    length = x.shape[dim]
+    return isinstance(dim, int) and -x.ndim <= dim < x.ndim and is_symbol(x.shape[dim])  # others: 0-d, or refused
+
+
+def is_symbol(length: Any) -> bool:
+    """Whether a length may differ at each call of what is traced."""
     if is_traced() or (not is_compiling() and type(length) is int):
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
@@ -239,7 +247,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own or call.complete:  # which C++ does not know
+    if not known.launcher.own or call.complete or call.per_segment:  # which C++ does not know
         return
     if native.served is None:
         native.repeated(known.launcher.kernel.target)

@@ -62,7 +62,7 @@ def _cast(inputs: Inputs, call: Call) -> Outputs:
 
 def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
     tensors, keys = inputs[:TENSORS], keys & private.after_autograd
-    if _is_transformed(tensors):
+    if is_transformed(tensors):
         return by_torch(schema.request_of(call, inputs))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
         return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
@@ -70,7 +70,7 @@ def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
         return schema.run_operator(call, tensors, keys)
 
 
-def _is_transformed(tensors: Tensors) -> bool:
+def is_transformed(tensors: Tensors) -> bool:
     """Whether a derivative is taken in a way that follows torch's operations only, and would lose it silently here."""
     if private.are_transforms_active():
         return True
@@ -125,7 +125,7 @@ def _pretend_backward(*arguments: Any) -> Outputs:
 
 def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
     tensors = tuple(each for each in arguments if isinstance(each, torch.Tensor))
-    if _is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+    if is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         with torch.enable_grad():
             return _backward(arguments, within=False)
     with private.below_autograd():

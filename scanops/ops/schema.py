@@ -40,7 +40,7 @@ class Form(NamedTuple):
 
 
 def _define(name: str, arguments: str, results: int) -> Any:
-    returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})" if results else "Tensor[]"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)  # type: ignore[no-untyped-call]
     return getattr(torch.ops.scanops, name).default
 
@@ -68,6 +68,11 @@ BACKWARD = _define(
     ),
     4,
 )
+# A scan with `map` or `then`, whose text `map` is: the outputs; and the gradients of the tensors that `needs` names.
+# Implemented by scanops.fusion.operator.
+_FUSED = "Tensor[] tensors, {}str map, str op, int dim, bool reverse, bool exclusive, bool any_length=False"
+FUSED = _define("fused", _FUSED.format(""), 0)
+FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, " + _FUSED.format("bool[] needs, "), 0)
 
 
 def form_of(call: Call) -> Form:
@@ -119,10 +124,16 @@ def batched(
 
     The batch comes in front of each tensor that has items for it, so the scan is along the next dimension.
     """
+    if call.per_segment and dims[4] is not None:  # segments of each element's own: one scan after the other
+        alone = [
+            [each] * info.batch_size if d is None else each.unbind(d) for each, d in zip(inputs, dims, strict=False)
+        ]
+        found = [compute(call, tensors) for tensors in zip(*alone, strict=True)]
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
     dim = call.dim % rank
-    x = _aligned(inputs.x, dims[0], rank).expand(info.batch_size, *(shape or (1,)))
+    x = aligned(inputs.x, dims[0], rank).expand(info.batch_size, *(shape or (1,)))
     mask, gate, starts = (
         None if each is None else _operand(each, each_dim, inputs.x.dtype if shape else each.dtype, rank)
         for each, each_dim in zip(inputs[1:4], dims[1:4], strict=True)
@@ -133,7 +144,7 @@ def batched(
         starts, offsets = torch.stack([each for each in flags if each is not None]), None
     initial = inputs.initial
     if initial is not None and not (dims[5] is None and initial.ndim == 0):
-        initial = _aligned(initial, dims[5], rank - 1)
+        initial = aligned(initial, dims[5], rank if call.per_segment else rank - 1)
     results = compute(replace(call, dim=dim + 1), (x, mask, gate, starts, offsets, initial))
     if not shape:
         results = tuple(each.reshape(info.batch_size) for each in results)
@@ -145,10 +156,10 @@ def _operand(tensor: torch.Tensor, dim: int | None, beside: torch.dtype, rank: i
     if tensor.ndim == (dim is not None) and tensor.dtype != torch.bool:
         one, number = torch.empty(1, dtype=beside, device="meta"), torch.empty((), dtype=tensor.dtype, device="meta")
         tensor = tensor.to(lent_kind(number, one).dtype)
-    return _aligned(tensor, dim, rank)
+    return aligned(tensor, dim, rank)
 
 
-def _aligned(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
+def aligned(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
     """A tensor with the batch in front of ``rank`` dimensions, those it lacks of size 1."""
     tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
     batch, *others = tensor.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
@@ -64,3 +65,22 @@ def test_random_expressions(data: st.DataObject) -> None:
     for one, other in pairs:
         scale = max(1.0, float(other.detach().abs().max())) * (250 if dtype == torch.bfloat16 else 1)
         torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=0, atol=2e-4)
+
+
+EXACT = ((F.softplus, F.silu, lambda x: x / 3, lambda x: 1.5 / x), (torch.tanh, torch.exp, torch.log, torch.rsqrt))
+EXACT += ((torch.sqrt, torch.sigmoid, torch.exp2, torch.log2),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("functions", EXACT)
+def test_functions_are_as_exact_as_the_dtype(functions: tuple[Any, ...], dtype: torch.dtype) -> None:
+    """Over all magnitudes: to 3 ulp of float32, to one of half types; a subnormal sigmoid may be 0, within silu too."""
+    great = torch.logspace(-40, 38, 300, dtype=torch.float64)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    x = torch.cat([great, -great, torch.linspace(-100, 100, 4001), special]).to(dtype)[:, None]
+    with scanops.emulate():
+        found = scanops.scan(x, "sum", 1, map=lambda x: x, then=lambda y, x: tuple(f(x) for f in functions))
+    tiny = 2e-36 if dtype != torch.float16 else torch.finfo(dtype).tiny
+    for y, f in zip(found, functions, strict=True):
+        rtol = torch.finfo(dtype).eps * (3 if dtype == torch.float32 else 1.01)
+        torch.testing.assert_close(y, f(x.double()).to(dtype), rtol=rtol, atol=tiny, equal_nan=True)

@@ -122,6 +122,13 @@ _CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]
         lambda x, initial: scanops.cumsum(x, DIM, initial=initial, return_final=True),
         lambda x, initial: walked("sum", x, initial=initial),
     ),
+    "`map`, `then`": (
+        ("x", "weights"),
+        lambda x, w: scanops.scan(
+            (x, w), "sum", DIM, map=lambda x, w: x.sigmoid() * w, then=lambda y, x, w: (y - x, 2 * y.exp2() > x)
+        ),
+        lambda x, w: ((y := torch.cumsum(x.sigmoid() * w, DIM)) - x, 2 * y.exp2() > x),
+    ),
     "`segment_starts`": (
         ("gates of rows", "x", "starts"),
         lambda a, x, starts: scanops.linear_scan(a, x, DIM, segment_starts=starts, return_final=True),

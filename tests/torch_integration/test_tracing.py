@@ -92,6 +92,7 @@ UNKNOWN: dict[str, Scan] = {
     "a gate of one item": lambda x: scanops.linear_scan(torch.full((1,), 0.5), x, 0),
     "a gate for each row": lambda x: scanops.linear_scan(x[:, None], torch.ones(1, 3), 1),
     "segments": lambda x: scanops.logcumsumexp(x, 0, segment_starts=x > 0.5, reverse=True),
+    "map": lambda x: scanops.scan((x, x.sum()), "sum", 0, map=torch.mul, then=lambda y, x, w: y - x),
     "out": lambda x: x + scanops.cumsum(x.detach(), 0, out=torch.empty_like(x)),
 }
 # Two that are equal, which only the data say
@@ -126,6 +127,11 @@ WRONG: dict[str, tuple[Scan, str]] = {
     "cumsum: out must have x's shape": (lambda x: scanops.cumsum(x, 1, out=torch.empty(7)), "out.shape="),
     "scan: op must be an operator of one tensor": (lambda x: scanops.scan(x, "cummax", 1), "call scanops.cummax"),
     "cummax: out must be a pair of tensors": (lambda x: scanops.cummax(x, 1, out=x).values, "out is a Tensor"),  # type: ignore[arg-type]
+    "scan: no kernel computes this expression: cumsum": (
+        lambda x: scanops.scan(x, "sum", 1, map=lambda x: x.cumsum(0)),
+        "line",
+    ),
+    "scan: 'cummax' needs another call": (lambda x: scanops.scan(x, "cummax", 1, map=torch.exp), "scanops.cummax"),
     "linear_scan: a must be a tensor": (lambda x: scanops.linear_scan(0.5, x, 1), "a=0.5"),  # type: ignore[call-overload]
 }
 
@@ -168,13 +174,25 @@ class Recurrence(torch.autograd.Function):
         return of_b * torch.nn.functional.pad(h[:, :-1], (1, 0)), of_b
 
 
+def gated(y: Any, a: Any, b: Any) -> Any:
+    return torch.where((y > 0) & (a < 1), y.type_as(a) + SHIFT, a - b)
+
+
+SHIFT = 0.5
 LATER = replace(COMPOUND, name="compound_later")
 COMPILED: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
     "scans in a backward pass": (Recurrence.apply, lambda a, b: scanops.linear_scan(a, b, 1), {}),
     "a new operator": (lambda a, b: scanops.scan(a, LATER, 1) * b, lambda a, b: (torch.cumprod(1 + a, 1) - 1) * b, {}),
+    "map": (
+        lambda a, b: (lambda n: scanops.scan((a, b), "linear", -1, map=lambda a, b: (a.tanh(), n * b), then=gated))(
+            2.0
+        ),
+        lambda a, b: gated(scanops.linear_scan(a.tanh(), 2 * b, 1), a, b),
+        {"backend": "inductor", "options": QUICKLY},
+    ),
     "fused by inductor": (
-        lambda a, b: (scanops.cumprod(a * 2, 1, initial=2.0) + 1) * b,
-        lambda a, b: ((a * 2).cumprod(1) * 2 + 1) * b,
+        lambda a, b: (scanops.cumprod(a, 1, initial=2.0) + 1) * b,
+        lambda a, b: (a.cumprod(1) * 2 + 1) * b,
         {"backend": "inductor", "options": QUICKLY},
     ),
 }

@@ -1,0 +1,75 @@
+"""Operators of several tensors, given as Python functions: products of matrices and quaternions, filters, and others.
+
+``scanops.operator`` traces the functions. One definition serves the kernels, CPU tensors and derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import scanops
+
+# The product of 2x2 matrices [[a, b], [c, d]], each a tensor: x[i] @ ... @ x[0]. Matrices do not commute.
+matrices = scanops.operator(
+    fields=("a", "b", "c", "d"),
+    identity=(1, 0, 0, 1),
+    combine=lambda older, newer: (
+        newer.a * older.a + newer.b * older.c,
+        newer.a * older.b + newer.b * older.d,
+        newer.c * older.a + newer.d * older.c,
+        newer.c * older.b + newer.d * older.d,
+    ),
+)
+
+# The product of quaternions, such as rotations in the order they are made.
+quaternions = scanops.operator(
+    fields=("w", "x", "y", "z"),
+    identity=(1, 0, 0, 0),
+    combine=lambda p, q: (
+        q.w * p.w - q.x * p.x - q.y * p.y - q.z * p.z,
+        q.w * p.x + q.x * p.w + q.y * p.z - q.z * p.y,
+        q.w * p.y - q.x * p.z + q.y * p.w + q.z * p.x,
+        q.w * p.z + q.x * p.y - q.y * p.x + q.z * p.w,
+    ),
+)
+
+# The logarithm of a product's magnitude, which neither overflows nor underflows, and its sign.
+log_product = scanops.operator(
+    fields=("log", "sign"),
+    identity=(0, 1),
+    lift=lambda x: (x.abs().log(), torch.where(x < 0, -1.0, 1.0)),
+    combine=lambda older, newer: (older.log + newer.log, older.sign * newer.sign),
+)
+
+
+def farther(older, newer):
+    """The state of the greater magnitude, the older of equals."""
+    wins = newer.value.abs() > older.value.abs()
+    return torch.where(wins, newer.value, older.value), torch.where(wins, newer.payload, older.payload)
+
+
+# The item of greatest magnitude so far, and what another tensor holds beside it.
+farthest = scanops.operator(fields=("value", "payload"), combine=farther)
+
+# A second-order filter y[i] = x[i] + 1.6 y[i-1] - 0.8 y[i-2], by its step: the combine is derived.
+filter = scanops.operator(
+    fields=("last", "before"),
+    step=lambda y, x: (x + 1.6 * y.last - 0.8 * y.before, y.last),
+    project=lambda y: y.last,
+)
+
+# The same with coefficients of each line and of each item.
+filtered = scanops.operator(
+    fields=("last", "before"),
+    step=lambda y, x, a, b: (x - a * y.last - b * y.before, y.last),
+    project=lambda y: y.last,
+)
+
+if __name__ == "__main__":
+    angle = torch.full((4,), math.pi / 8)
+    print(scanops.scan((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), matrices, 0)[2])  # sines of the sums
+    print(scanops.scan(torch.tensor([1e30, -1e30, 2.0]), log_product, 0))
+    print(scanops.scan((torch.tensor([1.0, -3.0, 2.0]), torch.tensor([7.0, 8.0, 9.0])), farthest, 0))
+    print(scanops.scan(torch.tensor([1.0, 0.0, 0.0, 0.0]), filter, 0))

@@ -1,0 +1,264 @@
+"""Derivatives of expressions, and affine maps of states, which recurrences and their gradients scan.
+
+The maps s -> M s + v of a range of items combine to such a map, which makes every linear recurrence a scan: Blelloch,
+"Prefix Sums and Their Applications" (1990), section 1.4. This module needs no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from scanops.errors import UnsupportedRequest
+from scanops.fusion.expressions import Graph, Term, arguments_of, is_float
+from scanops.fusion.rows import Field
+
+Entries = dict[int, Term]
+Part = tuple[Term | None, Entries]  # a term, None for 0, and the factors of older fields by their places
+_TERM = -1  # in the place of a field
+
+
+# ---- derivatives
+
+
+def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, Term]:
+    """Return the gradient by each node, from those of the ``roots``, pairs of a node and its gradient."""
+    found: dict[int, Term] = {}
+
+    def give(to: int, gradient: Term) -> None:
+        gradient = gradient.cast(graph.nodes[to][1])
+        found[to] = found[to] + gradient if to in found else gradient
+
+    for root, gradient in roots:
+        if is_float(root.dtype):
+            give(root.at, gradient)
+    for at in range(max(found, default=-1), -1, -1):
+        if at in found:
+            terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
+            if any(is_float(each.dtype) for each in terms):
+                gradients = _derivative(Term(graph, at), found[at], *terms)
+                for term, of_term in zip(terms, gradients, strict=False):
+                    if of_term is not None and is_float(term.dtype):
+                        give(term.at, of_term)
+    return found
+
+
+def _derivative(y: Term, d: Term, *terms: Term) -> tuple[Term | None, ...]:
+    """The gradients of the arguments of a node from its own, ``d``; None: it has none."""
+    operation, x = str(y.node[0]), terms[0]
+    rule = _RULES.get(operation)
+    if rule is not None:
+        return (rule(d, x, y),)
+    if operation == "where":
+        return None, x.select(d, 0.0), x.select(0.0, d)
+    if operation in ("maximum", "minimum"):
+        x, other = terms
+        share = x.compare("gt" if operation == "maximum" else "lt", other).select(d, 0.0)
+        share = x.compare("eq", other).select(d * 0.5, share)
+        return share, d - share
+    other = terms[-1]
+    if operation == "mul":
+        return d * other, d * x
+    if operation == "div":
+        of_x = d / other
+        return of_x, -(of_x * y)
+    if operation == "pow":
+        of_x = d * other * x.apply("pow", other - 1.0)
+        return other.compare("eq", 0.0).select(0.0, of_x), y.compare("eq", 0.0).select(0.0, d * y * x.apply("log"))
+    return {"add": (d, d), "sub": (d, -d)}.get(operation, ())
+
+
+_RULES: dict[str, Callable[[Term, Term, Term], Term | None]] = {  # (gradient of y, x, y) -> gradient of x
+    "cast": lambda d, x, y: d,
+    "round": lambda d, x, y: d,
+    "detach": lambda d, x, y: None,
+    "floor": lambda d, x, y: None,
+    "neg": lambda d, x, y: -d,
+    "abs": lambda d, x, y: x.compare("gt", 0.0).select(d, x.compare("lt", 0.0).select(-d, 0.0)),
+    "exp": lambda d, x, y: d * y,
+    "exp2": lambda d, x, y: d * y * 0.6931471805599453,
+    "expm1": lambda d, x, y: d * (y + 1.0),
+    "log": lambda d, x, y: d / x,
+    "log2": lambda d, x, y: d / (x * 0.6931471805599453),
+    "log1p": lambda d, x, y: d / (x + 1.0),
+    "sqrt": lambda d, x, y: d / (y * 2.0),
+    "rsqrt": lambda d, x, y: d * y * y * y * -0.5,
+    "sin": lambda d, x, y: d * x.apply("cos"),
+    "cos": lambda d, x, y: -(d * x.apply("sin")),
+    "tanh": lambda d, x, y: d * (1.0 - y * y),
+    "erf": lambda d, x, y: d * (-(x * x)).apply("exp") * 1.1283791670955126,
+    "sigmoid": lambda d, x, y: d * y * (1.0 - y),
+    "softplus": lambda d, x, y: d * x.apply("sigmoid"),
+}
+
+
+# ---- affine maps
+
+
+class Affine(NamedTuple):
+    """The scan of s[i] = M[i] s[i-1] + v[i]: its states are maps s -> M s + v, which combine to such maps."""
+
+    graph: Graph
+    elements: list[Term]
+    fields: tuple[Field, ...]
+    combine: tuple[int, ...]
+    append: tuple[int, ...]
+    places: dict[tuple[int, int], int]  # of entries of M among the fields; the others are those of the identity
+    vector: list[int]  # likewise of v
+
+    def entry(self, role: str, row: int, column: int) -> Term | None:
+        """An entry of M in a state; None: it is 0."""
+        place, dtype = self.places.get((row, column)), self.fields[0].dtype
+        if place is not None:
+            return self.graph.add(role, dtype, place)
+        return self.graph.number(1, dtype) if row == column else None
+
+
+def affine(
+    graph: Graph, matrix: dict[tuple[int, int], Term], vector: Sequence[Term | None], dtype: str, mask: Term | None
+) -> Affine:
+    """Return the scan of affine maps. ``matrix``: the entries that are not 0; ``vector``: None stands for 0.
+
+    Entries that are the identity's in every product are no fields, and such that are equal in every one share a field:
+    those of a block-diagonal matrix of equal blocks, for example.
+    """
+    size = range(len(vector))
+    pairs = [(row, column) for row in size for column in size]
+    numbers = {pair: number_of(matrix.get(pair)) for pair in pairs}
+    fixed = {pair for pair in pairs if numbers[pair] == int(pair[0] == pair[1])}
+
+    def through(row: int, column: int) -> list[int]:
+        none = {pair for pair in fixed if pair[0] != pair[1]}
+        return [k for k in size if (row, k) not in none and (k, column) not in none]
+
+    while wrong := {(row, column) for row, column in fixed if through(row, column) != [row] * (row == column)}:
+        fixed -= wrong
+    keys: dict[tuple[int, int], Any] = {
+        (row, column): (repr(matrix[row, column].at if (row, column) in matrix else None), row == column)
+        for row, column in pairs
+    }
+    count = 0
+    while True:  # equal entries are told apart where their products differ
+        free = [pair for pair in pairs if pair not in fixed]
+        distinct = list(dict.fromkeys(keys[pair] for pair in free))
+        classes = {pair: distinct.index(keys[pair]) for pair in free}
+        if len(distinct) == count:
+            break
+        count = len(distinct)
+        keys = {
+            (row, column): (
+                classes[row, column],
+                tuple(sorted((classes.get((row, k), -1), classes.get((k, column), -1)) for k in through(row, column))),
+            )
+            for row, column in free
+        }
+    first = {number: pair for pair, number in reversed(classes.items())}
+    places = [count + row for row in size]
+    none = graph.number(0, dtype)
+    elements = [(matrix.get(first[number]) or none).cast(dtype) for number in range(count)]
+    elements += [none if each is None else each.cast(dtype) for each in vector]
+    diagonal = [float(first[number][0] == first[number][1]) for number in range(count)]
+    starts = [*diagonal, *(0.0 for _ in size)]
+    if mask is not None:
+        elements = [mask.select(each, number) for each, number in zip(elements, starts, strict=True)]
+    names = [*(f"m{number}" for number in range(count)), *(f"v{row}" for row in size)]
+    fields = tuple(Field(name, dtype, number) for name, number in zip(names, starts, strict=True))
+    found = Affine(graph, elements, fields, (), (), classes, places)
+
+    def joined(known: bool) -> tuple[int, ...]:
+        """The combine; ``known``: the newer map is that of an item, whose constant entries are told."""
+
+        def newer(row: int, column: int) -> Term | None:
+            number = numbers[row, column] if known else None
+            if number is None:
+                return found.entry("newer", row, column)
+            return graph.number(number, dtype) if number else None
+
+        def total(terms: Iterable[tuple[Term | None, Term | None]], last: Term | None = None) -> int:
+            products = [one * other for one, other in terms if one is not None and other is not None]
+            products += [] if last is None else [last]
+            return functools.reduce(lambda one, other: one + other, products, none).at
+
+        made = [
+            total((newer(row, k), found.entry("older", k, column)) for k in size)
+            for row, column in (first[number] for number in range(count))
+        ]
+        older = [graph.add("older", dtype, place) for place in places]
+        added = [None if known and vector[row] is None else graph.add("newer", dtype, places[row]) for row in size]
+        return (*made, *(total([(newer(row, k), older[k]) for k in size], added[row]) for row in size))
+
+    return found._replace(combine=joined(False), append=joined(mask is None))
+
+
+def number_of(term: Term | None) -> float | None:
+    """The value of a constant, 0 for None, and None for any other expression."""
+    if term is None:
+        return 0
+    return float(term.node[2]) if term.node[0] == "number" else None
+
+
+def affine_parts(graph: Graph, root: int) -> Part:
+    """Return an expression as a term, and the factors of the older fields that it adds, by their places.
+
+    Raises UnsupportedRequest where it is no such sum.
+    """
+    found: dict[int, Part] = {}
+    for at in graph.reached(root):
+        operation, dtype, *_ = graph.nodes[at]
+        terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
+        parts = [found[each.at] for each in terms]
+        if operation == "older":
+            found[at] = None, {graph.nodes[at][2]: graph.number(1, dtype)}
+        elif not any(entries for _, entries in parts):
+            found[at] = Term(graph, at), {}
+        else:
+            varies = [bool(entries) for _, entries in parts]
+            rule = _LINEAR.get((operation, *varies)) if is_float(dtype) else None
+            if rule is None:
+                raise UnsupportedRequest(
+                    f"scan: step is not linear in the state: {operation} of it",
+                    allowed="sums of fields of the state times values of the tensors, and of such values",
+                    value=operation,
+                    hint="give an associative combine instead of step, or scan item by item",
+                )
+            # A factor of a product, a divisor and a condition go with every part; what is added, with its own.
+            shared = operation in ("mul", "div", "where")
+            fixed = [each if shared and not varied else None for each, varied in zip(terms, varies, strict=True)]
+            if operation == "where":
+                fixed = [terms[0], None, None]
+            values: Entries = {}
+            for key in (_TERM, *dict.fromkeys(key for _, entries in parts for key in entries)):
+                picked = [part[0] if key == _TERM else part[1].get(key) for part in parts]
+                value = rule(*(each or other for each, other in zip(fixed, picked, strict=True)))
+                values |= {} if value is None else {key: value}
+            found[at] = values.pop(_TERM, None), values
+    return found[root]
+
+
+def _sum(x: Term | None, y: Term | None) -> Term | None:
+    return y if x is None else x if y is None else x + y
+
+
+def _negative(x: Term | None) -> Term | None:
+    return None if x is None else -x
+
+
+def _chosen(condition: Term, x: Term | None, y: Term | None) -> Term | None:
+    return None if x is y is None else condition.select(0.0 if x is None else x, 0.0 if y is None else y)
+
+
+_ADDED: dict[str, Any] = {"add": _sum, "sub": lambda x, y: _sum(x, _negative(y))}
+_LINEAR: dict[tuple[Any, ...], Callable[..., Term | None]] = {  # by the operation, and which arguments have the state
+    **{
+        (name, *varies): rule
+        for name, rule in _ADDED.items()
+        for varies in ((True, False), (False, True), (True, True))
+    },
+    **{("where", False, *varies): _chosen for varies in ((True, False), (False, True), (True, True))},
+    ("neg", True): _negative,
+    ("cast", True): lambda x: x,
+    ("mul", True, False): lambda x, factor: None if x is None else x * factor,
+    ("mul", False, True): lambda factor, x: None if x is None else x * factor,
+    ("div", True, False): lambda x, divisor: None if x is None else x / divisor,
+}
