@@ -202,7 +202,7 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
 
 
 def _entries(kind: str, table: Mapping[str, Mapping[int, Entry]]) -> Mapping[int, Entry]:
-    """The entries of a class by length; of a fused scan also those of similar numbers of columns, and of plain scans."""
+    """The entries of a class by length; of a fused scan also of similar numbers of columns, and of plain scans."""
     if not kind.startswith("map "):
         return table.get(kind, {})
     words, _, columns = kind.rpartition("=")
