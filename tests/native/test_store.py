@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops.cli import doctor, main
-from scanops.cli.findings import Finding, finding
+from scanops.cli.doctor import Finding, finding
 from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.runtime import background, native
 from scanops.runtime.native import building
