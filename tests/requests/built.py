@@ -19,8 +19,6 @@ from scanops.errors import ScanopsError
 from tests.numbers import oracle
 from tests.requests.recipes import OUTS, Call, laid, recipe, spread_over
 
-__all__ = ["Built", "drawn", "holds"]
-
 REFUSED = torch.float32  # stands for the result's dtype where there is none
 HALVES = (torch.float16, torch.bfloat16)
 

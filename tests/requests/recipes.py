@@ -12,8 +12,6 @@ import torch
 from scanops.codegen.dtypes import DTYPES, dtype_named
 from scanops.codegen.operators import BUILT_IN
 
-__all__ = ["OPS", "OUTS", "SHAPES", "Call", "Recipe", "laid", "recipe", "spread_over"]
-
 OPS = tuple(BUILT_IN)
 NUMBERS = tuple(getattr(torch, name) for name in DTYPES)
 SHAPES: tuple[tuple[int, ...], ...] = (
