@@ -17,8 +17,7 @@ import pytest
 
 import scanops
 from benchmarks.odd_calls import run
-from tests.requests.built import Built, drawn, holds
-from tests.requests.recipes import SHAPES
+from tests.requests.recipes import SHAPES, Built, drawn, holds
 
 COUNT = int(os.environ.get("SCANOPS_FUZZ", "0"))
 
@@ -28,9 +27,7 @@ def test_emulated(shape: tuple[int, ...], seed: int) -> None:
     """One right call of each shape: no dimension, empty lines, lines of one item, many dimensions."""
     pick, call = random.Random(f"{shape} {seed}"), None
     while call is None or not Built(call, "cpu").legal:
-        call = drawn(pick)
-        recipe = replace(call.recipe, shape=shape, dim=pick.randrange(max(1, len(shape))))
-        call = replace(call, recipe=recipe)
+        call = replace(drawn(pick), shape=shape, dim=pick.randrange(max(1, len(shape))))
     with scanops.emulate(seed=5):
         holds(call, "cpu", print)
 
