@@ -44,6 +44,7 @@ def request() -> BuildRequest:
         "SCANOPS_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
         "SCANOPS_PYTHON": tag,
         "SCANOPS_ABI": ABI,
+        "AT_PER_OPERATOR_HEADERS": 1,  # of torch's operators those alone that are included: less for g++ to read
     }
     return BuildRequest(
         name=f"native-torch{public}-{sys.implementation.cache_tag}",
