@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -100,6 +100,24 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
     given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
     _MODULES[0].learn(call.values(), inputs, call.final, _multiprocessors(on_gpu), launches, adjoints)
+
+
+SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
+
+
+def slots(tensors: Tensors) -> Tensors:
+    """Return the tensors of a fused scan as C++ reads those of Inputs."""
+    return tensors if len(tensors) < len(SLOTS) else (*tensors[:4], None, tensors[4])
+
+
+def learn_fused(key: tuple[object, ...], tensors: Tensors, launcher: Any) -> None:
+    """Let C++ serve fused scans like this one, which ``launcher`` has served, where no gradient is wanted."""
+    launcher.generation = _GENERATION[0]
+    if launcher.template is None or len(tensors) > len(SLOTS) or not (tensors[0].is_cuda or emulator.ACTIVE.get()):
+        return
+    reads = tuple((which, _PLACES[SLOTS[place]]) for which, (_, place) in enumerate(launcher.reads))
+    launches = (Launch(launcher.template, reads, launcher),)
+    _MODULES[0].learn(key, slots(tensors), False, _multiprocessors(tensors[0].is_cuda), launches, ())
 
 
 class Launch(NamedTuple):
