@@ -7,6 +7,7 @@ backward. Results are compared first; ``--small`` compares small tensors on any 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +72,7 @@ def associative(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
     return associative_scan(combine, (a, b), dim)[1]
 
 
-def flipped(scan: Function, x: torch.Tensor, dim: int) -> torch.Tensor:
+def flipped(scan: Function, x: torch.Tensor, dim: int) -> Any:
     """A reverse scan by a forward one, between two flips."""
     return scan(x.flip(dim), dim).flip(dim)
 
@@ -243,6 +244,8 @@ def main(
         return 0
     require_gpu()
     timer, found = Timer(BUDGET), {}
+    if given.output is not None and given.output.is_file():  # of an earlier run, with another filter
+        found = json.loads(given.output.read_text(encoding="utf-8"))["microseconds"]
     for each in chosen:
         build_kernels_of([partial(each.ours, *each.inputs)], default_target())
         check(each)

@@ -30,6 +30,7 @@ from scanops.errors import UnsupportedRequest
 
 SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
+NEAR_COLUMNS = 3  # factors of 2 between numbers of columns, for fused scans
 NEAR_TILE = 1.42  # the same for lengths of one tile
 
 Entry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
@@ -162,12 +163,13 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     """Return what the best shape depends on besides the length, in words; empty where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
-    the plans of a built-in operator like it.
+    the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
     """
     if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
         return ""
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
+    traits = ["map"] * bool(spec.fusion) + traits
     traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
@@ -185,7 +187,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    entries = _table(target.name).get(class_of(spec, few), {})
+    entries = _entries(class_of(spec, few), _table(target.name))
     for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1
@@ -197,6 +199,18 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
             if plan is not None or not faster:
                 return plan
     return None
+
+
+def _entries(kind: str, table: Mapping[str, Mapping[int, Entry]]) -> Mapping[int, Entry]:
+    """The entries of a class by length; of a fused scan also of similar numbers of columns, and of plain scans."""
+    if not kind.startswith("map "):
+        return table.get(kind, {})
+    words, _, columns = kind.rpartition("=")
+    found = dict(table.get(kind, {}))
+    for other in range(1, NEAR_COLUMNS + 1) if columns != "1" else ():
+        for near in (int(columns) - other, int(columns) + other):
+            found = {**table.get(f"{words}={near}", {}), **found} if near > 1 else found
+    return {**table.get(kind.removeprefix("map "), {}), **found}
 
 
 def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | None:

@@ -58,6 +58,7 @@ class ScanSpec:
     complete: bool = False  # of an exclusive scan: a last output includes every item, so operands have one item less
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
+    per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:

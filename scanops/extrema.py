@@ -45,9 +45,10 @@ if TYPE_CHECKING:
         dtype: torch.dtype | None
 
 
-__all__ = ["Pair", "ValuesAndIndices", "cummax", "cummin"]
+__all__ = ["Final", "Pair", "ValuesAndIndices", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
+Final = bool | Literal["segments"]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -59,7 +60,7 @@ class ValuesAndIndices(NamedTuple):
 
 @overload
 def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummax(
@@ -73,7 +74,7 @@ def cummax(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     out: Pair | None = None,
@@ -111,7 +112,7 @@ def cummax(
 
 @overload
 def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummin(
@@ -125,7 +126,7 @@ def cummin(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     out: Pair | None = None,

@@ -146,6 +146,7 @@ def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monk
     ("slugs", "format", "allowed"),
     [
         ("sum-f32-n9-exclusive-complete-rows", "modelnew", "as many results as items"),
+        ("sum-f32-n9-offsets_i32-final-per_segment", "cu", "no carries of segments"),
         ("sum-f32-n8 sum-f32-n9", "cu", "one: every kernel has a launcher"),
         ("sum-f32-n8 prod-f32-n8", "modelnew", "specs that differ in length"),
         ("sum-f32-n8", "pdf", "modelnew, cu, kernelbench, gpumode"),
@@ -155,7 +156,7 @@ def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monk
         ("sum-f32-n8-offsets_i32", "kernelbench", "no segments"),
         ("sum-f32-n8-initial", "kernelbench", "without a carry-in"),
         ("cummax-f32-n8", "kernelbench", "one result"),
-        ("sum-f32-n8-mask_b8-line_mask", "modelnew", "contiguous operands, or --format cu"),
+        ("sum-f32-n8-mask_b8-line_mask", "cu", "contiguous operands"),
         ("sum-f32-n512-transposed", "kernelbench", "contiguous"),
         ("sum-f32-n8-mask_b8", "gpumode", "one input"),
         ("sum-f32-n8-final", "gpumode", "one output"),

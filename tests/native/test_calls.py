@@ -91,6 +91,13 @@ def carried(state: Any) -> Any:
     return scanops.linear_scan(GATES, X, 1, initial=state, return_final=True, reverse=True)
 
 
+def fused(*tensors: torch.Tensor, n: float = 2.0, **options: Any) -> Any:
+    given = (X, GATES, X[0], *(tensors or (X[1:2], X[2])))
+    return scanops.scan(
+        given, "sum", 1, map=lambda a, b, c, d, e: a * b - c * n, then=lambda y, *t: (y + t[3], y > t[4]), **options
+    )
+
+
 # A call that is learnt, one like it, and whether that is known.
 ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
     "other data": (summed, lambda: summed(X + 1), True),
@@ -100,6 +107,16 @@ ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
     "another order of threads": (summed, lambda: summed(seed=4), True),
     "another GPU": (summed, lambda: summed(multiprocessors=2), False),
     "two results": (lambda: scanops.cummin(X, 0), lambda: scanops.cummin(-X, 0), True),
+    "expressions": (fused, lambda: fused(X[0] + 1, X[1]), False),
+    "expressions of other data": (fused, lambda: fused(X[0:1], X[1]), True),
+    "another constant of expressions": (fused, lambda: fused(n=3.0), False),
+    "expressions and a flag": (fused, lambda: fused(reverse=True), False),
+    "expressions with a gradient": (fused, lambda: fused(X[1:2], X[2].clone().requires_grad_()), False),
+    "expressions and a mask": (
+        lambda: scanops.scan(X, "prod", 1, then=torch.sub, mask=X > 3),
+        lambda: scanops.scan(-X, "prod", 1, then=torch.sub, mask=X > 5),
+        True,
+    ),
     "with a workspace": (lambda: summed(LINE), lambda: summed(LINE + 1), False),
     "carries of lines": (lambda: carried(torch.ones(3)), lambda: carried(torch.arange(3.0)), True),
     "one carry": (lambda: carried(torch.tensor(5.0)), lambda: carried(torch.tensor(16.0)), True),

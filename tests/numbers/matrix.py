@@ -65,7 +65,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "exclusive": ("inclusive", "exclusive", "complete"),
     "mask": ("none", "bool", "number"),
     "carry": ("none", "initial", "initial_of_lines", "final", "both"),
-    "segments": ("none", "flags", "int32", "int64"),
+    "segments": ("none", "flags", "int32", "int64", "carried"),  # carried: int32, and carries of segments
     "layout": tuple(LAYOUTS),
 }
 
@@ -191,6 +191,10 @@ def operands(cell: Cell) -> Given:
         mask = laid(mask)
     gate = oracle.gates(spread(next(turns) % 4), dtype, seed=cell.seed) if cell.row.gated else None
     lines = tuple(size for d, size in enumerate(route.shape) if d != route.dim)
+    offsets = _offsets(route.shape[route.dim], cell) if cell.segments in ("int32", "int64", "carried") else None
+    per_segment = cell.segments == "carried" and cell.carry in ("initial_of_lines", *ENDS)
+    if per_segment and offsets is not None:
+        lines = (*route.shape[: route.dim], len(offsets) - 1, *route.shape[route.dim + 1 :])
     carry = getattr(torch, spec.carry.name)
     initial: torch.Tensor | complex | None = None
     if cell.carry == "initial":
@@ -203,7 +207,8 @@ def operands(cell: Cell) -> Given:
         "mask": mask,
         "gate": gate,
         "starts": _starts(spread(next(turns) % 3), route.dim, cell.seed) if cell.segments == "flags" else None,
-        "offsets": _offsets(route.shape[route.dim], cell) if cell.segments.startswith("int") else None,
+        "offsets": offsets,
+        "per_segment": per_segment,
         "initial": initial,
         "reverse": cell.reverse == "reverse",
         "exclusive": cell.exclusive == "exclusive",
@@ -235,7 +240,9 @@ def _offsets(length: int, cell: Cell) -> torch.Tensor:
     else:
         inside = torch.randint(length + 1, ((1, 4, 1 + length // 3)[kind],), generator=generator)
         inside = torch.cat([inside, inside[:2]]).sort().values
-    return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(getattr(torch, cell.segments))
+    return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(
+        torch.int64 if cell.segments == "int64" else torch.int32
+    )
 
 
 def wanted(cell: Cell, given: Given) -> tuple[ScanSpec, bool]:

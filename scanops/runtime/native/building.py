@@ -87,3 +87,7 @@ def stream_getter() -> int:
         logging.getLogger("scanops").info("calls on GPUs are served from Python: %s", problem)
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+if __name__ == "__main__":  # python -m scanops.runtime.native.building
+    print(built().directory)
