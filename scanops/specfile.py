@@ -8,6 +8,7 @@
     target = "sm_90"
     count = 12                            # calls
     operator = "last"                     # only for an operator that the program registers at run time
+    map = '[[["operand", ...'             # only where the short name has a digest of expressions: their text
 
 A spec of an operator registered at run time is readable only where that operator is registered. ``load`` returns such
 specs apart, under the operator's name, and never refuses the file because of them; ``import_modules`` imports the
@@ -21,15 +22,16 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
+from scanops.fusion.kernel import fusion_of, text_named
 from scanops.store.root import locked
 
 if sys.version_info >= (3, 11):
@@ -37,10 +39,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-
+Value = TypeVar("Value")
 _LOCK_SECONDS = 10.0
 _Key = tuple[str, "str | None"]  # the short name of a spec, target
-_TABLE = ("spec", "target", "count", "operator")
+_TABLE = ("spec", "target", "count", "operator", "map")
 _TOP = ("scan", "specs", "targets")
 
 
@@ -52,6 +54,7 @@ _FORMS: dict[str, tuple[str, Any]] = {
     "spec": ('the short name of a spec: "sum-f32-n32768"', str),
     "target": ('the name of a target: "sm_90"', str),
     "operator": ("the name of an operator", str),
+    "map": ("the text of expressions, as a recording has it", str),
     "count": ("a number of 0 or more", range(2**63)),
 }
 
@@ -91,15 +94,17 @@ def load(path: Path) -> SpecFile:
     targets = document.get("targets") or [None]
     wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
     for slug in document.get("specs", []):
-        wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
+        wanted.update({(_tried(path, "specs", ScanSpec.parse, slug), target): 0 for target in targets})
     for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
         if "spec" not in _checked(path, where, table, _TABLE):
             raise _bad(path, where, "a spec", "no spec")
         slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
+        if "map" in table:  # which the short name has a digest of
+            _tried(path, where, fusion_of, table["map"])
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_parsed(path, where, slug), each] += count
+                wanted[_tried(path, where, ScanSpec.parse, slug), each] += count
             else:
                 slugs = found.unknown.setdefault(operator, {})
                 slugs[slug, each] = slugs.get((slug, each), 0) + count
@@ -143,11 +148,14 @@ def check_writable(path: Path) -> None:
 def import_modules(names: Iterable[str]) -> list[Operator]:
     """Import modules that define operators, and register every ``scanops.Operator`` among their names.
 
-    The current directory is searched after ``sys.path``. Raises MissingRequirement for a module that cannot be
-    imported, whatever its code raises.
+    A name that ends in .toml is a spec file, whose expressions are read. The current directory is searched after
+    ``sys.path``. Raises MissingRequirement for a module that cannot be imported, whatever its code raises.
     """
     found: list[Operator] = []
     for name in names:
+        if name.endswith(".toml"):
+            load(Path(name))
+            continue
         sys.path.append(str(Path.cwd()))
         try:
             module = importlib.import_module(name)
@@ -169,6 +177,8 @@ def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
     for (slug, target), (count, operator) in sorted(total.items(), key=lambda item: [str(each) for each in item[0]]):
         named = f'target = "{target}"\n' if target else ""
         of_program = f'operator = "{operator}"\n' if operator else ""
+        digest = slug.partition("-map_")[2].partition("-")[0]
+        of_program += f"map = '{text_named(digest)}'\n" if digest else ""
         yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
 
 
@@ -207,11 +217,12 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     return table
 
 
-def _parsed(path: Path, where: str, slug: str) -> ScanSpec:
+def _tried(path: Path, where: str, read: Callable[[str], Value], text: str) -> Value:
+    """Return what a part of the file stands for, which ``read`` gives."""
     try:
-        return ScanSpec.parse(slug)
+        return read(text)
     except UnsupportedRequest as problem:
-        value = f"{slug}: {problem.asked}, {problem.value}"
+        value = f"{text}: {problem.asked}, {problem.value}"
         raise _bad(path, where, problem.allowed, value, problem.hint) from problem
 
 
