@@ -22,9 +22,8 @@ from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
-from tests.requests.built import Built, holds
 from tests.requests.checks import refused
-from tests.requests.recipes import OPS, Call, recipe
+from tests.requests.recipes import OPS, Built, drawn, holds
 from tests.requests.test_allocations import Recorded
 
 X = torch.arange(120.0).reshape(3, 40)
@@ -40,18 +39,17 @@ def test_drawn_requests(counted: Counted) -> None:
     """Each at first by Python, then natively with other data."""
     served: set[str] = set()
     for number, op in enumerate(OPS * 2):
-        drawn = replace(recipe(random.Random(number).choice), op=op, shape=(3, 33), dim=number % 2)
-        drawn = replace(drawn, initial=("none", "one for each line")[number // len(OPS)], initial_dtype=None)
-        drawn = replace(drawn, accumulate=None, segments=("none", "flags")[number // len(OPS)])
-        drawn = replace(drawn, mask=("bool", "none")[number % 2], spread="broadcast", gate_spread="permuted")
-        call = Call(recipe=drawn)
+        call = replace(drawn(random.Random(number)), op=op, shape=(3, 33), dim=number % 2, out="none", special=False)
+        call = replace(call, initial=("none", "one for each line")[number // len(OPS)], initial_dtype=None)
+        call = replace(call, accumulate=None, segments=("none", "flags")[number // len(OPS)])
+        call = replace(call, mask=("bool", "none")[number % 2], spread="broadcast", gate_spread="permuted")
         if not Built(call, "cpu").legal:
-            drawn = replace(drawn, x_dtype=torch.float32 if "wise" not in op else torch.int32, dtype=None)
-            drawn = replace(drawn, gate_dtype=torch.float32)
+            call = replace(call, x_dtype=torch.float32 if "wise" not in op else torch.int32, dtype=None)
+            call = replace(call, gate_dtype=torch.float32)
         for seed in range(2):
-            holds(replace(call, recipe=drawn, seed=seed), "cpu")
+            holds(replace(call, seed=seed), "cpu")
         before = counted.calls
-        holds(replace(call, recipe=drawn, seed=7, special=True), "cpu")
+        holds(replace(call, seed=7, special=True), "cpu")
         if counted.calls > before:
             served.add(op)
     assert served == set(OPS)
