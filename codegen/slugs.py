@@ -67,8 +67,8 @@ def slug_of(spec: ScanSpec) -> str:
     return "-".join([*parts, *(word for word, (name, value) in WORDS.items() if getattr(spec, name) == value)])
 
 
-def fields_of(slug: str) -> dict[str, Any]:
-    """Return the fields that a short name gives. Raises UnsupportedRequest for an invalid name."""
+def fields_of(slug: str, map: str = "") -> dict[str, Any]:
+    """Return the fields that a short name gives, and the text of its expressions. Raises UnsupportedRequest."""
     if not isinstance(slug, str):
         raise _unreadable(slug, "")
     op, _, rest = slug.partition("-")
@@ -78,7 +78,7 @@ def fields_of(slug: str) -> dict[str, Any]:
         if word.startswith(_MAP):
             from scanops.fusion.kernel import text_named  # which few scans need
 
-            name, value = "map", text_named(word.removeprefix(_MAP))
+            name, value = "map", text_named(word.removeprefix(_MAP), map)
         elif found := VALUED.fullmatch(word):
             name, value = PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]
         else:

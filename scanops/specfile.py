@@ -22,16 +22,15 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
-from scanops.fusion.kernel import fusion_of, text_named
 from scanops.store.root import locked
 
 if sys.version_info >= (3, 11):
@@ -39,9 +38,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Value = TypeVar("Value")
+
 _LOCK_SECONDS = 10.0
-_Key = tuple[str, "str | None"]  # the short name of a spec, target
+_Key = tuple[str, "str | None", str]  # the short name of a spec, target, the text of expressions
 _TABLE = ("spec", "target", "count", "operator", "map")
 _TOP = ("scan", "specs", "targets")
 
@@ -66,7 +65,7 @@ class SpecFile:
     path: Path
     # (spec, target) -> recorded calls, in the file's order; the target is None where the file leaves it out
     wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
-    # operator -> {(short name of a spec, target): calls}, for operators that this process has not registered
+    # operator -> {(short name of a spec, target, text of expressions): calls}, for operators not registered here
     unknown: dict[str, dict[_Key, int]] = field(default_factory=dict)
 
     @property
@@ -94,20 +93,18 @@ def load(path: Path) -> SpecFile:
     targets = document.get("targets") or [None]
     wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
     for slug in document.get("specs", []):
-        wanted.update({(_tried(path, "specs", ScanSpec.parse, slug), target): 0 for target in targets})
+        wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
     for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
         if "spec" not in _checked(path, where, table, _TABLE):
             raise _bad(path, where, "a spec", "no spec")
-        slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
-        if "map" in table:  # which the short name has a digest of
-            _tried(path, where, fusion_of, table["map"])
+        slug, count, operator, text = table["spec"], table.get("count", 0), table.get("operator"), table.get("map", "")
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_tried(path, where, ScanSpec.parse, slug), each] += count
+                wanted[_parsed(path, where, slug, text), each] += count
             else:
                 slugs = found.unknown.setdefault(operator, {})
-                slugs[slug, each] = slugs.get((slug, each), 0) + count
+                slugs[slug, each, text] = slugs.get((slug, each, text), 0) + count
     found.wanted.update(wanted)
     return found
 
@@ -129,7 +126,7 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
             found = Counter(old.wanted)
             for (spec, target, _), count in counts.items():
                 found[spec, target] += count
-            total = {(spec.slug, target): (n, _operator(spec)) for (spec, target), n in found.items()}
+            total = {(spec.slug, target, spec.map): (n, _operator(spec)) for (spec, target), n in found.items()}
             for operator, slugs in old.unknown.items():
                 total.update({key: (count, operator) for key, count in slugs.items()})
             write_text(path, "".join(_text(total)), f"the spec file {path}")
@@ -174,11 +171,12 @@ def import_modules(names: Iterable[str]) -> list[Operator]:
 
 def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
     yield "# Which kernels a program asked for: scanops precompile builds them.\n"
-    for (slug, target), (count, operator) in sorted(total.items(), key=lambda item: [str(each) for each in item[0]]):
+    for (slug, target, text), (count, operator) in sorted(
+        total.items(), key=lambda item: [str(each) for each in item[0]]
+    ):
         named = f'target = "{target}"\n' if target else ""
         of_program = f'operator = "{operator}"\n' if operator else ""
-        digest = slug.partition("-map_")[2].partition("-")[0]
-        of_program += f"map = '{text_named(digest)}'\n" if digest else ""
+        of_program += f"map = '{text}'\n" if text else ""
         yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
 
 
@@ -217,12 +215,11 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     return table
 
 
-def _tried(path: Path, where: str, read: Callable[[str], Value], text: str) -> Value:
-    """Return what a part of the file stands for, which ``read`` gives."""
+def _parsed(path: Path, where: str, slug: str, map: str = "") -> ScanSpec:
     try:
-        return read(text)
+        return ScanSpec.parse(slug, map)
     except UnsupportedRequest as problem:
-        value = f"{text}: {problem.asked}, {problem.value}"
+        value = f"{slug}: {problem.asked}, {problem.value}"
         raise _bad(path, where, problem.allowed, value, problem.hint) from problem
 
 

@@ -261,13 +261,16 @@ def fusion_of(text: str) -> Fusion:
         ) from problem
 
 
-def text_named(digest: str) -> str:
-    """Return the text of the expressions with this digest. Raises UnsupportedRequest where they are not known."""
-    if digest not in _TEXTS:
+def text_named(digest: str, text: str = "") -> str:
+    """Return the text of the expressions with this digest: ``text``, or where it is empty one that is known here.
+
+    Raises UnsupportedRequest where there is none.
+    """
+    if fusion_of(text).digest != digest if text else digest not in _TEXTS:
         raise UnsupportedRequest(
             "the expressions of a short name are not known here",
             allowed="map_DIGEST of expressions that this process has traced, or read from a spec file",
             value=f"map_{digest}",
             hint="record the program that has them, and pass --import FILE, or scanops.specfile.load(FILE)",
         )
-    return _TEXTS[digest]
+    return text or _TEXTS[digest]
