@@ -144,7 +144,7 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, with FILES; no GPU, and a store and a tuning file that do not exist."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
 def test_refused(
-    call: Call, ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int, line: str
+    call: Call, ask: Ask, files: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int, line: str
 ) -> None:
     """The error is on stderr, or with --json the document; nothing else is printed."""
     words = shlex.split(line)
@@ -175,7 +175,7 @@ def test_refused(
     answer = ask(*words[:place], "--json", *words[place:], code=code)
     assert (answer["ok"], answer["error"]["kind"]) == (False, kind)
     assert answer["error"].keys() == {"kind", "asked", "allowed", "value", "next"} and all(answer["error"].values())
-    left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    left = {str(path.relative_to(files)): path.read_text() for path in files.rglob("*") if path.is_file()}
     assert left == FILES
 
 
