@@ -101,7 +101,7 @@ class FilePath(click.Path):
         super().__init__(dir_okay=False, path_type=Path, allow_dash=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the Path."""
+        """Return the path of a file to write."""
         if os.fspath(value) == "-":
             self.fail("- is not a file: name one (./- if it is called that); leave it out to print.", param, ctx)
         return super().convert(value, param, ctx)
@@ -132,7 +132,8 @@ def import_option(command: F) -> F:
         is_eager=True,
         expose_value=False,
         callback=lambda context, option, names: import_modules(names),
-        help="Import a module that defines operators, before specs are read; may be repeated.",
+        help="Import a module that defines operators, or read a spec file FILE.toml with expressions, before specs are "
+        "read; may be repeated.",
     )(command)
 
 
