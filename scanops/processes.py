@@ -29,6 +29,7 @@ GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)  # whether this build is one of several
+BACKGROUND: ContextVar[bool] = ContextVar("scanops_background", default=False)  # whether it ends with this process
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

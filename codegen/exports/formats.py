@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from scanops.codegen.exports.launcher import units_of
-from scanops.codegen.exports.module import python_text
+from scanops.codegen.exports.texts import python_text, units_of
 from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment
@@ -106,9 +105,9 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    every["contiguous operands, or --format cu"] = format == "cu" or not first.strided
     plain = not (first.complete or first.map or first.per_segment)
-    return {"as many results as items, no map and no carries of segments": plain} | rules.get(format, {}) | every
+    general = {"as many results as items, no map and no carries of segments": plain}
+    return general | {"contiguous operands": not first.strided} | rules.get(format, {}) | every
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

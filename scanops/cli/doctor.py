@@ -203,7 +203,7 @@ def native_calls(facts: dict[str, Any]) -> str:
     if entry is None:
         # benchmarks/results/calls_h200.json: the least and the most of 12 operators
         summary = f"no {request.name} in package, store or packs: calls are launched from Python, 16 to 35 us slower"
-        following = "python -m scanops.runtime.native builds it with g++ in half a minute, as do repeated calls"
+        following = "python -m scanops.runtime.native.building builds it in half a minute, as do repeated calls"
         raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)
     return str(entry.directory)

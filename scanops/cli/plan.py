@@ -60,7 +60,7 @@ def command(
     reasons; then where the kernel is found, or why not: for each place the nearest kernels, field by field.
 
     SPEC is a spec's short name. Nothing is measured and no GPU is needed. Registers are the compiler's where the kernel
-    is built, else estimates. A plan that `scanops tune` found on this GPU takes precedence over the planner's.
+    is built, else estimates. A plan that `scanops tune` has kept takes precedence over the planner's.
     """
     target = target or gpu_target() or DEFAULT_TARGET
     few = few_for(spec, planned(target), lines)

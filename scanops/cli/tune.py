@@ -50,7 +50,7 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     anything is timed, plans run in turns on a cold L2, and the fastest is measured against the planner's own once more:
     a plan that does not win by more than the noise is not kept. Kept plans are written to
     a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
-    configuration folder. Files can be copied to other machines.
+    configuration folder. Files can be copied to other machines, and apply to all GPUs of the architecture.
     """
     for spec in specs:
         if spec.op in GRADIENTS or spec.takes_length:
@@ -74,7 +74,7 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
             trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
             outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
             del trials  # its tensors make room for the next ones
-        entries.pop((target, device, spec.slug, few), None)
+        entries.pop((target, spec.slug, few), None)
         if entry := outcome.entry(device):
             entries[entry.key] = entry
         write(path, entries.values())  # after each: what was measured is not lost

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, grid, picture, soak
+from benchmarks import accuracy, picture, soak
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.readme import results
-from benchmarks.report import TIE, best_peer, merged, notes, summary, summary_lines
+from benchmarks.report import TIE, best_peer, merged, notes, summary
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
 from scanops.codegen.plan import make_plan
-from scanops.errors import ScanopsError, UnsupportedRequest
+from scanops.errors import UnsupportedRequest
 
 GRID = cells(seed=7)
 TABLE = [cell for cell in GRID if cell.group == "table"]
@@ -100,21 +100,6 @@ def test_a_wrong_result_is_seen() -> None:
     assert not same_bits(poison(case.y), poison(case.y.clone(), 1))
 
 
-def test_configurations_of_cub_and_triton_cover_every_line_and_are_legal_launches() -> None:
-    for cell in TABLE:
-        tiles, calls_of = (cub.configurations(cell) if cell.inner == 1 else []), triton.configurations(cell)
-        assert (cell.inner > 1 or tiles) and calls_of, cell.name
-        for found in (tiles, calls_of):
-            assert len({label for label, *_ in found}) == len(found) <= 25, cell.name
-        for _, calls in calls_of:
-            for call in calls:
-                assert 1 <= call.warps <= 32
-                assert min(call.grid) >= 1 and max(call.grid[1:], default=1) <= 65535 and call.grid[0] < 2**31
-            if calls[-1].kernel.endswith("chunks"):
-                *_, chunk, number = calls[-1].numbers
-                assert (number - 1) * chunk < cell.length <= number * chunk
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["sum", "masked", "prod_masked_reverse_exclusive", "sum_bf16"])
@@ -128,15 +113,6 @@ def test_every_candidate_is_right(variant: str, shape: tuple[int, ...]) -> None:
         for candidate in peer.candidates(case):
             poison(case.y)
             assert case.is_right((candidate.run(),)), (peer.name, candidate.label)
-
-
-@pytest.mark.parametrize("option", ["--groups=table,everything", "--filter=no such cell", "--into=earlier.json"])
-def test_a_grid_that_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is measured, with the offending value in the error."""
-    monkeypatch.chdir(tmp_path)
-    Path("earlier.json").write_text('{"cells": []}')
-    with pytest.raises(ScanopsError, match=option.partition("=")[2].rpartition(",")[2]):
-        grid.main([option])
 
 
 MEASURED = results()
@@ -176,18 +152,6 @@ def test_what_is_wrong_is_said(found: Row, said: list[str]) -> None:
     assert notes(found) == said
     best = best_peer(found)
     assert best is None or best[0] == "torch eager"
-
-
-def test_the_summary_counts() -> None:
-    drawn = [row(0.90 + place / 1000, group="random") for place in range(101)]
-    failed = {"cell": "x", "group": "table", "family": "rows", "shape": [1], "ok": False, "error": "no"}
-    verdict = summary([row(0.8, 1.0), row(ok=False), failed, *drawn, row(generic_of_specialised=0.5)], seed=5)
-    counts = {name: len(verdict[name]) for name in ("wrong", "not_measured", "below_floor", "below_best_peer")}
-    assert counts == {"wrong": 2, "not_measured": 1, "below_floor": 1, "below_best_peer": 1}
-    figures = {"seed": 5, "cells": 101, "median": 0.95, "p05": 0.905, "worst": 0.90}
-    assert verdict["random_lengths"] == pytest.approx(figures)
-    assert verdict["length_as_argument"] == {"cells": 1, "worst_of_specialised": 0.5, "slow": 1}
-    assert (verdict["cells"], len(summary_lines(verdict)), len(summary_lines(summary([], 1)))) == (105, 3, 1)
 
 
 def test_cells_measured_again_take_the_place_of_earlier_ones() -> None:

@@ -179,25 +179,18 @@ def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
     if target != CPU and next(_counted) == _REPEATS and environment.native():
         may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
-        background.WORKER.run_later("native", "what serves calls natively", lambda: _get(may_build))
+        background.WORKER.run_later("native", "what serves calls natively", lambda: _load(may_build, logging.INFO))
 
 
 def prepared(target: str) -> None:
     """Load the library now, or build it if the policy allows it; calls are correct without it."""
-    if target == CPU or not environment.native():
-        return
-    try:
-        get(build=POLICIES[environment.policy()].may_build)
-    except ScanopsError as problem:
-        _LOG.warning("calls are served from Python: %s", problem)
+    if target != CPU and environment.native():
+        _load(POLICIES[environment.policy()].may_build, logging.WARNING)
 
 
-def _get(may_build: bool) -> None:
-    """Load the library in the worker's thread, or build it in a child process."""
+def _load(build: bool, level: int) -> None:
+    """Load the library, or build it if ``build``. A failure is logged."""
     try:
-        if not get(build=False) and may_build:
-            # A child process that ends with this one, so that no compiler is left running.
-            background.WORKER.run(background.python_command("scanops.runtime.native"))
-            get(build=False)
+        get(build=build)
     except ScanopsError as problem:
-        _LOG.info("calls are served from Python: %s", problem)
+        _LOG.log(level, "calls are served from Python: %s", problem)
