@@ -118,9 +118,9 @@ def variants_table() -> list[str]:
     return [f"{_source(document)}.", "", *markdown([*headings, "cells below 0.9 bound by"], rows)]
 
 
-def workloads_table() -> list[str]:
-    """Return the table of real programs."""
-    document, rows = results("workloads_h200"), []
+def workloads_table(file: str) -> list[str]:
+    """Return the table of real programs, or of fused scans."""
+    document, rows = results(file), []
     for name, row in document["microseconds"].items():
         times = [
             f"{row[key]:,.{1 if row[key] < 100 else 0}f}" if key in row else ""
@@ -172,8 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     document = results()
     page = PAGE.read_text(encoding="utf-8")
-    parts = {"cells": table(document), "variants": variants_table(), "workloads": workloads_table()}
-    for name, lines in {**parts, "builds": builds_table()}.items():
+    parts = {"cells": table(document), "variants": variants_table(), "builds": builds_table()}
+    parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads",)}
+    for name, lines in parts.items():
         page = _filled(page, name, lines)
     fresh = {README: _filled(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
     if not check:

@@ -25,8 +25,8 @@ from benchmarks.common import Row, kernel_of, parser, write
 from benchmarks.scans import other_bits, poison
 from scanops.measure import require_gpu
 
-# (variant[+segments|+carry|+another operator], shape, dim): few long rows, few and many columns, lengths that no tile divides;
-# each of a size that takes some 30 us
+# (variant[+segments|+carry|+another operator], shape, dim): few long rows, few and many columns, lengths that no tile
+# divides; each of a size that takes some 30 us
 CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("sum", (1, 2**20), 1),
     ("sum", (8, 2**20), 1),

@@ -31,6 +31,7 @@ _WORDS = (
 )
 KEYWORDS = frozenset(_WORDS.split())
 BRACKETS = {")": "(", "]": "[", "}": "{"}
+_MARKS = re.compile(r"[]()[{};]")
 
 # Fields that are tuples of strings, with an example of each. Those of expressions have one for each state field, or one
 # of these numbers; ``holds``, ``settle``, ``behind`` and ``quick`` none without an extend.
@@ -102,7 +103,7 @@ def in_texts(row: Operator) -> Iterator[Mistake]:
 def _is_closed(text: str) -> bool:
     """Whether all brackets of an expression match and it has no semicolon outside braces."""
     opened: list[str] = []
-    for letter in text:
+    for letter in _MARKS.findall(text):
         if letter in BRACKETS.values():
             opened.append(letter)
         elif letter in BRACKETS and (not opened or opened.pop() != BRACKETS[letter]):

@@ -162,12 +162,13 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     """Return what the best shape depends on besides the length, in words; empty where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
-    the plans of a built-in operator like it.
+    the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
     """
     if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
         return ""
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
+    traits = ["map"] * bool(spec.fusion) + traits
     traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
@@ -185,7 +186,8 @@ def class_of(spec: ScanSpec, few: bool) -> str:
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    entries = _table(target.name).get(class_of(spec, few), {})
+    kind, table = class_of(spec, few), _table(target.name)
+    entries = {**table.get(kind.removeprefix("map "), {}), **table.get(kind, {})}  # a fused scan's, or of one like it
     for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1

@@ -27,6 +27,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "complete": ("complete", True),
     "initial": ("initial", True),
     "final": ("final", True),
+    "per_segment": ("per_segment", True),
     "results_saved": ("saved_results", True),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
     **{

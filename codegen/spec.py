@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import Field, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
 from scanops.codegen.operator import COMPENSATED
@@ -19,8 +19,7 @@ WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition:
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """An operand with one item for each item that is scanned."""
 
     name: str  # name of the kernel's parameter
@@ -59,6 +58,7 @@ class ScanSpec:
     complete: bool = False  # of an exclusive scan: a last output includes every item, so operands have one item less
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
+    per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:

@@ -23,7 +23,8 @@ LEGAL: dict[str, tuple[object, ...]] = {
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
     **dict.fromkeys(
-        ("reverse", "exclusive", "complete", "initial", "final", "aligned", "saved_results"), (True, False)
+        ("reverse", "exclusive", "complete", "initial", "final", "per_segment", "aligned", "saved_results"),
+        (True, False),
     ),
 }
 WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
@@ -105,6 +106,15 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             hint = "pass layouts columns, strided or line; the last output is the carry-out"
             value = told("exclusive", "segments", "saved", "final", *near)
             yield "complete=True does not fit the other fields", allowed, value, hint
+    if spec.per_segment and (spec.segments in (None, "flags") or not (spec.initial or spec.final)):
+        allowed = "carries per segment beside offsets, with initial or final"
+        hint = "leave per_segment out, or pass segments='int32' or 'int64' and initial or final"
+        yield (
+            "per_segment needs offsets and carries",
+            allowed,
+            told("per_segment", "segments", "initial", "final"),
+            hint,
+        )
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, stages 4, vectors 7, boundary 0, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 ca7d24ff7e98a03f of everything below this banner
+// content  sha256 369ffb9fac31c1a7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -116,10 +116,12 @@ __device__ __forceinline__ State element(Input x) {
 __device__ __forceinline__ Output output_of(State state) { return state; }
 }  // namespace unsegmented
 
+constexpr bool kEnds = false;  // a head flag ends a segment in scan order
+
 __device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    if constexpr (kReverse) {
+    if constexpr (kEnds) {
         const bool cut = newer.bounds & 1 || older.bounds & 2;
         return {cut ? newer.plain
                     : unsegmented::combine(older.plain, newer.plain),

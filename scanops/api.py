@@ -9,28 +9,21 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Functions, Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.extrema import Final, Pair, ValuesAndIndices, cummax, cummin
 from scanops.fusion import operator as operator
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from scanops.extrema import Functions, Keywords
+
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
-
-
-class Keywords(Variant, total=False):
-    """Keywords of scans with one result."""
-
-    complete: bool
-    dtype: torch.dtype | None
-    accumulate: torch.dtype | str | None
-    out: Tensor | None
 
 
 @overload
 def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
 ) -> Pair: ...
 @overload
 def scan(
@@ -49,7 +42,7 @@ def scan(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -75,12 +68,13 @@ def scan(
         then: likewise of the result and the tensors: what is stored; of several values a tuple.
         mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
-        reverse: scan from the last item to the first.
-        exclusive: leave the item itself out of its result.
+        reverse, exclusive: scan from the last item to the first; leave the item itself out of its result.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
-            without ``dim``, one value per line. An exclusive scan begins with it.
-        return_final: also return the carry-out, the final state of each line. Chunks of a stream, each with that of
-            the chunk before as ``initial``, equal the scan in one piece; floats to within rounding.
+            without ``dim``, one value per line; with ``offsets`` also to x's shape with the segments in place of
+            ``dim``, one value per segment, if it has as many dimensions. An exclusive scan begins with it.
+        return_final: also return the carry-out, the final state of each line; of each segment beside an ``initial`` of
+            segments, or as ``"segments"``. Chunks of a stream, each with that of the chunk before as ``initial``,
+            equal the scan in one piece; floats to within rounding.
         complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then the
             inclusive results; with ``reverse`` the carry-in is last. Not with exclusive, return_final or segments.
         segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
@@ -101,7 +95,7 @@ def scan(
 
     Returns:
         A contiguous tensor of x's shape, or with ``complete`` of one more along ``dim``; with ``return_final`` a pair
-        of that and of the carry-out, of x's shape without ``dim``.
+        of that and of the carry-out, of x's shape without ``dim`` or with the segments in its place.
 
     Raises:
         UnsupportedRequest: an argument that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
@@ -126,7 +120,7 @@ def scan(
 
 
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumsum(
@@ -137,7 +131,7 @@ def cumsum(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -153,13 +147,16 @@ def cumsum(
         >>> import torch, scanops
         >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
         tensor([5., 3., 0.])
+        >>> y, carry = scanops.cumsum(torch.tensor([1., 2.]), 0, return_final=True)
+        >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk goes on from it
+        tensor([ 6., 10.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
 
 
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumprod(
@@ -170,7 +167,7 @@ def cumprod(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -192,7 +189,9 @@ def cumprod(
 
 
 @overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
+def logcumsumexp(
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
+) -> Pair: ...
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def logcumsumexp(
@@ -203,7 +202,7 @@ def logcumsumexp(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -236,7 +235,7 @@ def logcumsumexp(
 
 @overload
 def linear_scan(
-    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]
+    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
 ) -> Pair: ...
 @overload
 def linear_scan(
@@ -251,7 +250,7 @@ def linear_scan(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,

@@ -10,16 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
 from scanops.files import parse_size
 from scanops.processes import NO_FORK
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """One row of the table of environment variables, which ``scanops doctor`` and docs/deployment.md print."""
 
     name: str  # as the shell spells it
@@ -29,7 +28,7 @@ class Variable:
 
 
 AUTO = "auto"
-BUILDERS = (AUTO, "load_inline", "nvrtc", "nvcc")  # of kernels for GPUs
+BUILDERS = (AUTO, "load_inline", "nvcc", "nvrtc")  # of kernels for GPUs, in the order in which auto asks ahead of time
 POLICIES = ("build", "generic", "background", "fallback", "never")  # on a cache miss
 # The policy of the innermost ``with scanops.policy(...)`` block, None outside of all
 SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
@@ -166,7 +165,7 @@ VARIABLES = (
     ),
     Variable(
         "SCANOPS_PACKS",
-        "none besides packs installed as wheels",
+        "none besides packs installed by pip",
         "folders of kernels built elsewhere, separated by :, searched after the store and never written",
         pack_roots,
     ),

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-import torch
 from torch import Tensor
 
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import Given, called
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypedDict
+
+    import torch
     from typing_extensions import Unpack
 
-__all__ = ["Functions", "Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
+    class Variant(TypedDict, total=False):
+        """Keywords of every scan; the docstring of ``scan`` explains them."""
+
+        mask: Tensor | None
+        reverse: bool
+        exclusive: bool
+        initial: Tensor | complex | None
+        segment_starts: Tensor | None
+        offsets: Tensor | None
+
+    class Keywords(Variant, total=False):
+        """Keywords of scans with one result."""
+
+        complete: bool
+        dtype: torch.dtype | None
+        accumulate: torch.dtype | str | None
+        out: Tensor | None
+
+    class Functions(TypedDict, total=False):
+        """Keywords of scans with functions of several tensors."""
+
+        map: Callable[..., Any] | None
+        then: Callable[..., Any] | None
+        mask: Tensor | None
+        reverse: bool
+        exclusive: bool
+        dtype: torch.dtype | None
+
+
+__all__ = ["Final", "Pair", "ValuesAndIndices", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
+Final = bool | Literal["segments"]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -26,31 +58,9 @@ class ValuesAndIndices(NamedTuple):
     indices: Tensor
 
 
-class Variant(TypedDict, total=False):
-    """Keywords of every scan; the docstring of ``scan`` explains them."""
-
-    mask: Tensor | None
-    reverse: bool
-    exclusive: bool
-    initial: Tensor | complex | None
-    segment_starts: Tensor | None
-    offsets: Tensor | None
-
-
-class Functions(TypedDict, total=False):
-    """Keywords of scans with functions of several tensors."""
-
-    map: Callable[..., Any] | None
-    then: Callable[..., Any] | None
-    mask: Tensor | None
-    reverse: bool
-    exclusive: bool
-    dtype: torch.dtype | None
-
-
 @overload
 def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummax(
@@ -64,7 +74,7 @@ def cummax(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     out: Pair | None = None,
@@ -102,7 +112,7 @@ def cummax(
 
 @overload
 def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummin(
@@ -116,7 +126,7 @@ def cummin(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: bool = False,
+    return_final: Final = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     out: Pair | None = None,

@@ -247,7 +247,8 @@ class Operands:
             cuts = [*range(0, spec.capacity, SEGMENT), spec.capacity]
             self.tensors["offsets"] = torch.tensor(cuts, dtype=getattr(torch, str(spec.segments)), device=device)
         if spec.initial:
-            self.tensors["initial"] = torch.ones((shape[0], *across), device=device).to(getattr(torch, spec.carry.name))
+            carried = (shape[0], *((len(cuts) - 1,) if spec.per_segment else ()), *across)
+            self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
         shape = (shape[0], spec.capacity, *across)
         self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
         outputs = spec.fusion.outputs if spec.fusion else ()

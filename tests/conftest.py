@@ -64,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers have a core each: torch's threads would share them
     os.environ["SCANOPS_TUNING"] = os.devnull  # what somebody measured is no business of the tests
+    # Inductor's code runs once here: to try vector instructions, and to start a pool of compilers, takes longer.
+    os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     cache = None if os.environ.get("CI") else getattr(config, "cache", None)
     if cache is not None:
         # Kept from run to run, so that a repeated run compiles nothing: an entry's name is the digest of what

@@ -20,6 +20,7 @@ from scanops.errors import BuildFailure
 _INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILINE)
 _HOST_OBJECTS: dict[tuple[Program, tuple[str, ...], str], bytes] = {}  # by all that the emulator's object follows from
 _TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
+_C_LIBRARIES = ("-nodefaultlibs", "-lc", "-lm", "-lgcc")  # reading libstdc++ as well takes a third of the link's time
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
@@ -40,7 +41,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         cxx = find_cxx()
         versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
         if request.target == CPU:
-            words, libraries = [f"-I{HEADER_DIRECTORY}"], _host_object(request, directory)
+            words, libraries = [f"-I{HEADER_DIRECTORY}"], [*_host_object(request, directory), *_C_LIBRARIES]
         else:
             words, libraries, versions["torch"] = _against_torch()
         # By its name alone: g++ writes the name into the library, for the checks of -fsanitize.

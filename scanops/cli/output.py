@@ -111,7 +111,7 @@ class FilePath(click.Path):
         self.fail("- is not a file: name one (./- if it is called that); --json prints to standard output.", param, ctx)
 
 
-class Spec(click.ParamType):
+class Spec(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
     """A spec by its short name."""
 
     name = "spec"

@@ -31,7 +31,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def store() -> None:
     """List, show, verify and prune the kernels on disk.
 
-    These are the kernels of the user's store (SCANOPS_STORE) and of the packs below it (SCANOPS_PACKS, wheels).
+    These are the kernels of the user's store (SCANOPS_STORE) and of the packs below it (SCANOPS_PACKS, or pip).
     """
 
 
@@ -151,8 +151,7 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
 @click.command(
     "pack",
     cls=Command,
-    example="scanops pack kernels --sign KEY.pem -o kernels.tar.gz\n"
-    "scanops pack kernels -o my_kernels-1.0-py3-none-linux_x86_64.whl  # py3-none-any for cubins alone",
+    example="scanops pack kernels --sign KEY.pem -o kernels.tar.xz",
 )
 @click.argument("directory", type=_FOLDER)
 @click.option(
@@ -174,7 +173,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
 
     Verifies the kernels in DIRECTORY and describes them in pack.json, which becomes part of the file. DIRECTORY has the
     layout of a store: the folder that SCANOPS_STORE named when `scanops build` ran, for example. The same kernels give
-    the same bytes. scanops finds an installed wheel by itself. The signature is written to pack.json.sig in DIRECTORY
+    the same bytes. The signature is written to pack.json.sig in DIRECTORY
     and in the file; an earlier signature stays as long as the kernels do.
     """
     with working(f"packing {directory}"):
@@ -208,7 +207,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     help="Refuse a larger pack; none: no limit.",
 )
 def unpack(file: Path, directory: Path, max_size: str) -> Answer:
-    """Unpack an archive or a wheel of kernels.
+    """Unpack an archive of kernels.
 
     Extracts what pack.json lists from FILE into the new folder DIRECTORY, and verifies every byte.
     """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from scanops.errors import UnsupportedRequest
 
@@ -20,8 +20,7 @@ HOST_SOURCE = HEADER_DIRECTORY / "host.cpp"  # what is the same for every kernel
 CPU = "cpu"  # the target that g++ builds against the emulator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emulation:
+class Emulation(NamedTuple):
     """Settings of the emulator inside one ``emulate()`` block."""
 
     seed: int  # of the order in which threads run; 0 runs them in order

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
 from scanops.requests.call import Call
+from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
 from scanops.torch_private import dual_level
@@ -44,6 +46,8 @@ def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tens
 
 def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """Return the result, its indices where the operator has them, and carry-outs if the call asks for them."""
+    if call.per_segment and inputs.offsets is not None:
+        return _by_segment(inputs, inputs.offsets, call)
     widened = call.widened()
     if widened is not None:
         found = outputs(inputs, widened)
@@ -80,6 +84,23 @@ def _completed(request: Request, inputs: Inputs) -> torch.Tensor:
     (start,) = outputs(one, replace(call, exclusive=True))
     (results,) = outputs(inputs, call)
     return request.extended(results, start.select(call.dim, 0))
+
+
+def _by_segment(inputs: Inputs, offsets: torch.Tensor, call: Call) -> tuple[torch.Tensor, ...]:
+    """The scan of each segment as lines of its own, with its carry-in and its carry-out."""
+    dim, shape, alone = call.dim, inputs.x.shape, replace(call, per_segment=False)
+    carries, carried = carry_shape(shape, dim, offsets), inputs.initial
+    found = []
+    for number, (begin, end) in enumerate(pairwise([0] * len(offsets) if offsets.is_meta else offsets.tolist())):
+        own = (None if each is None else each.expand(shape).narrow(dim, begin, end - begin) for each in inputs[:3])
+        start = None if carried is None else carried.expand(carries).select(dim, number)
+        y, *others = outputs(Inputs(*own, initial=start), alone)  # type: ignore[arg-type]
+        if operator_named(call.op).indices:
+            others[0] = torch.where(others[0] < 0, others[0], others[0] + begin)
+        found.append((y, *others))
+    *results, last = zip(*found, strict=True)
+    results.append(last if not call.final else [each.unsqueeze(dim) for each in last])
+    return tuple(torch.cat(each, dim) for each in results)
 
 
 def _widened(terms: torch.Tensor) -> torch.Tensor:

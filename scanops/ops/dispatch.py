@@ -47,14 +47,20 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three.
     """
-    # C++ knows no complete scans, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
-    if outs[0] is None and complete is False and not is_dynamo_compiling() and native.served is not None:
+    x, *_, offsets, initial = tensors
+    every = type(options[4]) is str and options[4] == "segments"
+    carried = isinstance(initial, torch.Tensor) and offsets is not None
+    per_segment = every or (carried and initial.ndim == getattr(x, "ndim", 0) > 0)
+    # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
+    known = not (per_segment or complete is not False)
+    if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
     op, dim, *others = options
+    others[2] = every or options[4]
     call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-    call = call if complete is False else replace(call, complete=complete)
+    call = call if known else replace(call, complete=complete, per_segment=per_segment)
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
@@ -241,7 +247,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own or call.complete:  # which C++ does not know
+    if not known.launcher.own or call.complete or call.per_segment:  # which C++ does not know
         return
     if native.served is None:
         native.repeated(known.launcher.kernel.target)

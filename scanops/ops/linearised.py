@@ -27,7 +27,7 @@ from scanops.codegen.operators import Operator, operator_named
 from scanops.requests.call import Call, has_kernels, is_transformed
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors
-from scanops.requests.segments import flags_along, places_along, shifted
+from scanops.requests.segments import carried_along, flags_along, places_along, shifted
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -119,7 +119,11 @@ class _Line:
         dim, ahead, nothing = self.call.dim, self.call.reverse, self._nothing
         shape = y.shape or torch.Size((1,))  # a line of its own
         edge: float | torch.Tensor = nothing
-        if self.inputs.initial is not None:
+        offsets = self.inputs.offsets
+        if self.call.per_segment and self.inputs.initial is not None and offsets is not None:
+            nothing = carried_along(self.wide(self.inputs.initial), offsets, shape, dim)
+            edge = nothing.narrow(dim, shape[dim] - 1 if ahead else 0, min(1, shape[dim]))
+        elif self.inputs.initial is not None:
             edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
         before = shifted(y.reshape(shape), dim, edge, ahead=ahead)
         flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)

@@ -124,6 +124,12 @@ def batched(
 
     The batch comes in front of each tensor that has items for it, so the scan is along the next dimension.
     """
+    if call.per_segment and dims[4] is not None:  # segments of each element's own: one scan after the other
+        alone = [
+            [each] * info.batch_size if d is None else each.unbind(d) for each, d in zip(inputs, dims, strict=False)
+        ]
+        found = [compute(call, tensors) for tensors in zip(*alone, strict=True)]
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
     dim = call.dim % rank
@@ -138,7 +144,7 @@ def batched(
         starts, offsets = torch.stack([each for each in flags if each is not None]), None
     initial = inputs.initial
     if initial is not None and not (dims[5] is None and initial.ndim == 0):
-        initial = aligned(initial, dims[5], rank - 1)
+        initial = aligned(initial, dims[5], rank if call.per_segment else rank - 1)
     results = compute(replace(call, dim=dim + 1), (x, mask, gate, starts, offsets, initial))
     if not shape:
         results = tuple(each.reshape(info.batch_size) for each in results)

@@ -32,6 +32,7 @@ SCHEMA = {
     "start": "Scalar? start=None",
     "any_length": "bool any_length=False",
     "complete": "bool complete=False",
+    "per_segment": "bool per_segment=False",
 }
 
 
@@ -54,6 +55,7 @@ class Call:
     start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
     complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
+    per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
 
     @property
     def name(self) -> str:
@@ -82,6 +84,7 @@ class Call:
         """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
         flag = ((bool,), "a bool", "True or False", "pass {}=True or {}=False")
         dtype = ((torch.dtype, NoneType), "a torch.dtype", "a torch.dtype, or None for torch's result dtype")
+        ends = ((bool,), "a bool or 'segments'", "True or False, or 'segments' beside offsets", flag[3])
         word = (
             (torch.dtype, str, NoneType),
             "a torch.dtype or a word",
@@ -90,7 +93,7 @@ class Call:
         for name, value, (kinds, what, allowed, hint) in (
             ("reverse", self.reverse, flag),
             ("exclusive", self.exclusive, flag),
-            ("return_final", self.final, flag),
+            ("return_final", self.final, ends),
             ("complete", self.complete, flag),
             ("dtype", self.dtype, (*dtype, "pass dtype=torch.float32, for example")),
             ("accumulate", self.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
@@ -132,6 +135,7 @@ class Call:
             "exclusive": self.exclusive or self.complete,
             "complete": self.complete,
             "final": self.final,
+            "per_segment": self.per_segment and (initial is not None or self.final),
         }
 
     @staticmethod
@@ -139,6 +143,7 @@ class Call:
         """Return the call along ``dim`` that a kernel of ``spec`` serves."""
         dtype = getattr(torch, spec.out_dtype)
         call = Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+        call = replace(call, per_segment=True) if spec.per_segment else call
         return replace(call, exclusive=False, complete=True) if spec.complete else call
 
     def checked(self, spec: ScanSpec, dim: int) -> Call:

@@ -11,7 +11,7 @@ import torch
 from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
 from scanops.requests.call import is_recorded, is_traced, stretches
-from scanops.requests.geometry import line_shape, overlaps_itself, span_of
+from scanops.requests.geometry import overlaps_itself, span_of
 
 
 def check_tensor(who: str, role: str, value: object) -> None:
@@ -110,15 +110,22 @@ def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
-def check_initial(who: str, initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the carry-in as a tensor of ``dtype``: one number for all lines, or one for each."""
+def check_initial(who: str, initial: object, x: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Return the carry-in as a tensor of ``dtype``: one number for all, or one for each line or segment."""
     if isinstance(initial, bool | int | float | complex):
         if not _holds(initial, dtype):
             raise _inexact(who, _bounds(dtype), f"initial={shown(initial)}", dtype)
         if isinstance(initial, int) and (dtype.is_floating_point or dtype.is_complex):
             initial = float(initial)  # torch takes no int of more than 64 bits
         return torch.full((), initial, dtype=dtype, device=x.device)
-    initial = check_operand(who, "initial", initial, x, line_shape(x.shape, dim), "x.shape without dim")
+    initial = check_operand(
+        who,
+        "initial",
+        initial,
+        x,
+        shape,
+        "x.shape without dim" if len(shape) < x.ndim else "x.shape with the segments in place of dim",
+    )
     if not _converts(initial.dtype, dtype):
         raise _inexact(who, f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
     return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy at most, for dtype and layout

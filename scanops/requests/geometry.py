@@ -80,6 +80,13 @@ def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
     return torch.Size(size for d, size in enumerate(shape) if d != dim)
 
 
+def carry_shape(shape: Sequence[int], dim: int, offsets: torch.Tensor | None) -> torch.Size:
+    """Return the shape of carries: one element per line, or with ``offsets`` per segment of each line."""
+    if offsets is None:
+        return line_shape(shape, dim)
+    return torch.Size(offsets.numel() - 1 if d == dim else size for d, size in enumerate(shape))
+
+
 def result_shape(shape: torch.Size, dim: int, *, complete: bool) -> torch.Size:
     """Return the shape of the result: ``shape``, one longer along ``dim`` for a complete scan."""
     return torch.Size(size + int(d == dim) for d, size in enumerate(shape)) if complete else shape

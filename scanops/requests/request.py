@@ -17,6 +17,7 @@ from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import (
     ALIGNMENT,
     Operands,
+    carry_shape,
     is_aligned,
     layout_of,
     line_shape,
@@ -90,7 +91,7 @@ class Request:
         if operator.doubled:
             places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
         if self.call.final:
-            places.append(("carry_out", self.line_shape, self.carry_dtype))
+            places.append(("carry_out", self.carry_shape, self.carry_dtype))
         for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("places", tuple(places))):
             object.__setattr__(self, name, value)
 
@@ -127,6 +128,11 @@ class Request:
     def line_shape(self) -> torch.Size:
         """x's shape without the scanned dimension: one element per line."""
         return line_shape(self.inputs.x.shape, self.call.dim)
+
+    @property
+    def carry_shape(self) -> torch.Size:
+        """The shape of the carries: one element per line, or per segment of each line."""
+        return carry_shape(self.inputs.x.shape, self.call.dim, self.inputs.offsets if self.call.per_segment else None)
 
     def spec(self, out: torch.Tensor) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out``."""
@@ -244,13 +250,19 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
+    if call.per_segment:
+        segments.check_carries(who, x, offsets)
     told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, default_result(spec.operator.gives, spec.term).name))
     if initial is not None:
-        inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
+        inputs = inputs._replace(
+            initial=checks.check_initial(
+                who, initial, x, carry_shape(x.shape, dim, offsets if call.per_segment else None), carry_dtype
+            )
+        )
     call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]
     return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 

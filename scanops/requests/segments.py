@@ -8,6 +8,7 @@ import torch
 
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
+from scanops.requests.geometry import carry_shape
 from scanops.torch_private import is_wrapped, version_of, without_interpreters
 
 _DTYPES = (torch.int32, torch.int64)
@@ -94,6 +95,17 @@ def _bad_offsets(who: str, length: int, value: str) -> UnsupportedRequest:
     )
 
 
+def check_carries(who: str, x: torch.Tensor, offsets: torch.Tensor | None) -> None:
+    """Raise unless carries may be of the segments that offsets give."""
+    if offsets is None or not x.ndim:
+        raise UnsupportedRequest(
+            f"{who}: carries of segments need offsets",
+            allowed="offsets, and a tensor of one dimension or more",
+            value=f"offsets={_described(offsets)}, x of shape {tuple(x.shape)}",
+            hint="pass offsets, or return_final=True for carries of lines",
+        )
+
+
 def flags_along(
     starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor, dim: int
 ) -> torch.Tensor | None:
@@ -104,6 +116,13 @@ def flags_along(
     flags = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device)
     flags = flags.index_fill(0, offsets[1:-1].long(), True)[:length]
     return flags.reshape([-1 if d == dim else 1 for d in range(x.ndim)]).expand(x.shape)
+
+
+def carried_along(carries: torch.Tensor, offsets: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:
+    """Return the carry-in of each item's segment, in x's ``shape``, from that of each segment."""
+    places = torch.arange(shape[dim], device=offsets.device)
+    segment = torch.searchsorted(offsets[1:].long(), places, right=True)
+    return carries.expand(carry_shape(shape, dim, offsets)).index_select(dim, segment)
 
 
 def places_along(x: torch.Tensor, dim: int) -> torch.Tensor:

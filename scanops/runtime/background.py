@@ -19,10 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from scanops.artifact import CUBIN, BuildRequest
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
+
+if TYPE_CHECKING:
+    from scanops.artifact import BuildRequest
 
 _LOG = logging.getLogger("scanops")
 _HEAD_START = 0.02  # seconds for the call that asked to finish before this thread wants the interpreter's lock
@@ -99,6 +102,7 @@ atexit.register(WORKER.end)
 def builds_here(request: BuildRequest) -> bool:
     """Return whether NVRTC may build a kernel, and is there."""
     with NO_FORK:
+        from scanops.artifact import CUBIN
         from scanops.builders.build import unavailable
     return CUBIN in request.identities and unavailable("nvrtc", request.target) is None
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from scanops import emulator, environment, workload
-from scanops.codegen.lines import are_few
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
@@ -124,13 +123,14 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     outs = places_for(request)
     if not request.x.numel():
         return None if request.call.complete else (computed(None, request, outs), None)
+    with NO_FORK:
+        from scanops.codegen.lines import are_few
+        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
+
     spec = request.spec(outs[0])
     few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few)
-    with NO_FORK:
-        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
-
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     if kernel is None:
         return None

@@ -82,7 +82,8 @@ class Launcher:
         if kernel.spec.input_layout == "transposed":
             arguments.neighbours = neighbours_of(request.operands, request.call.dim) or Neighbours()
         if request.inputs.offsets is not None:
-            arguments.segments = request.inputs.offsets.numel() - 2  # offsets between the first and the last
+            # with carries of segments all offsets, otherwise those between the first and the last
+            arguments.segments = request.inputs.offsets.numel() - (0 if kernel.spec.per_segment else 2)
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
@@ -114,7 +115,8 @@ class Launcher:
         if starts is not None:
             arguments.starts = starts.data_ptr()
         if offsets is not None:
-            arguments.offsets = offsets.data_ptr() + offsets.itemsize  # the first segment begins at 0
+            # Without carries of segments not the first one: the first segment begins at 0.
+            arguments.offsets = offsets.data_ptr() + (0 if self.kernel.spec.per_segment else offsets.itemsize)
         if initial is not None:
             arguments.carry_in = initial.data_ptr()
         if saved is not None:
@@ -234,9 +236,10 @@ def places_for(request: Request) -> tuple[torch.Tensor, ...]:
 
 
 def is_readable(request: Request) -> bool:
-    """Return whether a kernel reads the carry-in as it is: one value, or contiguous with one value per line."""
-    initial, shape = request.inputs.initial, request.line_shape
-    return initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous())
+    """Return whether a kernel reads the carry-in as it is: one value for all lines, or contiguous of its full shape."""
+    initial, shape, call = request.inputs.initial, request.carry_shape, request.call
+    alone = initial is None or (initial.numel() == 1 and not call.per_segment)
+    return alone or (initial.shape == shape and initial.is_contiguous())
 
 
 def readable(request: Request) -> Inputs:
@@ -244,7 +247,7 @@ def readable(request: Request) -> Inputs:
     initial = request.inputs.initial
     if initial is None or is_readable(request):
         return request.inputs
-    return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
+    return request.inputs._replace(initial=initial.expand(request.carry_shape).contiguous())
 
 
 def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -23,12 +23,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from scanops import environment
-from scanops.artifact import FORMS
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 
-AHEAD = tuple(FORMS)  # who builds kernels for GPUs before they are needed, in this order
+AHEAD = environment.BUILDERS[1:]  # who builds kernels for GPUs before they are needed, in this order
 _ON_A_MISS = ("nvrtc", "load_inline", "nvcc")  # and while a call or its stand-in waits: the fastest first
 
 

@@ -1,7 +1,6 @@
-"""Packs as one file: .tar.gz and .tar.xz archives, and wheels. The same pack gives the same bytes.
+"""Packs as one file: .tar.gz and .tar.xz archives. The same pack gives the same bytes.
 
-An archive holds pack.json and machine code; unpacking writes the files that follow from pack.json. A wheel, which pip
-unpacks, holds those as well. None holds sources.
+An archive holds pack.json and machine code, and no sources; unpacking writes the files that follow from pack.json.
 
 Unpacking trusts nothing but what it has checked: an archive yields only the files that its pack.json lists, at their
 sizes and with their digests, and needs less than 200 MB of memory whatever it claims to hold.
@@ -9,17 +8,14 @@ sizes and with their digests, and needs less than 200 MB of memory whatever it c
 
 from __future__ import annotations
 
-import base64
 import gzip
 import hashlib
 import io
 import lzma
-import re
 import shutil
 import struct
 import tarfile
 import uuid
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,39 +24,46 @@ from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
 from scanops.files import format_size, replaced, writing
-from scanops.store import packs
 from scanops.store.packing import verify
 from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse
 
 MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
-_MAX_DIRECTORY_BYTES = 6 * 2**20  # of a wheel's central directory: about 100 bytes per file
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
-_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can hold
-_WHEEL = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]*)-(?P<version>[0-9][A-Za-z0-9_.!+]*)(-[^-]+-[^-]+-[^-]+)?\.whl")
-_ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError)
-_DAMAGED = (*_ARCHIVE_ERRORS, ValueError, LookupError, ArithmeticError, RuntimeError)  # the last: encrypted, too deep
+_DAMAGED = (
+    *(tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    *(ValueError, LookupError, ArithmeticError, RuntimeError),  # the last: JSON that is nested too deeply
+)
 
 
 def pack(directory: Path, file: Path) -> dict[str, Any]:
-    """Write the pack in ``directory`` to ``file``; its suffix .tar.gz, .tar.xz or .whl chooses the format.
+    """Write the pack in ``directory`` to ``file``; its suffix, .tar.gz or .tar.xz, chooses the format.
 
     Returns the contents of pack.json. Raises UnsupportedRequest for another suffix and for a name that the format does
     not allow, BadStoreEntry for a pack that does not verify, UnusableFile if the file cannot be written.
     """
-    writer = _writer(file)
+    compressed = _compressor(file)
     contents = verify(directory)
     # pack.json comes first, so that unpacking knows the size of everything that follows.
     names = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
-    names += [*files_of(contents), *(path for path, _ in following(contents) if writer is _write_wheel)]
-    members = [(path, directory / path) for path in names]
-    with writing(f"the archive {file}"), replaced(file) as draft:
-        writer(draft, file.name, members, contents)
+    with writing(f"the archive {file}"), replaced(file) as draft, draft.open("wb") as raw:
+        packed = compressed(raw)
+        with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for path in (*names, *files_of(contents)):
+                item = tarfile.TarInfo(path)  # time, owner and group are 0
+                item.size, item.mode = (directory / path).stat().st_size, 0o644
+                try:
+                    with (directory / path).open("rb") as stream:
+                        archive.addfile(item, stream)
+                except ValueError as problem:
+                    asked, allowed = f"pack {path}: {problem}", "folder names of up to 155 characters in an archive"
+                    hint = "deploy the folder itself: SCANOPS_PACKS takes it"
+                    raise UnsupportedRequest(asked, allowed=allowed, value=path, hint=hint) from problem
     return contents
 
 
 def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict[str, Any]:
-    """Unpack an archive or a wheel into the new folder ``directory`` and verify it. Returns the contents of pack.json.
+    """Unpack an archive into the new folder ``directory`` and verify it. Returns the contents of pack.json.
 
     Only plain files that pack.json lists are written, at the sizes and with the digests it lists, and the signature,
     unchecked. Raises UnsupportedRequest if the folder exists and for a file name without a known suffix, BadStoreEntry
@@ -73,13 +76,13 @@ def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict
             value=str(directory),
             hint="choose another folder, or delete this one",
         )
-    _writer(file)
+    _compressor(file)
     draft = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with _typed(file, directory.parent):
             directory.parent.mkdir(parents=True, exist_ok=True)
             with file.open("rb") as raw:
-                _extract(_wheel_members(raw) if file.suffix == ".whl" else _tar_members(raw), file, draft, max_bytes)
+                _extract(_members(raw), file, draft, max_bytes)
             contents = verify(draft)
             draft.rename(directory)
     finally:
@@ -118,15 +121,11 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: floa
         raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pass --max-size, if it may be as large")
     draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
     (draft / PACK).write_bytes(data)
-    there = set()
     for path, text in following(contents):
         (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (draft / path).write_bytes(text)
-        there.add(path)
     left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
     for name, size, plain, stream in members:
-        if file.suffix == ".whl" and name in there:
-            continue
         facts = left.pop(name, None)
         if facts is None or not plain or size != facts["size"]:
             raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(name, size))
@@ -152,7 +151,7 @@ def _copy(stream: IO[bytes], out: IO[bytes], size: int) -> str:
     return digest.hexdigest()
 
 
-def _tar_members(raw: IO[bytes]) -> Iterator[Member]:
+def _members(raw: IO[bytes]) -> Iterator[Member]:
     """Yield the members of a compressed ustar archive, which the caller reads to their ends.
 
     tarfile's own reader holds extended headers in memory, however long they claim to be; here they are members of a
@@ -190,27 +189,6 @@ class _Xz(io.RawIOBase):
         return len(data)
 
 
-def _wheel_members(raw: IO[bytes]) -> Iterator[Member]:
-    """Yield the members of the pack in a wheel. Reads no central directory of unusual form or size."""
-    end = raw.seek(0, io.SEEK_END)
-    raw.seek(max(0, end - 42))
-    tail = raw.read()  # 20 bytes that zip64 uses, and the end record without a comment
-    record = tail[-22:]
-    size = int.from_bytes(record[12:16], "little")
-    if record[:4] != b"PK\5\6" or record[20:] != b"\0\0" or tail[:4] == b"PK\6\7" or size > _MAX_DIRECTORY_BYTES:
-        raise zipfile.BadZipFile(f"no end of a zip file with up to {format_size(_MAX_DIRECTORY_BYTES)} of directory")
-    with zipfile.ZipFile(raw) as wheel:
-        for item in wheel.infolist():
-            package, _, rest = item.filename.partition("/")
-            subfolder, _, path = rest.partition("/")
-            if subfolder != packs.SUBFOLDER or package.endswith(".dist-info"):
-                continue
-            # The LZMA decoder of zipfile has no memory limit.
-            plain = item.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not item.flag_bits & 1
-            with wheel.open(item) if plain and not item.is_dir() else io.BytesIO() as stream:
-                yield path, item.file_size, plain and not item.is_dir(), stream
-
-
 # Machine code is of words of 16 bytes (pb), whose bytes say little about the next (lc).
 _LZMA = {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "lc": 1, "lp": 0, "pb": 4}
 # The caller closes them.
@@ -220,75 +198,17 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
 }
 
 
-def _write_tar(draft: Path, name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
-    with draft.open("wb") as raw:
-        packed = _COMPRESSORS[Path(name).suffix](raw)  # without a name and a time in its header
-        with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for path, source in members:
-                item = tarfile.TarInfo(path)  # time, owner and group are 0
-                item.size, item.mode = source.stat().st_size, 0o644
-                try:
-                    with source.open("rb") as stream:
-                        archive.addfile(item, stream)
-                except ValueError as problem:
-                    asked, allowed = f"pack {path}: {problem}", "folder names of up to 155 characters in a tar archive"
-                    raise UnsupportedRequest(asked, allowed=allowed, value=path, hint="write a .whl") from problem
+FORMATS = tuple(f".tar{suffix}" for suffix in _COMPRESSORS)
 
 
-def _write_wheel(draft: Path, file_name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
-    """Write a wheel to ``draft``; its final name says distribution and version, the pack says the platform.
-
-    Raises UnsupportedRequest for a name that pip would not install on the pack's platform.
-    """
-    found = _WHEEL.fullmatch(file_name)
-    tag = f"py3-none-{contents['platform'].replace('-', '_')}"
-    if found is None or found[3] != f"-{tag}":
-        raise UnsupportedRequest(
-            "a wheel",
-            allowed=f"NAME-VERSION-{tag}.whl",
-            value=file_name,
-            hint=f"call it my_kernels-1.0-{tag}.whl, for example",
-        )
-    package, version = found["name"], found["version"]
-    facts = f"{package}-{version}.dist-info"
-    texts = {
-        f"{package}/__init__.py": '"""Kernels for scanops, found through the entry point of this distribution."""\n',
-        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n"
-        f"Summary: {len(contents['entries'])} kernels for scanops\n",
-        f"{facts}/WHEEL": f"Wheel-Version: 1.0\nGenerator: scanops\nRoot-Is-Purelib: false\nTag: {tag}\n",
-        f"{facts}/entry_points.txt": f"[{packs.GROUP}]\n{package} = {package}\n",
-    }
-    record = []
-    with zipfile.ZipFile(draft, "w") as wheel:
-        for name, content in (
-            *((f"{package}/{packs.SUBFOLDER}/{path}", source.read_bytes()) for path, source in members),
-            *((name, text.encode()) for name, text in texts.items()),
-        ):
-            _add(wheel, name, content)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-            record.append(f"{name},sha256={digest},{len(content)}\n")
-        _add(wheel, f"{facts}/RECORD", ("".join(record) + f"{facts}/RECORD,,\n").encode())
-
-
-def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
-    item = zipfile.ZipInfo(name, date_time=_DATE)
-    item.compress_type, item.create_system, item.external_attr = zipfile.ZIP_DEFLATED, 3, 0o100644 << 16
-    wheel.writestr(item, content, compresslevel=9)
-
-
-_Writer = Callable[[Path, str, "list[tuple[str, Path]]", "dict[str, Any]"], None]
-FORMATS: dict[str, _Writer] = {".tar.gz": _write_tar, ".tar.xz": _write_tar, ".whl": _write_wheel}
-
-
-def _writer(file: Path) -> _Writer:
-    for suffix, writer in FORMATS.items():
-        if file.name.endswith(suffix) and file.name != suffix:
-            return writer
+def _compressor(file: Path) -> Callable[[IO[bytes]], IO[bytes]]:
+    if file.name.endswith(FORMATS) and file.name not in FORMATS:
+        return _COMPRESSORS[file.suffix]
     raise UnsupportedRequest(
         f"the archive {file.name}",
         allowed=f"a file name that ends in {', '.join(FORMATS)}",
         value=file.name,
-        hint="call it kernels.tar.gz, for example",
+        hint="call it kernels.tar.xz, for example",
     )
 
 

@@ -102,7 +102,7 @@ _layer = functools.cache(Layer)
 
 @functools.cache
 def installed() -> tuple[Path, ...]:
-    """Return the folders of the packs installed as wheels, sorted by entry point name. Runs none of their code."""
+    """Return the folders of the packs installed by pip, sorted by entry point name. Runs none of their code."""
     from importlib.metadata import entry_points  # 10 ms where torch has not imported it
 
     try:

@@ -24,7 +24,7 @@ PACK_SCHEMA = 3
 ANY = "any"  # platform of a pack of cubins alone
 SIGNATURE = "pack.json.sig"  # signs the bytes of pack.json; the only file of a pack that pack.json does not list
 SIGNATURE_BYTES = 64
-GROUP = "scanops.packs"  # the entry point group of packs installed as wheels
+GROUP = "scanops.packs"  # the entry point group of installed packs
 SUBFOLDER = "pack"  # folder of the pack in the package that the entry point names
 
 # Limits that bound the memory of reading a pack from an untrusted source. A kernel takes about 1.3 KB and 50 values.

@@ -81,8 +81,10 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"complete": True, "exclusive": True, "inner": 4}, ("input_layout='dense'", "one item less")),
     *(
         ({name: 1}, (f"{name}=1", "True or False"))
-        for name in ("initial", "final", "reverse", "exclusive", "complete", "aligned")
+        for name in ("initial", "final", "per_segment", "reverse", "exclusive", "complete", "aligned")
     ),
+    ({"per_segment": True, "final": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
+    ({"per_segment": True, "segments": "int32"}, ("initial=False", "initial or final")),
     *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
     *((change, ()) for change in BAD_GRADIENTS),
 )
@@ -107,6 +109,9 @@ SLUGS: dict[str, dict[str, Any]] = {
         "op": "prod", "dtype": "float64", "length": 1, "inner": 7, "out_dtype": "float32", "exclusive": True,
     },
     "sum-f32-n9-exclusive-complete": {"length": 9, "exclusive": True, "complete": True},
+    "sum-f32-n9-offsets_i32-final-per_segment": {
+        "length": 9, "segments": "int32", "final": True, "per_segment": True,
+    },
     "sum-f32-any": {"length": None},
     "sum-f32-any-le4096-by4-inner3-reverse": {
         "length": None, "at_most": 4096, "multiple": 4, "inner": 3, "reverse": True,

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 __all__ = ["Cells", "cover", "met_by"]
 
@@ -28,9 +29,9 @@ class Cells:
 
 
 def met_by(facts: Mapping[str, str], groups: Iterable[Sequence[str]]) -> Iterator[Target]:
-    """What a cell has together of each group of axes."""
-    for axes in groups:
-        yield tuple((axis, facts[axis]) for axis in axes)
+    """What a cell has together of each group of axes, of two or more."""
+    items = {item[0]: item for item in facts.items()}
+    return (itemgetter(*axes)(items) for axes in groups)
 
 
 def cover(
@@ -38,7 +39,7 @@ def cover(
     targets: Iterable[Target],
     settle: Callable[[dict[str, str]], dict[str, str] | None],
     *,
-    implied: Mapping[Item, Item] | None = None,
+    implied: Mapping[Item, Mapping[str, str]] | None = None,
     given: Iterable[dict[str, str]] = (),
     most: int = 10**9,
 ) -> Cells:
@@ -59,7 +60,7 @@ def cover(
     while left and len(rows) < most:
         target = next(iter(left))
         drafts = [_draft(axes, target, implied, generator) for _ in range(1 + DRAFTS // (1 + tried[target]))]
-        row = max(drafts, key=lambda row: sum(each in left for each in met_by(_with(row, implied), groups)))
+        row = max(drafts, key=lambda row: len(left.keys() & {*met_by(_with(row, implied), groups)}))
         facts = settle(row)
         if facts is not None and _strike(left, facts, groups):
             rows.append(row)
@@ -86,11 +87,11 @@ def _draft(
 ) -> dict[str, str]:
     """Draw a cell that has a target; what no axis has comes with a value that implies it."""
     row = {axis: generator.choice(values) for axis, values in axes.items()}
-    causes = [
-        generator.choice([cause for cause, effect in implied.items() if effect == item] or [item]) for item in target
-    ]
-    return row | dict(causes) | {axis: value for axis, value in target if axis in axes}
+    wanted = {(axis, value) for axis, value in target if axis not in axes}
+    if wanted:
+        row |= [generator.choice([cause for cause, effects in implied.items() if wanted <= effects.items()])]
+    return row | {axis: value for axis, value in target if axis in axes}
 
 
 def _with(row: Mapping[str, str], implied: Mapping[Item, Item]) -> dict[str, str]:
-    return {**row, **dict(implied[item] for item in row.items() if item in implied)}
+    return {**row, **{axis: value for item in row.items() for axis, value in implied.get(item, {}).items()}}

@@ -65,17 +65,12 @@ AXES: dict[str, tuple[str, ...]] = {
     "exclusive": ("inclusive", "exclusive", "complete"),
     "mask": ("none", "bool", "number"),
     "carry": ("none", "initial", "initial_of_lines", "final", "both"),
-    "segments": ("none", "flags", "int32", "int64"),
+    "segments": ("none", "flags", "int32", "int64", "carried"),  # carried: int32, and carries of segments
     "layout": tuple(LAYOUTS),
 }
 
 
-def strategy_of(route: Case, strategy: str) -> str:
-    """The name of a strategy in the matrix: "any block" for kernels that take their length as an argument."""
-    return f"any {strategy}" if route.generic else strategy
-
-
-KINDS = tuple(f"{prefix}{strategy}" for prefix in ("", "any ") for strategy in STRATEGIES)
+LENGTHS = ("constant", "argument")  # of lines, in the kernel of a route
 
 
 ENDS = ("final", "both")  # values of the axis carry with a carry-out
@@ -84,7 +79,7 @@ NOT_COMPLETE = {
     "segments": {*AXES["segments"][1:]},
     "carry": {*ENDS},
     "op": {"cummax", "cummin"},
-    "strategy": {"transposed", "any transposed"},
+    "strategy": {"transposed"},
 }
 
 
@@ -196,6 +191,10 @@ def operands(cell: Cell) -> Given:
         mask = laid(mask)
     gate = oracle.gates(spread(next(turns) % 4), dtype, seed=cell.seed) if cell.row.gated else None
     lines = tuple(size for d, size in enumerate(route.shape) if d != route.dim)
+    offsets = _offsets(route.shape[route.dim], cell) if cell.segments in ("int32", "int64", "carried") else None
+    per_segment = cell.segments == "carried" and cell.carry in ("initial_of_lines", *ENDS)
+    if per_segment and offsets is not None:
+        lines = (*route.shape[: route.dim], len(offsets) - 1, *route.shape[route.dim + 1 :])
     carry = getattr(torch, spec.carry.name)
     initial: torch.Tensor | complex | None = None
     if cell.carry == "initial":
@@ -208,7 +207,8 @@ def operands(cell: Cell) -> Given:
         "mask": mask,
         "gate": gate,
         "starts": _starts(spread(next(turns) % 3), route.dim, cell.seed) if cell.segments == "flags" else None,
-        "offsets": _offsets(route.shape[route.dim], cell) if cell.segments.startswith("int") else None,
+        "offsets": offsets,
+        "per_segment": per_segment,
         "initial": initial,
         "reverse": cell.reverse == "reverse",
         "exclusive": cell.exclusive == "exclusive",
@@ -240,7 +240,9 @@ def _offsets(length: int, cell: Cell) -> torch.Tensor:
     else:
         inside = torch.randint(length + 1, ((1, 4, 1 + length // 3)[kind],), generator=generator)
         inside = torch.cat([inside, inside[:2]]).sort().values
-    return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(getattr(torch, cell.segments))
+    return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(
+        torch.int64 if cell.segments == "int64" else torch.int32
+    )
 
 
 def wanted(cell: Cell, given: Given) -> tuple[ScanSpec, bool]:
@@ -305,34 +307,37 @@ def expected(cell: Cell, given: Given) -> tuple[torch.Tensor, ...]:
 
 
 def settled(row: dict[str, str]) -> dict[str, str] | None:
-    """The values of a cell and its strategy; None if it is not legal."""
+    """The values of a cell, its strategy and its kernel's length; None if it is not legal."""
     cell = Cell(**row)
     if not is_legal(cell):
         return None
-    return row | {"strategy": strategy_in(cell)}
+    return row | {"strategy": strategy_in(cell), "length": LENGTHS[ROUTES[cell.route].generic]}
 
 
 @functools.cache
 def strategy_in(cell: Cell) -> str:
     """The strategy that the planner chooses for a cell."""
     with oracle.blank():
-        return strategy_of(ROUTES[cell.route], strategy_for(cell, operands(cell)))
+        return strategy_for(cell, operands(cell))
 
 
 def pairs() -> Iterator[Target]:
     """Combinations that some cell has to have: any two values, and more where operands might be swapped.
 
-    A strategy meets every value of every axis, and each operator that is not commutative in both directions; a route,
-    one of several shapes of a strategy, meets every value of the smaller axes.
+    A strategy meets every value of every axis, and each operator that is not commutative in both directions; so do
+    kernels that take their length as an argument, and a route, one of several shapes of a strategy, meets every value
+    of the smaller axes.
     """
-    axes = {"strategy": KINDS, **{axis: values for axis, values in AXES.items() if axis != "route"}}
+    axes = AXES | {"strategy": STRATEGIES, "length": LENGTHS}
+    del axes["route"]
     for one, other in itertools.combinations(sorted(axes), 2):
         if (one, other) == ("layout", "strategy"):
             continue  # some layouts have a strategy of their own
         yield from _legal(itertools.product(_items(one, axes[one]), _items(other, axes[other])))
     for axis in ("reverse", "exclusive", "mask", "carry", "segments", "layout"):
         yield from _sorted(_items(axis, AXES[axis]), _items("route", AXES["route"]))
-    yield from _sorted(_items("op", NON_COMMUTATIVE), _items("reverse", AXES["reverse"]), _items("strategy", KINDS))
+    for axis in ("strategy", "length"):
+        yield from _sorted(_items("op", NON_COMMUTATIVE), _items("reverse", AXES["reverse"]), _items(axis, axes[axis]))
 
 
 def triples() -> Iterator[Target]:
@@ -341,17 +346,10 @@ def triples() -> Iterator[Target]:
         yield from _legal(itertools.product(*(_items(axis, AXES[axis]) for axis in three)))
 
 
-# No shape has this pair: items of 16 bytes are accesses of a warp's lanes already. As a target that is never met, it
-# would draw every draft of a cell towards its dtype.
-UNREACHED = (("dtype", "complex128"), ("strategy", "any staged"))
-
-
 def _legal(targets: Iterable[Target]) -> Iterator[Target]:
     """The targets that a cell can meet, whose operator is legal for their dtype."""
     for target in targets:
         have = dict(target)
-        if have.items() >= dict(UNREACHED).items():
-            continue
         if have.get("exclusive") == "complete" and any(have.get(axis) in NOT_COMPLETE[axis] for axis in NOT_COMPLETE):
             continue
         if "op" not in have or "dtype" not in have or is_legal_pair(have["op"], have["dtype"]):
@@ -367,7 +365,9 @@ def _sorted(*axes: list[tuple[str, str]]) -> Iterator[Target]:
         yield tuple(sorted(items))
 
 
-IMPLIED = {("route", name): ("strategy", strategy_of(route, route.strategy)) for name, route in ROUTES.items()}
+IMPLIED = {
+    ("route", name): {"strategy": route.strategy, "length": LENGTHS[route.generic]} for name, route in ROUTES.items()
+}
 
 
 @functools.cache

@@ -6,6 +6,7 @@ whatever the order of association: results must be equal, not merely close.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -215,9 +216,26 @@ def scan(
     return Found(outputs=tuple(found), final=final)
 
 
-def expected(*, final: bool = False, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Return the outputs of ``scan``, and the carry-out if ``final`` is set."""
-    found = scan(**options)
+def scan_segments(x: torch.Tensor, op: str, dim: int, *, offsets: torch.Tensor, initial: Any, **options: Any) -> Found:
+    """Scan each segment as lines of its own, with its own carry-in."""
+    found = []
+    for number, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        own = {
+            name: each.expand(x.shape).narrow(dim, begin, end - begin) if isinstance(each, torch.Tensor) else each
+            for name, each in options.items()
+        }
+        start = initial.select(dim, number) if isinstance(initial, torch.Tensor) else initial
+        found.append(scan(x.narrow(dim, begin, end - begin), op, dim, initial=start, **own))
+        if OPERATORS[op].indices:  # which count from the beginning of x
+            at = found[-1].outputs[1]
+            at += begin * (at >= 0)
+    outputs = tuple(torch.cat(each, dim) for each in zip(*(each.outputs for each in found), strict=True))
+    return Found(outputs=outputs, final=torch.stack([each.final for each in found], dim))
+
+
+def expected(*, final: bool = False, per_segment: bool = False, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Return the outputs of ``scan``, and the carry-out if ``final`` is set; ``per_segment`` that of each segment."""
+    found = scan_segments(**options) if per_segment else scan(**options)
     return (*found.outputs, *([found.final] if final else []))
 
 
@@ -303,7 +321,7 @@ def call(
     x: torch.Tensor, op: str, dim: int, *, gate: torch.Tensor | None = None, final: bool = False, **options: Any
 ) -> tuple[torch.Tensor, ...]:
     """Return every output of the public function for ``op``, then the carry-out if ``final`` is set."""
-    options["return_final"] = final
+    options["return_final"] = "segments" if options.pop("per_segment", False) and final else final
     if "starts" in options:
         options["segment_starts"] = options.pop("starts")
     if OPERATORS[op].indices:
@@ -390,6 +408,7 @@ def walked(
     segment_starts: torch.Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
+    complete: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the results of a scan along the last dimension, and its carry-out: item by item, in torch's operations."""
     start, step = STEPS[op]
@@ -400,7 +419,7 @@ def walked(
     h = h if initial is None else initial.expand(h.shape)
     begins = torch.zeros(x.shape[-1:], dtype=torch.bool, device=x.device) if segment_starts is None else segment_starts
     begins = begins.expand(x.shape)
-    results = []
+    results = [h] if complete else []
     for i in reversed(range(x.shape[-1])) if reverse else range(x.shape[-1]):
         before = h if reverse else torch.where(begins[..., i], nothing, h)
         after = step(before, x[..., i]) if a is None else step(before, x[..., i], a[..., i])

@@ -9,11 +9,9 @@ import lzma
 import os
 import random
 import shutil
-import struct
 import sys
 import tarfile
 import time
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +29,7 @@ from tests.packs.conftest import kernel
 from tests.scripts import ran
 from tests.store.sources import flipped, umask
 
-WHEEL = f"my_kernels-1.0-py3-none-{sys.platform}_{os.uname().machine}.whl"
-NAMES = ("kernels.tar.gz", "kernels.tar.xz", WHEEL)
+NAMES = ("kernels.tar.gz", "kernels.tar.xz")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,26 +64,23 @@ def test_an_archive_is_reproducible(pack: Path, tmp_path: Path, name: str, monke
             path.relative_to(copy) for path in copy.rglob("*")
         }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "copy", "out0", "out63", "pack"]
-    if name != WHEEL:  # what else there is follows from pack.json
-        with tarfile.open(first) as tar:
-            assert tar.getnames() == [PACK, *files_of(read(pack))]
+    with tarfile.open(first) as tar:
+        assert tar.getnames() == [PACK, *files_of(read(pack))]
 
 
-def test_a_folder_name_too_long_for_tar_is_refused_and_fits_in_a_wheel(pack: Path, tmp_path: Path) -> None:
+def test_a_folder_name_too_long_for_tar_is_refused(pack: Path, tmp_path: Path) -> None:
     contents = read(pack)
     entry = contents["entries"][0]
     slug, identity = "x" * 145, entry["identity"]
     (pack / entry["directory"]).rename(pack / f"{slug}-{identity[:16]}")
     entry["directory"] = f"{slug}-{identity[:16]}"
     (pack / PACK).write_text(json.dumps(contents))
-    with pytest.raises(UnsupportedRequest, match=r"\.whl"):
+    with pytest.raises(UnsupportedRequest, match="SCANOPS_PACKS takes it"):
         write(pack, tmp_path / "k.tar.gz")
-    write(pack, tmp_path / WHEEL)
-    assert unpack(tmp_path / WHEEL, tmp_path / "out") == contents
 
 
 def test_places_that_exist_or_cannot_be_written_are_typed_errors(pack: Path, tmp_path: Path) -> None:
-    for name in ("kernels.zip", ".tar.gz", "kernels.whl", "my_kernels-1.0-py3-none-any.whl"):
+    for name in ("kernels.zip", ".tar.gz", "kernels.tar", "kernels.gz"):
         with pytest.raises(UnsupportedRequest):
             write(pack, tmp_path / name)
         assert not (tmp_path / name).exists()
@@ -169,20 +163,9 @@ def test_damaged_archives_are_refused_or_give_the_same_pack(pack: Path, tmp_path
         except BadStoreEntry:
             refusals += 1
             assert not out.exists()
-        else:  # a bit that nothing reads: a time, a name of another file of the wheel
+        else:  # a bit that nothing reads, such as a time
             assert (out / PACK).read_bytes() == (pack / PACK).read_bytes()
     assert refusals > 75
-
-
-@pytest.mark.parametrize(("local", "central", "value"), [(6, 8, 1), (8, 10, 97)], ids=["encrypted", "compression"])
-def test_odd_wheels_are_typed_errors(pack: Path, tmp_path: Path, local: int, central: int, value: int) -> None:
-    """Set a byte of the first member's two headers: its flags, or its kind of compression."""
-    write(pack, tmp_path / WHEEL)
-    data = bytearray((tmp_path / WHEEL).read_bytes())
-    for magic, offset in ((b"PK\3\4", local), (b"PK\1\2", central)):
-        data[data.index(magic) + offset] = value
-    (tmp_path / WHEEL).write_bytes(data)
-    refused(tmp_path / WHEEL)
 
 
 def paxed(size: int, kind: bytes) -> bytes:
@@ -195,12 +178,6 @@ def paxed(size: int, kind: bytes) -> bytes:
 def listed(text: bytes) -> bytes:
     """A gzipped archive whose pack.json is ``text``."""
     return gzip.compress(member(PACK, size=len(text)).tobuf() + text + bytes(-len(text) % 512 + 1024))
-
-
-def directory(entries: int) -> bytes:
-    """A zip file that is nothing but a central directory."""
-    record = struct.pack("<4s6H3L5H2L", b"PK\1\2", 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"x"
-    return record * entries + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0, 0, len(record) * entries, 0, 0)
 
 
 def dictionary() -> bytes:
@@ -220,7 +197,6 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a pack.json of 127 MB": ("k.tar.gz", lambda: listed(b"[" + b"[]," * (127 * 2**20 // 3) + b"[]]")),
     "a pack.json of many lists": ("k.tar.gz", lambda: listed(b"[" + b"[]," * 5_000_000 + b"[]]")),
     "a nested pack.json": ("k.tar.gz", lambda: listed(b"[" * 400_000)),
-    "a wheel of many members": (WHEEL, lambda: directory(600_000)),
     "a dictionary of 1 GB": ("k.tar.xz", dictionary),
 }
 
@@ -238,16 +214,18 @@ def test_memory_stays_bounded_whatever_the_archive_says(tmp_path: Path, name: st
     assert int(ran(sys.executable, "-c", code, file).stdout) < 200_000  # KB
 
 
-def test_pip_installs_the_wheel_and_its_pack_is_found(pack: Path, tmp_path: Path) -> None:
-    write(pack, tmp_path / WHEEL)
-    site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site]
-    ran(*pip, tmp_path / WHEEL, PIP_DISABLE_PIP_VERSION_CHECK="1")
+def test_pip_installs_a_package_and_its_pack_is_found(pack: Path, tmp_path: Path) -> None:
+    """The project is that of docs/deployment.md."""
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    project, site = tmp_path / "project", tmp_path / "site"
+    shutil.copytree(pack, project / "my_kernels" / "pack", ignore=shutil.ignore_patterns(SOURCE))
+    (project / "my_kernels" / "__init__.py").touch()
+    (project / "pyproject.toml").write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    ran(*pip, "--target", site, project, PIP_DISABLE_PIP_VERSION_CHECK="1")
     for path in (site, *site.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     code = "from scanops.store.layers import installed; import sys; print(*installed(), 'my_kernels' in sys.modules)"
     found = ran(sys.executable, "-c", code, PYTHONPATH=str(site)).stdout.split()
     assert found == [str(site / "my_kernels" / "pack"), "False"]
     assert verify(site / "my_kernels" / "pack") == read(pack)
-    with zipfile.ZipFile(tmp_path / WHEEL) as wheel:
-        assert {item.date_time for item in wheel.infolist()} == {(1980, 1, 1, 0, 0, 0)}

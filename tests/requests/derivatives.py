@@ -39,7 +39,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "dtype": ("float64", "complex128"),
     "layout": tuple(LAYOUTS),
     "direction": ("forward", "reverse"),
-    "place": ("inclusive", "exclusive"),
+    "place": ("inclusive", "exclusive", "complete"),
     "mask": ("none", "bool", "weights of items", "weights of lines"),
     "carry": ("none", "initial", "one initial", "final", "initial and final"),
     "segments": ("none", *SEGMENTS),
@@ -48,6 +48,9 @@ COMPLEX = ("sum", "prod", "logcumsumexp", "linear")
 
 
 def legal(row: dict[str, str]) -> dict[str, str] | None:
+    refused = row["segments"] != "none" or "final" in row["carry"] or row["op"].startswith("cum")
+    if row["place"] == "complete" and refused:
+        return None
     return row if row["dtype"] == "float64" or row["op"] in COMPLEX else None
 
 
@@ -56,14 +59,17 @@ def _targets() -> Iterator[Target]:
     for axes in (*itertools.combinations(sorted(AXES), 2), ("direction", "op", "place")):
         for values in itertools.product(*(AXES[axis] for axis in axes)):
             target = dict(zip(axes, values, strict=True))
-            if legal({"dtype": "float64", "op": "sum", **target}):
+            if legal(
+                {"dtype": "float64", "op": "sum", "segments": "none", "carry": "none", "place": "inclusive", **target}
+            ):
                 yield tuple(target.items())
 
 
 COVERING = cover(AXES, _targets(), legal).rows
-# Of each operator, inclusive and exclusive, one with lines of one item and of none besides.
-SHORT = {(cell["op"], cell["place"]): cell for cell in COVERING}.values()
-CELLS = [cell | {"length": length} for length in ("5", "1", "0") for cell in (COVERING if length == "5" else SHORT)]
+# Of each operator and place one more, whose lines have one item or none by turns.
+SHORT = sorted({(cell["op"], cell["place"]): cell for cell in COVERING}.items())
+CELLS = [cell | {"length": "5"} for cell in COVERING]
+CELLS += [cell | {"length": str(number % 2)} for number, (_, cell) in enumerate(SHORT)]
 
 
 def leaf(*shape: int, device: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -94,7 +100,7 @@ class Case:
         }
         self._fixed: dict[str, Any] = {
             "reverse": cell["direction"] == "reverse",
-            "exclusive": cell["place"] == "exclusive",
+            **{place: True for place in ("exclusive", "complete") if cell["place"] == place},
         }
         if cell["mask"] == "bool":
             self._fixed["mask"] = torch.tensor([[True, True, False, True, False]], device=device)[:, :length]

@@ -1,8 +1,9 @@
-"""What calls cost: the bytes that they allocate, whatever the layout of operands, and save; the kernels that run."""
+"""What calls cost: bytes allocated, read and saved, whatever the layout of operands; the kernels that run."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from scanops import torch_private
 from scanops.runtime import workspaces
 from tests.numbers import oracle
 from tests.numbers.oracle import walked
+from tests.scripts import ran
 
 SHAPE = (3, 20, 24)
 LINES = 3 * 24
@@ -169,6 +171,44 @@ def test_of_other_dtypes(dtype: torch.dtype, kernels: str) -> None:
     assert allocated(lambda: scanops.cumsum(x, 2), kernels) == y.nbytes
     if not dtype.is_complex:
         assert allocated(lambda: scanops.cummax(x, 1), kernels) == x.nbytes + 8 * x.numel()
+
+
+# Operands between two pages that nobody may touch: a read outside of them ends the process.
+FENCED = """
+import ctypes, itertools, mmap, torch, scanops
+system = ctypes.CDLL(None)
+system.mmap.restype = ctypes.c_void_p
+system.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+def fenced(x, front):
+    page = mmap.PAGESIZE
+    pages = -(-x.nbytes // page)
+    base = system.mmap(None, ctypes.c_size_t((pages + 2) * page), 3, 0x22, -1, ctypes.c_long(0))
+    for at in (base, base + (pages + 1) * page):
+        assert system.mprotect(at, page, 0) == 0
+    begin = base + page if front else base + (pages + 1) * page - x.nbytes
+    memory = (ctypes.c_char * x.nbytes).from_address(begin)
+    return torch.frombuffer(memory, dtype=x.dtype).view(x.shape).copy_(x)
+
+SHAPES = ((5, 8), (3, 31), (2, 2051), (1, 70000), (20, 33000), (3, 31, 5), (1, 1100, 36))
+for shape, reverse, front in itertools.product(SHAPES, (False, True), (False, True)):
+    x = torch.randint(-3, 4, shape).to(torch.int8)
+    keep = torch.rand(shape) > 0.3
+    with scanops.emulate():
+        y = scanops.cumsum(fenced(x, front), 1, mask=fenced(keep, front), reverse=reverse, complete=True)
+    assert torch.equal(y, scanops.cumsum(x, 1, mask=keep, reverse=reverse, complete=True)), (shape, reverse)
+"""
+
+
+def test_nothing_beside_the_operands_is_read() -> None:
+    """By complete scans, whose last result has no item beside it."""
+    ran(sys.executable, "-c", FENCED)
+
+
+def test_a_complete_scan_is_written_into_an_out(kernels: str) -> None:
+    for out in (torch.empty(2, 4, device=kernels), torch.empty(2, 8, device=kernels)[:, ::2]):
+        assert scanops.cumsum(torch.ones(2, 3, device=kernels), 1, complete=True, out=out) is out
+        assert out.tolist() == [[0.0, 1.0, 2.0, 3.0]] * 2
 
 
 # ---- gradients: the bytes that are saved for them, the kernels that run, and what these allocate

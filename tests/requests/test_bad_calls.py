@@ -159,6 +159,7 @@ OPTIONS: list[Row] = [
     (lambda d: scan(d, ["sum"]), "['sum']"),
     (lambda d: scan(d, 10**5000), "bits"),
     *(option(**{flag: value}) for flag in ("reverse", "exclusive", "return_final") for value in (0, 1, None, "yes")),
+    option(complete=1),
     operand("reverse", lambda d: ones(d, 2), "reverse=tensor"),
     option("reverse=-1000", reverse=-(10**5000)),
     (lambda d: untyped.cummin(ones(d, 3), 0, return_final="yes"), "return_final='yes'"),
@@ -259,7 +260,18 @@ OUTS: list[Row] = [
     (lambda d: (lambda x, y: scanops.cummin(x, 0, out=(y, y)))(*indices(d, 2, 4).unbind()), "indices at"),
 ]
 
-UNSUPPORTED = OPERANDS + OPTIONS + ACCUMULATE + OPERATORS + CARRIES + SEGMENTS + RECURRENCES + OUTS
+COMPLETE: list[Row] = [
+    *(
+        (lambda d, name=name: cumsum(d, 3, complete=True, **{name: True}), f"x of shape (3,), {name}")
+        for name in ("exclusive", "return_final")
+    ),
+    (lambda d: offsets(d, 0, 4, complete=True), "x of shape (4,), offsets"),
+    (lambda d: cumsum(d, 3, complete=True, segment_starts=indices(d, 3) > 0), "x of shape (3,), segment_starts"),
+    (lambda d: cumsum(d, complete=True), "x of shape ()"),
+    (lambda d: cumsum(d, 2, 3, complete=True, out=ones(d, 2, 3)), "out.shape=(2, 3)"),
+]
+
+UNSUPPORTED = OPERANDS + OPTIONS + ACCUMULATE + OPERATORS + CARRIES + SEGMENTS + RECURRENCES + OUTS + COMPLETE
 BAD = [(DimensionOutOfRange, *row) for row in OUT_OF_RANGE] + [(UnsupportedRequest, *row) for row in UNSUPPORTED]
 
 

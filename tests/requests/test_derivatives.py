@@ -40,6 +40,7 @@ def kernels_alone(monkeypatch: pytest.MonkeyPatch, case: Case) -> bool:
     # The carry-out of a scan that returns indices has none: nobody kept whose item it is.
     known = not (case.op.startswith("cum") and case.cell["carry"] != "none")
     known &= case.op != "logcumsumexp" or case.cell["dtype"] == "float64"
+    known &= (case.cell["place"], case.cell["length"]) != ("complete", "0")  # there is nothing to launch for
     if runs and known:
         monkeypatch.setattr(scans, "outputs", lambda *_: pytest.fail("composed"))
         monkeypatch.setattr(torch.Tensor, "scatter_add", lambda *_: pytest.fail("scattered"))

@@ -21,7 +21,6 @@ __all__ = ["QUICKLY", "backwards_compiled", "compiled", "compiled_for_all_length
 
 # Options of inductor for code that runs once: compiling it takes a third of the time.
 QUICKLY: dict[str, Any] = {
-    "cpp.vec_isa_ok": False,
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,
     "aot_inductor.compile_wrapper_opt_level": "O0",

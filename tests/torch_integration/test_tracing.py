@@ -191,8 +191,8 @@ COMPILED: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]
         {"backend": "inductor", "options": QUICKLY},
     ),
     "fused by inductor": (
-        lambda a, b: (scanops.cumprod(a * 2, 1, initial=2.0) + 1) * b,
-        lambda a, b: ((a * 2).cumprod(1) * 2 + 1) * b,
+        lambda a, b: (scanops.cumprod(a, 1, initial=2.0) + 1) * b,
+        lambda a, b: (a.cumprod(1) * 2 + 1) * b,
         {"backend": "inductor", "options": QUICKLY},
     ),
 }

@@ -50,6 +50,7 @@ def test_the_planners_own_comes_first_and_all_can_be_made(spec: ScanSpec, target
 TARGET = "sm_90"
 FILE = resources.files("scanops.codegen") / "measured" / f"{TARGET}.json"
 ENTRIES = json.loads(FILE.read_text(encoding="utf-8"))["entries"]
+ENTRIES = [entry for entry in ENTRIES if "-map_" not in entry["spec"]]  # names that are read back
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["spec"])
