@@ -112,8 +112,7 @@ def scan(
     if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
-        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
-        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
+        others = (initial, return_final, complete, segment_starts, offsets, accumulate, out)
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate))
@@ -122,7 +121,9 @@ def scan(
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
+def cumsum(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., modulo: float | None = ..., **options: Unpack[Keywords]
+) -> Tensor: ...
 def cumsum(
     x: Tensor,
     dim: int,
@@ -138,10 +139,12 @@ def cumsum(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
+    modulo: float | None = None,
 ) -> Tensor | Pair:
     """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
 
-    Exactly ``scan(x, "sum", dim, ...)``; see there.
+    Exactly ``scan(x, "sum", dim, ...)``; see there. ``modulo``, a period, makes results remainders of the sums, such as
+    phases, whose error does not grow with the length: docs/variants.md.
 
     Example:
         >>> import torch, scanops
@@ -151,6 +154,11 @@ def cumsum(
         >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk goes on from it
         tensor([ 6., 10.])
     """
+    if modulo is not None:
+        from scanops.fusion.phases import scan_modulo  # which few programs need
+
+        others = (initial, return_final, complete, segment_starts, offsets, accumulate, out)
+        return scan_modulo(x, modulo, dim, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def scan_fused(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
-    others: Mapping[str, object],
+    others: Sequence[object],
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -64,16 +64,15 @@ def scan_fused(
     return found[0] if len(found) == 1 else found
 
 
-def _check(
-    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
-) -> None:
+def _check(inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Sequence[object]) -> None:
     """Raise unless all arguments are legal and go together; ``row`` is None where it is checked elsewhere."""
-    wrong = [name for name, value in others.items() if value is not None and value is not False]
+    values = dict(zip(_OTHERS, others, strict=False))
+    wrong = [name for name, value in values.items() if value is not None and value is not False]
     if wrong:
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive and dtype",
-            value=f"{wrong[0]}={shown(others[wrong[0]])}",
+            value=f"{wrong[0]}={shown(values[wrong[0]])}",
             hint="call the function first, and scan its result",
         )
     for name, function in zip(("map", "then"), functions, strict=True):
@@ -154,4 +153,5 @@ def _check_named(op: str, count: int, mapped: bool, made: bool, masked: bool) ->
     return op
 
 
+_OTHERS = ("initial", "return_final", "complete", "segment_starts", "offsets", "accumulate", "out")
 _STORED_ONLY = tuple(getattr(torch, name) for name in ("uint16", "uint32", "uint64"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -173,3 +174,35 @@ def test_dtypes_and_followed_calls() -> None:
     started = scanops.operator(fields=("h",), step=lambda h, x: (0.5 * h.h + x,), start=8)
     assert scanops.scan(torch.zeros(3), started, 0).tolist() == [4, 2, 1]
     assert scanops.scan(torch.zeros(3), started, 0, exclusive=True, then=lambda h, x: h + 1).tolist() == [9, 5, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_sums_modulo_a_period(dtype: torch.dtype) -> None:
+    """10^6 items against integers, others against fractions: the error is one rounding; gradients are those of sums."""
+    generator = torch.Generator().manual_seed(3)
+    period, unit = 6588397 / 2**20, 2.0**-20
+    whole = torch.randint(-(2**24), 2**24, (10**6,), generator=generator)
+    whole = (whole * unit).to(dtype).double().div(unit).long()
+    wanted = whole.cumsum(0).remainder(6588397) * unit
+    eps = torch.finfo(dtype).eps
+    with scanops.emulate():
+        found = scanops.cumsum((whole * unit).to(dtype), 0, modulo=period).double()
+    apart = (found - wanted).abs()
+    assert float(torch.minimum(apart, period - apart).max()) <= eps * period and 0 <= found.min() < found.max() < period
+    x = (torch.randn(2, 700, generator=generator, dtype=torch.float64) * 5).to(dtype).requires_grad_()
+    for emulated, reverse in itertools.product((True, False), repeat=2):
+        with scanops.emulate() if emulated else torch.enable_grad():
+            y = scanops.cumsum(x, 1, modulo=2 * math.pi, reverse=reverse, exclusive=True)
+            (gradient,) = torch.autograd.grad((y * y.detach()).sum(), x)
+            (exact,) = torch.autograd.grad(
+                (scanops.cumsum(x, 1, reverse=reverse, exclusive=True, dtype=torch.float64) * y.detach()).sum(), x
+            )
+            torch.testing.assert_close(gradient, exact)
+        total = Fraction(0)
+        for at in range(699, -1, -1) if reverse else range(700):
+            far = abs(Fraction(float(y[1, at])) - total)
+            assert min(far, abs(far - Fraction(2 * math.pi))) <= eps * 2 * math.pi
+            total = (total + Fraction(float(x[1, at]))) % Fraction(2 * math.pi)
+    for wrong in ({"modulo": 0.0}, {"modulo": math.inf}, {"modulo": 1.0, "dtype": torch.int64}):
+        assert "beside modulo" in str(refused(UnsupportedRequest, lambda wrong=wrong: scanops.cumsum(x, 1, **wrong)))
+    assert "initial" in str(refused(UnsupportedRequest, lambda: scanops.cumsum(x, 1, modulo=1.0, initial=1.0)))
