@@ -225,9 +225,7 @@ def logcumsumexp(
     a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the result is inf,
     from the first NaN on it is NaN.
 
-    Complex items compare by their real parts. The imaginary part of a result is that of the greatest item, the first of
-    equals, plus at most pi; torch's may differ by multiples of 2 pi, as it depends on the order torch adds in. Where
-    the real part is infinite the imaginary part is meaningless.
+    Of complex items see docs/operators/logcumsumexp.md.
 
     Example:
         >>> import torch, scanops
@@ -275,9 +273,9 @@ def linear_scan(
     Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
     u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
     accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
-    which only drops terms that small. It may also overflow: a state of exactly 0 then stays 0, and any other gives an
-    infinity or NaN, even where later gates would have brought it back. Behind an infinite item, gate or state every
-    result of the line is infinite or NaN until a segment begins. ``accumulate=torch.float64`` widens the range.
+    which only drops terms that small, or overflow, which leaves a state of exactly 0 alone and makes any other infinite
+    or NaN. Behind an infinite item, gate or state no result of the line is finite until a segment begins.
+    ``accumulate=torch.float64`` widens the range.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.

@@ -241,7 +241,8 @@ mean = scanops.operator(  # y[i] = (w[0] x[0] + ... + w[i] x[i]) / (w[0] + ... +
     combine=lambda older, newer: (older.weight + newer.weight, older.total + newer.total),
     project=lambda state: state.total / state.weight,
 )
-print(scanops.scan((torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 1.0, 2.0])), mean, 0).tolist())  # [1.0, 1.5, 3.75]
+x, w = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 1.0, 2.0])
+print(scanops.scan((x, w), mean, 0).tolist())  # [1.0, 1.5, 3.75]
 ```
 
 A state has named `fields`, in the dtype of the items or in one of their own. `lift` makes the state of an item from the

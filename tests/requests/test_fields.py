@@ -36,7 +36,7 @@ def expected(op: FieldOperator, tensors: Any, dim: int, mask: Any, reverse: bool
         else:
             lifted = op.lift(*lines[at]) if op.lift else lines[at]
             after = op.combine(s, state(**lifted) if isinstance(lifted, dict) else state(*lifted))
-        after = after if isinstance(after, tuple) else (after,)
+        after = after if isinstance(after, tuple | list) else (after,)
         after = state(*(torch.where(keep[at], one, other) for one, other in zip(after, s, strict=True)))
         made = project(s if exclusive else after)
         found.append(made if isinstance(made, tuple) else (made,))
