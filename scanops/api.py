@@ -143,8 +143,7 @@ def cumsum(
 ) -> Tensor | Pair:
     """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
 
-    Exactly ``scan(x, "sum", dim, ...)``; see there. ``modulo``, a period, makes results remainders of the sums, such as
-    phases, whose error does not grow with the length: docs/variants.md.
+    Exactly ``scan(x, "sum", dim, ...)``; see there. ``modulo`` is the period of phases: see docs/variants.md.
 
     Example:
         >>> import torch, scanops
@@ -224,8 +223,6 @@ def logcumsumexp(
     values do not overflow: the state is the maximum and the sum of the other terms relative to it. An item of -inf and
     a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the result is inf,
     from the first NaN on it is NaN.
-
-    Of complex items see docs/operators/logcumsumexp.md.
 
     Example:
         >>> import torch, scanops
