@@ -220,9 +220,7 @@ def logcumsumexp(
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
     Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
-    values do not overflow: the state is the maximum and the sum of the other terms relative to it. An item of -inf and
-    a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the result is inf,
-    from the first NaN on it is NaN.
+    values do not overflow. Rules for infinities, NaN and complex items: docs/operators/logcumsumexp.md.
 
     Example:
         >>> import torch, scanops
