@@ -57,7 +57,6 @@ def python_text(units: Sequence[Unit], format: str, command: str) -> str:
         target=units[0].plan.target,
         parameters=units[0].parameters,
         board=board,
-        format=format,
         command=command,
         operands=operands + results[:board],  # GPU MODE passes the output
         others=others,
