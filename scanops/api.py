@@ -112,7 +112,8 @@ def scan(
     if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
-        others = (initial, return_final, complete, segment_starts, offsets, accumulate, out)
+        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate))
@@ -156,7 +157,8 @@ def cumsum(
     if modulo is not None:
         from scanops.fusion.phases import scan_modulo  # which few programs need
 
-        others = (initial, return_final, complete, segment_starts, offsets, accumulate, out)
+        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
         return scan_modulo(x, modulo, dim, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
@@ -269,8 +271,7 @@ def linear_scan(
     u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
     accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
     which only drops terms that small, or overflow, which leaves a state of exactly 0 alone and makes any other infinite
-    or NaN. Behind an infinite item, gate or state no result of the line is finite until a segment begins.
-    ``accumulate=torch.float64`` widens the range.
+    or NaN: ``accumulate=torch.float64`` widens the range. Behind an infinity no result is finite in that segment.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.

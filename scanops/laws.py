@@ -142,9 +142,9 @@ def _of_fields(
         for dtype in dtypes or (torch.float64,):
             given = [each.to(dtype) for each in x]
             with emulate(seed=seed):
-                y = scan_fused(given, op, 1, None, None, None, reverse, exclusive, None, ())
+                y = scan_fused(given, op, 1, None, None, None, reverse, exclusive, None, {})
             wide = [each.double() for each in given]
-            wanted = scan_fused(wide, op, 1, None, None, None, reverse, exclusive, None, ())
+            wanted = scan_fused(wide, op, 1, None, None, None, reverse, exclusive, None, {})
             pairs = [torch.stack(each if isinstance(each, tuple) else (each,)) for each in (y, wanted)]
             scale = size_of(pairs[1]).amax(0)
             scale = (scale.flip(1).cummax(1).values.flip(1) if reverse else scale.cummax(1).values)[None]

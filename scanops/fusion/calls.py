@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def scan_fused(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
-    others: Sequence[object],
+    others: Mapping[str, object],
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -57,7 +57,7 @@ def scan_fused(
         functions, facts = (map, then, *own.functions), (*facts, own.facts)
     key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
     plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
-    key = None if any([each is not None and each is not False for each in others]) or not plain else key
+    key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key
     if key is not None and (answer := repeated(key, tensors)) is not None:
         return answer
     row = own or listed(op)
@@ -93,15 +93,16 @@ def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -
     return (number, *options)
 
 
-def _check(inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Sequence[object]) -> None:
+def _check(
+    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
+) -> None:
     """Raise unless all arguments are legal and go together; ``row`` is None where it is checked elsewhere."""
-    values = dict(zip(_OTHERS, others, strict=False))
-    wrong = [name for name, value in values.items() if value is not None and value is not False]
+    wrong = [name for name, value in others.items() if value is not None and value is not False]
     if wrong:
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive and dtype",
-            value=f"{wrong[0]}={shown(values[wrong[0]])}",
+            value=f"{wrong[0]}={shown(others[wrong[0]])}",
             hint="call the function first, and scan its result",
         )
     for name, function in zip(("map", "then"), functions, strict=True):
@@ -182,5 +183,4 @@ def _check_named(op: str, count: int, mapped: bool, made: bool, masked: bool) ->
     return op
 
 
-_OTHERS = ("initial", "return_final", "complete", "segment_starts", "offsets", "accumulate", "out")
 _STORED_ONLY = tuple(getattr(torch, name) for name in ("uint16", "uint32", "uint64"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def scan_modulo(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
-    others: Sequence[object],
+    others: Mapping[str, object],
 ) -> Any:
     """Return what ``scanops.cumsum`` returns with ``modulo``."""
     checks.check_tensor("cumsum", "x", x)
