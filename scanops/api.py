@@ -269,9 +269,8 @@ def linear_scan(
 
     Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
     u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
-    accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
-    which only drops terms that small, or overflow, which leaves a state of exactly 0 alone and makes any other infinite
-    or NaN: ``accumulate=torch.float64`` widens the range. Behind an infinity no result is finite in that segment.
+    accumulator's least positive number, 2^-149 for float32. Products of gates may underflow, which drops terms that
+    small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the range.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
