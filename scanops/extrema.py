@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         """Keywords of scans with one result."""
 
         complete: bool
+        chunk: int | None
         dtype: torch.dtype | None
         accumulate: torch.dtype | str | None
         out: Tensor | None
@@ -45,10 +46,11 @@ if TYPE_CHECKING:
         dtype: torch.dtype | None
 
 
-__all__ = ["Final", "Pair", "ValuesAndIndices", "cummax", "cummin"]
+__all__ = ["Ends", "Final", "Pair", "ValuesAndIndices", "cummax", "cummin"]
 
 Pair = tuple[Tensor, Tensor]
-Final = bool | Literal["segments"]
+Ends = Literal[True, "segments"]  # values of return_final with which there are carries-out
+Final = Ends | Literal[False]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -60,7 +62,7 @@ class ValuesAndIndices(NamedTuple):
 
 @overload
 def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummax(
@@ -112,7 +114,7 @@ def cummax(
 
 @overload
 def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummin(

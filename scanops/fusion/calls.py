@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from scanops.requests import checks
 from scanops.requests.call import Call
 
 Function = Callable[..., Any]
+# keywords of scans of one tensor alone
+_OTHERS = ("initial", "return_final", "complete", "segment_starts", "offsets", "chunk", "accumulate", "out")
 
 
 def scan_fused(
@@ -34,7 +36,7 @@ def scan_fused(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
-    others: Mapping[str, object],
+    others: tuple[object, ...],
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -65,15 +67,15 @@ def scan_fused(
 
 
 def _check(
-    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
+    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: tuple[object, ...]
 ) -> None:
     """Raise unless all arguments are legal and go together; ``row`` is None where it is checked elsewhere."""
-    wrong = [name for name, value in others.items() if value is not None and value is not False]
+    wrong = [pair for pair in zip(_OTHERS, others, strict=True) if pair[1] is not None and pair[1] is not False]
     if wrong:
         raise UnsupportedRequest(
-            f"scan: {wrong[0]} does not go with map, then or several tensors",
+            f"scan: {wrong[0][0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive and dtype",
-            value=f"{wrong[0]}={shown(others[wrong[0]])}",
+            value=f"{wrong[0][0]}={shown(wrong[0][1])}",
             hint="call the function first, and scan its result",
         )
     for name, function in zip(("map", "then"), functions, strict=True):
