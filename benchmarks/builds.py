@@ -131,7 +131,7 @@ def by_nvcc(text: str, target: str) -> Compiled:
         source, cubin, log = (Path(name) / f"kernel.{kind}" for kind in ("cu", "cubin", "log"))
         source.write_text(text)
         flags = BuildRequest(name="kernel", source=text, target=target).flags
-        command = [str(find_nvcc().nvcc), "-cubin", *flags, "-Xptxas=-v", str(source), "-o", str(cubin)]
+        command = [str(find_nvcc().path), "-cubin", *flags, "-Xptxas=-v", str(source), "-o", str(cubin)]
         with log.open("w") as stream:
             started = time.perf_counter()
             process = subprocess.Popen(command, stdout=stream, stderr=stream)

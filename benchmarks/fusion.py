@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import scanops
 from benchmarks import workloads
-from benchmarks.workloads import Function, Tensors, Workload
+from benchmarks.workloads import Function, Workload
 
 STEP = 1e-3
 
@@ -52,7 +52,7 @@ def fused(device: str, small: bool = False) -> Iterator[Workload]:
     """Yield the scans; ``small`` cuts every dimension above 300."""
 
     def row(name: str, op: str, today: Function, *inputs: torch.Tensor, outputs: int = 1, **options: Any) -> Workload:
-        def ours(*given: torch.Tensor) -> torch.Tensor | Tensors:
+        def ours(*given: torch.Tensor) -> Any:
             return scanops.scan(given, op, 1, **options)
 
         shape, dtype = " x ".join(map(str, inputs[0].shape)), str(inputs[0].dtype).removeprefix("torch.")
@@ -65,24 +65,19 @@ def fused(device: str, small: bool = False) -> Iterator[Workload]:
         sizes = (n if n <= 300 or not small else 256 + n % 8 for n in shape)
         return torch.randn(*sizes, device=device).to(dtype)
 
+    weight: dict[str, Any] = {"map": lambda x: 1 - x, "then": lambda y, x: y * x, "exclusive": True}
+    scaled: dict[str, Any] = {"map": torch.sigmoid, "then": lambda y, x: y * x * STEP}
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((8, 4096, 2560), (1, 4096, 48), (8, 2048, 64), (2, 32768, 80)):
             inputs = tuple(random(*each, dtype=dtype) for each in (shape, shape[-1:], shape[-1:]))
             yield row("decays", "sum", lambda *t: decays_today(*t)[0], *inputs, map=decay)
             yield row("decays and steps", "sum", decays_today, *inputs, outputs=2, map=decay, then=decay_and_step)
-        for shape in ((65536, 192), (65536, 128)):
-            x = random(*shape, dtype=dtype).sigmoid() * 0.1
-            weight = {"map": lambda x: 1 - x, "then": lambda y, x: y * x, "exclusive": True}
+        for length in (192, 128):
+            x = random(65536, length, dtype=dtype).sigmoid() * 0.1
             yield row("transmittance", "prod", transmittance, x, **weight)
-        for shape in ((8192, 32768), (64, 2**20)):
-            scaled = {"map": torch.sigmoid, "then": lambda y, x: y * x * STEP}
-            yield row(
-                "running mean of a gate",
-                "sum",
-                lambda x: torch.sigmoid(x).cumsum(1) * x * STEP,
-                random(*shape, dtype=dtype),
-                **scaled,
-            )
+        for rows, length in ((8192, 32768), (64, 2**20)):
+            x = random(rows, length, dtype=dtype)
+            yield row("running sum of a gate", "sum", lambda x: torch.sigmoid(x).cumsum(1) * x * STEP, x, **scaled)
         inputs = tuple(random(4, 4096, 2048, dtype=dtype) for _ in range(3))
         yield row("gated recurrence", "linear", lambda *t: scanops.linear_scan(*gates(*t), 1), *inputs, map=gates)
 

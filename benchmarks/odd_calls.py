@@ -21,7 +21,7 @@ import torch
 
 import scanops
 from scanops.errors import ScanopsError
-from tests.requests.built import drawn, holds
+from tests.requests.recipes import drawn, holds
 
 __all__ = ["Outcome", "run"]
 

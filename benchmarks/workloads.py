@@ -72,7 +72,7 @@ def associative(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
     return associative_scan(combine, (a, b), dim)[1]
 
 
-def flipped(scan: Function, x: torch.Tensor, dim: int) -> torch.Tensor:
+def flipped(scan: Function, x: torch.Tensor, dim: int) -> Any:
     """A reverse scan by a forward one, between two flips."""
     return scan(x.flip(dim), dim).flip(dim)
 

@@ -30,6 +30,7 @@ from scanops.errors import UnsupportedRequest
 
 SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
 NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
+NEAR_COLUMNS = 3  # factors of 2 between numbers of columns, for fused scans
 NEAR_TILE = 1.42  # the same for lengths of one tile
 
 Entry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
@@ -186,8 +187,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
 
 def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    kind, table = class_of(spec, few), _table(target.name)
-    entries = {**table.get(kind.removeprefix("map "), {}), **table.get(kind, {})}  # a fused scan's, or of one like it
+    entries = _entries(class_of(spec, few), _table(target.name))
     for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1
@@ -199,6 +199,18 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
             if plan is not None or not faster:
                 return plan
     return None
+
+
+def _entries(kind: str, table: Mapping[str, Mapping[int, Entry]]) -> Mapping[int, Entry]:
+    """The entries of a class by length; of a fused scan also of similar numbers of columns, and of plain scans."""
+    if not kind.startswith("map "):
+        return table.get(kind, {})
+    words, _, columns = kind.rpartition("=")
+    found = dict(table.get(kind, {}))
+    for other in range(1, NEAR_COLUMNS + 1) if columns != "1" else ():
+        for near in (int(columns) - other, int(columns) + other):
+            found = {**table.get(f"{words}={near}", {}), **found} if near > 1 else found
+    return {**table.get(kind.removeprefix("map "), {}), **found}
 
 
 def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | None:

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 18931ba3bf978d99 of everything below this banner
+// content  sha256 7dcb4cccc83e6f0a of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -111,121 +111,6 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     return s;
 }
 
-struct Part {  // what a thread takes of a row
-    Position first;   // scan position of its first item
-    Position length;  // of the row
-    Position end;     // of the items that it accesses
-    int lane;         // in the row
-    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
-    int step = kLanes * kItems;             // items from an access to the next
-    int accesses = kVectors;                // that have items
-    bool live = true;                       // the row is not past the last one
-
-    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
-
-    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
-
-    // Scan position of the first item of run j.
-    __device__ __forceinline__ Position begin(int j) const {
-        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
-    }
-
-    // Items from there to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
-};
-
-struct Row {  // addresses of a thread's first access of each operand and output
-    const Input* x;
-    const Gate* g;
-    Output* y;
-};
-
-// The first access of a contiguous tensor whose rows have this length.
-template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
-    return items + line * length + memory_index(part.first, kItems, length);
-}
-
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(Position position, Position end) {
-    return (unsigned long long)position < (unsigned long long)end;
-}
-
-__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
-    return position >= 0 && position <= end - items;
-}
-
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-union Exchanged {
-    InputVector x;
-    GateVector g;
-    OutputVector y;
-};
-
-// Place of an access in shared memory: free of bank conflicts in either order.
-__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
-
-// ---- loads and stores
-// Whether accesses of operands may reach past the ends of a row.
-constexpr bool kGuards = false;
-
-// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
-template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
-    Vector<Item> access = {};
-    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
-        const Item item = *from;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) access.item[k] = item;
-        return access;
-    }
-#pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
-    return access;
-}
-
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
-__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
-        const bool reaches = part.reaches(j);
-        const Item* const access = from + along(j * part.step) * step;
-        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
-    }
-}
-
-// All accesses of a thread.
-__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
-    Accesses a;
-    read_row<true>(a.x, part, row.x, 1);
-    read_row<true>(a.g, part, row.g, 1);
-    return a;
-}
-
-// Store an access: as a whole, or those of its items that are in the row.
-template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
-                                             Position end) {
-    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
-        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-    } else {
-#pragma unroll
-        for (int k = 0; k < kOutItems; ++k)
-            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
-    }
-}
-
-// Store the results of access j.
-__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    const int access = kRuns == 1 ? j : 0;
-    const Position step = along(j * part.step);
-    store_access(row.y + step, r.y[access], part.at(j), part.end);
-}
-
 // ---- the items of a thread
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
@@ -303,6 +188,125 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return first ? identity() : older;
 }
 
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
+    }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    const Gate* g;
+    Output* y;
+};
+
+// The first access of a contiguous tensor whose rows have this length.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
+}
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position end) {
+    return (unsigned long long)position < (unsigned long long)end;
+}
+
+__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
+    return position >= 0 && position <= end - items;
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+union Exchanged {
+    InputVector x;
+    GateVector g;
+    OutputVector y;
+};
+
+// Place of an access in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
+template <int run>
+__device__ __forceinline__ int access_place(int number) {
+    return number ^ (number >> 3 & (run - 1));
+}
+
+// ---- loads and stores
+// Whether accesses of operands may reach past the ends of a row.
+constexpr bool kGuards = false;
+
+// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
+    Vector<Item> access = {};
+    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
+        const Item item = *from;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) access.item[k] = item;
+        return access;
+    }
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
+    return access;
+}
+
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
+        const Item* const access = from + along(j * part.step) * step;
+        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+    }
+}
+
+// All accesses of a thread.
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+    Accesses a;
+    read_row<true>(a.x, part, row.x, 1);
+    read_row<true>(a.g, part, row.g, 1);
+    return a;
+}
+
+// Store an access: as a whole, or those of its items that are in the row.
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
+                                             Position end) {
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+    } else {
+#pragma unroll
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
+}
+
+// ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
@@ -329,16 +333,16 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
 
     // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].x = a.x[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place<kTurns>(lane + 32 * j)].x = a.x[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place(lane * kVectors + j)].x;
+    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place<kTurns>(lane * kVectors + j)].x;
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane + 32 * j)].g = a.g[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place<kTurns>(lane + 32 * j)].g = a.g[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) a.g[j] = exchanged[warp][access_place(lane * kVectors + j)].g;
+    for (int j = 0; j < kVectors; ++j) a.g[j] = exchanged[warp][access_place<kTurns>(lane * kVectors + j)].g;
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
@@ -360,10 +364,10 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     Results r = make_results(p[0], s[0]);
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place(lane * kVectors + j)].y = r.y[j];
+    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place<kTurns>(lane * kVectors + j)].y = r.y[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place(lane + 32 * j)].y;
+    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place<kTurns>(lane + 32 * j)].y;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 26fd2fd9de3f1cd6 of everything below this banner
+// content  sha256 04a8c5d739108fea of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -263,11 +263,10 @@ __device__ __forceinline__ int place_of(int run, int item) {
     return piece * kPiece<Item> + item % kPiece<Item>;
 }
 
-// Call move(place in the slab, address) for each of this lane's accesses: groups of lanes move runs of contiguous
-// items, which are `pitch` items apart. Of the warp's lines `lines` exist, of its positions `live`.
-template <bool order, int access, typename Item, typename Pointer, typename Move>
-__device__ __forceinline__ void each_access(Pointer first, long long pitch, int lines, Position live,
-                                            const Move& move) {
+// Move a warp's part of a tile to a slab, by asynchronous copies, or from it: groups of lanes move runs of contiguous
+// items, which are `pitch` items apart in global memory. Of the warp's lines `lines` exist, of its positions `live`.
+template <bool store, bool order, int access, typename Item, typename Pointer>
+__device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long pitch, int lines, Position live) {
     constexpr int runs = order == kAlong ? kColumns : kRun, items = order == kAlong ? kRun : kColumns;
     constexpr int lanes = items / access < 32 ? items / access : 32;  // of a group
     const int run = threadIdx.x % 32 / lanes, item = threadIdx.x % 32 % lanes * access;
@@ -281,16 +280,14 @@ __device__ __forceinline__ void each_access(Pointer first, long long pitch, int 
     for (int k = 0; k < runs; k += 32 / lanes, first += 32 / lanes * pitch)
 #pragma unroll
         for (int part = 0; part < items; part += lanes * access)
-            if (run_exists(run + k) && (part == 0 || item_exists(item + part)))
-                move(place_of<order, Item>(run + k, item + part), first + part);
-}
-
-// Issue this lane's copies of a slab.
-template <bool order, int access, typename Item>
-__device__ __forceinline__ void copy_slab(Item* slab, const Source<Item>& x, int lines, Position live) {
-    each_access<order, access, Item>(x.first, x.pitch, lines, live, [&](int place, const Item* from) {
-        copy_async<kStreams>(reinterpret_cast<Access<Item, access>*>(slab + place), from);
-    });
+            if (run_exists(run + k) && (part == 0 || item_exists(item + part))) {
+                const int place = place_of<order, Item>(run + k, item + part);
+                auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + place);
+                if constexpr (store)
+                    *reinterpret_cast<Access<Item, access>*>(first + part) = slot;
+                else
+                    copy_async<kStreams>(&slot, first + part);
+            }
 }
 
 // Move a lane's lines from or to a slab in which they are contiguous.
@@ -334,22 +331,11 @@ __device__ __forceinline__ Rows<Item> load(Item* slab) {
     return rows;
 }
 
-// Store results that are contiguous along a line through shared memory. `pitch`: items from a line to its neighbour.
-template <int access, typename Item>
-__device__ __forceinline__ void store_along(Item* first, Rows<Item>& y, Item* slab, long long pitch, int lines,
-                                            Position live) {
-    __syncwarp();  // all lanes have read what the slab held
-    move_lines<true>(slab, y);
-    __syncwarp();
-    each_access<kAlong, access, Item>(first, pitch, lines, live, [&](int place, Item* to) {
-        *reinterpret_cast<Access<Item, access>*>(to) = *reinterpret_cast<Access<Item, access>*>(slab + place);
-    });
-}
-
 // Issue this lane's copies of a tile of all operands.
 __device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from, int lines, Position live) {
     const int warp = threadIdx.x / 32;
-    copy_slab<kAcross, 4>(ring.x[stage][warp], from.x, lines, live);
+    const auto& x = from.x;
+    move_slab<false, kAcross, 4>(ring.x[stage][warp], x.first, x.pitch, lines, live);
 }
 
 // This thread's rows of a tile that arrived.
@@ -533,8 +519,12 @@ scan_kernel(const Input* input, Output* output,
         each_result(prefix, s, [&](int k, const Results& results) {
             y.row[k] = results.y;
         });
-        store_along<4>(to.y, y,
-            reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), line_step * length, lines, length - at.first - begin);
+        auto* const slab_y = reinterpret_cast<Output*>(ring.x[tile % kStages][warp]);
+        __syncwarp();  // all lanes have read what the slab held
+        move_lines<true>(slab_y, y);
+        __syncwarp();
+        move_slab<true, kAlong, 4>(slab_y, to.y,
+            line_step * length, lines, length - at.first - begin);
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }

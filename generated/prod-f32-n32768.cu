@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b01f0310ed0fad63 of everything below this banner
+// content  sha256 4fa22ef450ab6f52 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -97,6 +97,86 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
         s.item[k] = element(a.x[access].item[at]);
     }
     return s;
+}
+
+// ---- the items of a thread
+// The total of consecutive items, compensated; leaves their inclusive scan in place.
+__device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
+    State lost = {};
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, total, s.item[k]);
+        total = s.item[k] = combine(total, s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(total, lost);
+}
+
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
+    each_result(prefix, s, [&](int k, Result result) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = result.y;
+    });
+    return r;
+}
+
+// ---- lanes of a row
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = lane >= step ? combine(older, s) : s;
+    }
+    return s;
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, last));
+    return prefix;
+}
+
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
 }
 
 struct Part {  // what a thread takes of a row
@@ -202,86 +282,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
-// ---- the items of a thread
-// The total of consecutive items, compensated; leaves their inclusive scan in place.
-__device__ __forceinline__ State scan_items(Items& s) {
-    State total = s.item[0];
-    State lost = {};
-#pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        lost = lose(lost, total, s.item[k]);
-        total = s.item[k] = combine(total, s.item[k]);
-    }
-    return s.item[kRun - 1] = regain(total, lost);
-}
-
-struct Result {  // of one item
-    Output y;
-};
-
-__device__ __forceinline__ Result result_of(State state) {
-    return {output_of(state)};
-}
-
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, result_of(last));
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
-
-// Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
-    Results r;
-    each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
-    });
-    return r;
-}
-
-// ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
-    }
-    return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
-}
-
-// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
-__device__ __forceinline__ State warps_before(State totals, int warp) {
-    const bool first = warp == 0;
-    const State older = shuffle(totals, first ? 0 : warp - 1);
-    return first ? identity() : older;
-}
-
+// ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     State t[kRuns];

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a48987fc35d6d49b of everything below this banner
+// content  sha256 efe0d4f97982e9c3 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -129,6 +129,100 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     return s;
 }
 
+// ---- the items of a thread
+// The total of consecutive items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State total = append(identity(), s.item[0]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
+    return total;
+}
+
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
+constexpr bool kExclusive = true;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(within(last, s.item[k])));
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
+    each_result(prefix, s, [&](int k, Result result) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = result.y;
+    });
+    return r;
+}
+
+// ---- lanes of a row
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
+            {},
+            {},
+            {}};
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes),
+            __shfl_sync(0xffffffffu, s.value, source, kLanes),
+            {},
+            {},
+            {}};
+}
+
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.gate : b.gate,
+            first ? a.value : b.value,
+            {},
+            {},
+            {}};
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = pick(lane >= step, combine(older, s), s);
+    }
+    return s;
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = pick(lane > 0, combine(before, older), before);
+    before = combine(before, shuffle(inclusive, last));
+    return prefix;
+}
+
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const bool first = warp == 0;
+    const State older = shuffle(totals, first ? 0 : warp - 1);
+    return first ? identity() : older;
+}
+
 struct Part {  // what a thread takes of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
@@ -241,100 +335,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
-// ---- the items of a thread
-// The total of consecutive items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State total = append(identity(), s.item[0]);
-#pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = append(total, s.item[k]);
-    }
-    return total;
-}
-
-struct Result {  // of one item
-    Output y;
-};
-
-__device__ __forceinline__ Result result_of(State state) {
-    return {output_of(state)};
-}
-
-constexpr bool kExclusive = true;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, result_of(within(last, s.item[k])));
-        last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
-
-// Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
-    Results r;
-    each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
-    });
-    return r;
-}
-
-// ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes),
-            __shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
-            {},
-            {},
-            {}};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes),
-            __shfl_sync(0xffffffffu, s.value, source, kLanes),
-            {},
-            {},
-            {}};
-}
-
-__device__ __forceinline__ State pick(bool first, State a, State b) {
-    return {first ? a.gate : b.gate,
-            first ? a.value : b.value,
-            {},
-            {},
-            {}};
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = pick(lane >= step, combine(older, s), s);
-    }
-    return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = pick(lane > 0, combine(before, older), before);
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
-}
-
-// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
-__device__ __forceinline__ State warps_before(State totals, int warp) {
-    const bool first = warp == 0;
-    const State older = shuffle(totals, first ? 0 : warp - 1);
-    return first ? identity() : older;
-}
-
+// ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     State t[kRuns];

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 5fb89169e39c7e31 of everything below this banner
+// content  sha256 a80b34ec064216d8 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -99,6 +99,77 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
         s.item[k] = element(a.x[access].item[at]);
     }
     return s;
+}
+
+// ---- the items of a thread
+// The total of consecutive items; leaves their inclusive scan in place.
+__device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        total = s.item[k] = combine(total, s.item[k]);
+    }
+    return total;
+}
+
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
+constexpr bool kExclusive = true;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
+    each_result(prefix, s, [&](int k, Result result) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = result.y;
+    });
+    return r;
+}
+
+// ---- lanes of a row
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = lane >= step ? combine(older, s) : s;
+    }
+    return s;
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, last));
+    return prefix;
 }
 
 struct Part {  // what a thread takes of a row
@@ -204,77 +275,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
-// ---- the items of a thread
-// The total of consecutive items; leaves their inclusive scan in place.
-__device__ __forceinline__ State scan_items(Items& s) {
-    State total = s.item[0];
-#pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = s.item[k] = combine(total, s.item[k]);
-    }
-    return total;
-}
-
-struct Result {  // of one item
-    Output y;
-};
-
-__device__ __forceinline__ Result result_of(State state) {
-    return {output_of(state)};
-}
-
-constexpr bool kExclusive = true;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, result_of(last));
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
-
-// Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
-    Results r;
-    each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
-    });
-    return r;
-}
-
-// ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
-    }
-    return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
-}
-
+// ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     State t[kRuns];

@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, stages 4, vectors 7, boundary 0, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 369ffb9fac31c1a7 of everything below this banner
+// content  sha256 30a26f6953c99242 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -139,7 +139,9 @@ __device__ __forceinline__ State element(Input x, bool b) {
     return {unsegmented::element(x), b ? 3 : 0};
 }
 
-__device__ __forceinline__ Output output_of(State state) { return unsegmented::output_of(state.plain); }
+__device__ __forceinline__ Output output_of(State state) {
+    return unsegmented::output_of(state.plain);
+}
 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
@@ -206,130 +208,6 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, uns
         s.item[k] = element(a.x[access].item[at], starts >> place_of(k, kRun) & 1);
     }
     return s;
-}
-
-struct Part {  // what a thread takes of a row
-    Position first;   // scan position of its first item
-    Position length;  // of the row
-    Position end;     // of the items that it accesses
-    int lane;         // in the row
-    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
-    int step = kLanes * kItems;             // items from an access to the next
-    int accesses = kVectors;                // that have items
-    bool live = true;                       // the row is not past the last one
-
-    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
-
-    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
-
-    // Scan position of the first item of run j.
-    __device__ __forceinline__ Position begin(int j) const {
-        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
-    }
-
-    // Items from there to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
-};
-
-struct Row {  // addresses of a thread's first access of each operand and output
-    const Input* x;
-    Output* y;
-};
-
-// The first access of a contiguous tensor whose rows have this length.
-template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
-    return items + line * length + memory_index(part.first, kItems, length);
-}
-
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(Position position, Position end) {
-    return (unsigned long long)position < (unsigned long long)end;
-}
-
-__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
-    return position >= 0 && position <= end - items;
-}
-
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-// Place of an access in shared memory: free of bank conflicts in either order.
-__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
-
-// ---- loads and stores
-// Whether accesses of operands may reach past the ends of a row.
-constexpr bool kGuards = false;
-
-// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one.
-template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
-                                            Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) {
-        copy_async(to, from);
-    } else {
-#pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
-    }
-}
-
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
-__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
-        const bool reaches = part.reaches(j);
-        const Item* const access = from + along(j * part.step) * step;
-        if (reaches) copy_access<dense, kGuards>(to + access_place(part.lane + 32 * j), access, step, part.at(j), part.end);
-    }
-}
-
-// Store an access: as a whole, or those of its items that are in the row.
-template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
-                                             Position end) {
-    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
-        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-    } else {
-#pragma unroll
-        for (int k = 0; k < kOutItems; ++k)
-            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
-    }
-}
-
-// Store the results of access j.
-__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    const int access = kRuns == 1 ? j : 0;
-    const Position step = along(j * part.step);
-    store_access(row.y + step, r.y[access], part.at(j), part.end);
-}
-
-// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
-// so that the division by the tiles of a row takes 32-bit numbers.
-typedef long long TileNumber;
-
-__device__ __forceinline__ int tiles_of(Position length) {
-    return (int)((length + kLead + kTile - 1) / kTile);
-}
-// ---- multistage ring of tiles in shared memory
-struct Ring {  // accesses of the tiles in flight
-    Vector<Input> x[kStages][kWarps][32 * kVectors];
-    unsigned marks[kStages][kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
-};
-
-// Copy the accesses of a tile to a stage of the ring.
-__device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
-    read_row<true>(ring.x[stage][warp], part, row.x, 1);
-}
-
-// The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
-__device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
-    Accesses a;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-        a.x[j] = ring.x[stage][warp][access_place(lane * kVectors + j)];
-    }
-    return a;
 }
 
 // ---- the items of a thread
@@ -409,11 +287,139 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return first ? identity() : older;
 }
 
+struct Part {  // what a thread takes of a row
+    Position first;   // scan position of its first item
+    Position length;  // of the row
+    Position end;     // of the items that it accesses
+    int lane;         // in the row
+    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
+    int step = kLanes * kItems;             // items from an access to the next
+    int accesses = kVectors;                // that have items
+    bool live = true;                       // the row is not past the last one
+
+    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
+
+    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+
+    // Scan position of the first item of run j.
+    __device__ __forceinline__ Position begin(int j) const {
+        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
+    }
+
+    // Items from there to the end of the row.
+    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
+};
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    const Input* x;
+    Output* y;
+};
+
+// The first access of a contiguous tensor whose rows have this length.
+template <class Item>
+__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
+    return items + line * length + memory_index(part.first, kItems, length);
+}
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position end) {
+    return (unsigned long long)position < (unsigned long long)end;
+}
+
+__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
+    return position >= 0 && position <= end - items;
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
+// Place of an access in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
+template <int run>
+__device__ __forceinline__ int access_place(int number) {
+    return number ^ (number >> 3 & (run - 1));
+}
+
+// ---- loads and stores
+// Whether accesses of operands may reach past the ends of a row.
+constexpr bool kGuards = false;
+
+// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        copy_async(to, from);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+    }
+}
+
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
+template <bool dense, class Item>
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        const bool reaches = part.reaches(j);
+        const Item* const access = from + along(j * part.step) * step;
+        if (reaches) copy_access<dense, kGuards>(to + access_place<kTurns>(part.lane + 32 * j), access, step, part.at(j), part.end);
+    }
+}
+
+// Store an access: as a whole, or those of its items that are in the row.
+template <class Item>
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
+                                             Position end) {
+    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
+        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+    } else {
+#pragma unroll
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+    }
+}
+
+// Store the results of access j.
+__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
+    const int access = kRuns == 1 ? j : 0;
+    const Position step = along(j * part.step);
+    store_access(row.y + step, r.y[access], part.at(j), part.end);
+}
+
+// Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
+// so that the division by the tiles of a row takes 32-bit numbers.
+typedef long long TileNumber;
+
+__device__ __forceinline__ int tiles_of(Position length) {
+    return (int)((length + kLead + kTile - 1) / kTile);
+}
+
+// ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
     p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
     return before;
+}
+// ---- multistage ring of tiles in shared memory
+struct Ring {  // accesses of the tiles in flight
+    Vector<Input> x[kStages][kWarps][32 * kVectors];
+    unsigned marks[kStages][kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
+};
+
+// Copy the accesses of a tile to a stage of the ring.
+__device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
+    read_row<true>(ring.x[stage][warp], part, row.x, 1);
+}
+
+// The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
+__device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
+    Accesses a;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        a.x[j] = ring.x[stage][warp][access_place<kTurns>(lane * kVectors + j)];
+    }
+    return a;
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
@@ -627,10 +633,10 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         auto* const slots = reinterpret_cast<Vector<Output, kOutItems>*>(ring.x[stage][warp]);  // of the items
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j) slots[access_place(lane * kVectors + j)] = r.y[j];
+        for (int j = 0; j < kVectors; ++j) slots[access_place<kTurns>(lane * kVectors + j)] = r.y[j];
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j) r.y[j] = slots[access_place(lane + 32 * j)];
+        for (int j = 0; j < kVectors; ++j) r.y[j] = slots[access_place<kTurns>(lane + 32 * j)];
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 0edfa074e654aa22 of everything below this banner
+// content  sha256 2b3280c9e883728e of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -87,6 +87,50 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     return s;
 }
 
+// ---- the items of a thread
+// The total of consecutive items; leaves their inclusive scan in place.
+__device__ __forceinline__ State scan_items(Items& s) {
+    State total = s.item[0];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        total = s.item[k] = combine(total, s.item[k]);
+    }
+    return total;
+}
+
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = combine(prefix, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
+    each_result(prefix, s, [&](int k, Result result) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = result.y;
+    });
+    return r;
+}
+
+// ---- lanes of a row
 struct Part {  // what a thread takes of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
@@ -190,50 +234,7 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
     store_access(row.y + step, r.y[access], part.at(j), part.end);
 }
 
-// ---- the items of a thread
-// The total of consecutive items; leaves their inclusive scan in place.
-__device__ __forceinline__ State scan_items(Items& s) {
-    State total = s.item[0];
-#pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = s.item[k] = combine(total, s.item[k]);
-    }
-    return total;
-}
-
-struct Result {  // of one item
-    Output y;
-};
-
-__device__ __forceinline__ Result result_of(State state) {
-    return {output_of(state)};
-}
-
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, result_of(last));
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
-
-// Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
-    Results r;
-    each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
-    });
-    return r;
-}
-
-// ---- lanes of a row
+// ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
 #pragma unroll

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 1dab6193912e95c8 of everything below this banner
+// content  sha256 7482699bf1a9b18c of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -140,6 +140,66 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     return s;
 }
 
+// ---- the items of a thread
+// The total of consecutive items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State total = s.item[0];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
+    return total;
+}
+
+struct Result {  // of one item
+    Output y;
+};
+
+__device__ __forceinline__ Result result_of(State state) {
+    return {output_of(state)};
+}
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+
+// Call use(k, result) for each item, in order, given the prefix before the items.
+template <class Use>
+__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
+    State last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
+    each_result(prefix, s, [&](int k, Result result) {
+        const int at = place_of(k % kOutItems, kOutItems);
+        r.y[k / kOutItems].item[at] = result.y;
+    });
+    return r;
+}
+
+// ---- lanes of a row
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
+            __shfl_up_sync(0xffffffffu, s.lost, distance, kLanes)};
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = lane >= step ? combine(older, s) : s;
+    }
+    return s;
+}
+
 // ---- a warp's rows in shared memory, contiguous and in memory order
 struct Staged {
     union {  // results overwrite the items that they come from
@@ -207,66 +267,6 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 __device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
     __syncwarp();
     copy_items<false>(rows.output, staged.output + phase(rows.output), count, lane);
-}
-
-// ---- the items of a thread
-// The total of consecutive items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State total = s.item[0];
-#pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = append(total, s.item[k]);
-    }
-    return total;
-}
-
-struct Result {  // of one item
-    Output y;
-};
-
-__device__ __forceinline__ Result result_of(State state) {
-    return {output_of(state)};
-}
-
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        if constexpr (kExclusive) use(k, result_of(last));
-        last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
-
-// Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
-    Results r;
-    each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
-    });
-    return r;
-}
-
-// ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
-            __shfl_up_sync(0xffffffffu, s.lost, distance, kLanes)};
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
-    }
-    return s;
 }
 
 // Scan a row, of which read(i, rest) gives the run of items that begins with item i of a lane's piece, and `rest` items

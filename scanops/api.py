@@ -148,7 +148,7 @@ def cumsum(
         >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
         tensor([5., 3., 0.])
         >>> y, carry = scanops.cumsum(torch.tensor([1., 2.]), 0, return_final=True)
-        >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk goes on from it
+        >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk continues from it
         tensor([ 6., 10.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,9 +39,23 @@ _HOMELESS = Path("/proc/this user has no home/scanops")
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
+def path(name: str, text: str | None = None) -> Path | None:
+    """Return the path of a variable, ~ expanded; None if it is unset. Raises UnsupportedRequest for an unknown ~."""
+    text = given(name) if text is None else text
+    try:
+        return Path(text).expanduser().absolute() if text else None
+    except RuntimeError as problem:
+        raise UnsupportedRequest(
+            f"read {name}: {text!r}",
+            allowed="a path, where ~ is the home folder of a user who has one",
+            value=repr(text),
+            hint=f"export {name}=/the/whole/path",
+        ) from problem
+
+
 def store_root() -> Path:
     """Return the root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
-    return _path("SCANOPS_STORE") or _users("user_cache_path")
+    return path("SCANOPS_STORE") or _users("user_cache_path")
 
 
 def pack_roots() -> tuple[Path, ...]:
@@ -61,7 +76,7 @@ def require_signed() -> Path | None:
             value=repr(chosen),
             hint="export SCANOPS_REQUIRE_SIGNED=PUB.pem, or unset it to load unsigned kernels",
         )
-    return _path("SCANOPS_REQUIRE_SIGNED")
+    return path("SCANOPS_REQUIRE_SIGNED")
 
 
 def max_store() -> int | None:
@@ -83,20 +98,10 @@ def builder() -> str:
     return name
 
 
-def nvrtc() -> Path | None:
-    """Return the NVRTC library that ``SCANOPS_NVRTC`` names, or None."""
-    return _path("SCANOPS_NVRTC")
-
-
-def nvcc() -> Path | None:
-    """Return the nvcc that ``SCANOPS_NVCC`` names, or None."""
-    return _path("SCANOPS_NVCC")
-
-
 def cuda_homes() -> tuple[tuple[str, Path], ...]:
     """Return (variable, folder) for ``CUDA_HOME`` and ``CUDA_PATH``, as far as they are set, in the order to try."""
-    found = ((name, _path(name)) for name in ("CUDA_HOME", "CUDA_PATH"))
-    return tuple((name, path) for name, path in found if path)
+    found = ((name, path(name)) for name in ("CUDA_HOME", "CUDA_PATH"))
+    return tuple((name, home) for name, home in found if home)
 
 
 def cxx() -> str:
@@ -136,11 +141,6 @@ def no_such(name: object, known: Sequence[str], asked: str, hint: str) -> Unsupp
     """Return the error for a name that is not one of ``known``, the policies or the builders."""
     hint = did_you_mean(name, known) + hint
     return UnsupportedRequest(asked, allowed=", ".join(known), value=repr(name), hint=hint)
-
-
-def record_file() -> Path | None:
-    """Return the spec file that ``SCANOPS_RECORD`` names, or None."""
-    return _path("SCANOPS_RECORD")
 
 
 def native() -> bool:
@@ -193,8 +193,8 @@ VARIABLES = (
         "who builds kernels for GPUs: load_inline, nvrtc or nvcc, and nobody else; auto: NVRTC first for a call",
         builder,
     ),
-    Variable("SCANOPS_NVRTC", "searched for", "the libnvrtc.so to use, and no other", nvrtc),
-    Variable("SCANOPS_NVCC", "searched for", "the nvcc to use, before any other", nvcc),
+    Variable("SCANOPS_NVRTC", "searched for", "the libnvrtc.so to use, and no other", partial(path, "SCANOPS_NVRTC")),
+    Variable("SCANOPS_NVCC", "searched for", "the nvcc to use, before any other", partial(path, "SCANOPS_NVCC")),
     Variable("CUDA_HOME", "unset", "a CUDA toolkit; its bin/nvcc is tried second", cuda_homes),
     Variable("CUDA_PATH", "unset", "a CUDA toolkit, tried after CUDA_HOME", cuda_homes),
     Variable("SCANOPS_CXX", "g++", "host C++ compiler, a name or a path", cxx),
@@ -214,7 +214,7 @@ VARIABLES = (
         "SCANOPS_RECORD",
         "unset",
         "spec file to which the specs that are used are added, for scanops precompile",
-        record_file,
+        partial(path, "SCANOPS_RECORD"),
     ),
     Variable(
         "SCANOPS_NATIVE",
@@ -252,23 +252,9 @@ def overlaid(changes: Mapping[str, str | None]) -> Iterator[None]:
         _apply(before)
 
 
-def _path(name: str, text: str | None = None) -> Path | None:
-    """Return the path of a variable, ~ expanded; None if it is unset. Raises UnsupportedRequest for an unknown ~."""
-    text = given(name) if text is None else text
-    try:
-        return Path(text).expanduser().absolute() if text else None
-    except RuntimeError as problem:
-        raise UnsupportedRequest(
-            f"read {name}: {text!r}",
-            allowed="a path, where ~ is the home folder of a user who has one",
-            value=repr(text),
-            hint=f"export {name}=/the/whole/path",
-        ) from problem
-
-
 def _paths(name: str) -> tuple[Path, ...]:
-    paths = (_path(name, each) for each in (given(name) or "").split(os.pathsep))
-    return tuple(path for path in paths if path)
+    paths = (path(name, each) for each in (given(name) or "").split(os.pathsep))
+    return tuple(each for each in paths if each)
 
 
 def _users(folder: str) -> Path:
@@ -276,10 +262,10 @@ def _users(folder: str) -> Path:
     with NO_FORK:
         import platformdirs  # who sets the variables needs none of it
     try:
-        path: Path = getattr(platformdirs, folder)("scanops", appauthor=False)
+        place: Path = getattr(platformdirs, folder)("scanops", appauthor=False)
     except RuntimeError:
         return _HOMELESS
-    return path if path.is_absolute() else _HOMELESS
+    return place if place.is_absolute() else _HOMELESS
 
 
 def _apply(values: Mapping[str, str | None]) -> None:

@@ -30,6 +30,8 @@ __all__ = [
     "MissingCompiler",
     "MissingKernel",
     "MissingRequirement",
+    "PeerLost",
+    "PeerMismatch",
     "ScanopsError",
     "UnsupportedRequest",
     "UnusableFile",
@@ -127,6 +129,14 @@ class MissingKernel(ScanopsError, RuntimeError):
 
 class MissingRequirement(ScanopsError, RuntimeError):
     """A GPU or an optional package that the request needs is missing."""
+
+
+class PeerMismatch(UnsupportedRequest):
+    """The ranks of a process group make different calls, or one has refused its own. Raised on every rank."""
+
+
+class PeerLost(ScanopsError, RuntimeError):
+    """A rank of a process group ended, or was late by more than the group's timeout. The message holds its error."""
 
 
 class BadStoreEntry(ScanopsError, RuntimeError):

@@ -29,6 +29,7 @@ GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)  # whether this build is one of several
+BACKGROUND: ContextVar[bool] = ContextVar("scanops_background", default=False)  # whether it ends with this process
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -79,48 +80,29 @@ def at_once(
     """Return ``work`` of each item, in the items' order: ``jobs`` at a time, each in a copy of this thread's context.
 
     ``said`` is called in this thread with each result as soon as it is known. An exception of ``work``, and Ctrl-C,
-    end all: no further item begins. With one item, or one job, everything runs in this thread.
+    end all: items that have not begun are dropped. With one item, or one job, everything runs in this thread.
     """
     token = SEVERAL.set(len(items) > 1)
     try:
-        if min(jobs, len(items)) > 1:
-            return _in_threads(work, items, min(jobs, len(items)), said)
-        found = []
-        for item in items:
-            found.append(copy_context().run(work, item))
-            said(found[-1])
-        return found
+        if min(jobs, len(items)) <= 1:
+            found = []
+            for item in items:
+                found.append(copy_context().run(work, item))
+                said(found[-1])
+            return found
+        # Imported here and not with scanops: a lookup in the store needs none of it.
+        from concurrent.futures import ThreadPoolExecutor, as_completed
+
+        with ThreadPoolExecutor(min(jobs, len(items)), "scanops-build") as pool:
+            futures = [pool.submit(copy_context().run, work, item) for item in items]
+            try:
+                for future in as_completed(futures):
+                    said(future.result())
+                return [future.result() for future in futures]
+            finally:
+                pool.shutdown(cancel_futures=True)
     finally:
         SEVERAL.reset(token)
-
-
-def _in_threads(
-    work: Callable[[Item], Result], items: Sequence[Item], jobs: int, said: Callable[[Result], object]
-) -> list[Result]:
-    # Imported here and not with scanops: a lookup in the store needs none of it.
-    from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-
-    ended = threading.Event()  # to cancel futures needs this thread, and others would begin before its turn
-
-    def begun(item: Item) -> Result:
-        if ended.is_set():
-            raise CancelledError
-        try:
-            return work(item)
-        except BaseException:
-            ended.set()
-            raise
-
-    with ThreadPoolExecutor(jobs, "scanops-build") as pool:
-        futures = [pool.submit(copy_context().run, begun, item) for item in items]
-        try:
-            for future in as_completed(futures):
-                with contextlib.suppress(CancelledError):  # the exception that ended all comes with its own future
-                    said(future.result())
-            return [future.result() for future in futures]
-        finally:
-            ended.set()
-            pool.shutdown(cancel_futures=True)
 
 
 LOADING = threading.RLock()

@@ -3,11 +3,6 @@
     targets = ["sm_80", "sm_90"]          # for every spec that names no target
     specs = ["sum-f32-n32768"]            # short names
 
-    [[scan]]                              # the fields of a ScanSpec; a list stands for each of its values
-    op = "sum"
-    dtype = ["float32", "bfloat16"]
-    length = [64, 128, 4096, "any"]       # "any": the kernel that takes the length as an argument
-
     [[scan]]                              # written by a recording
     spec = "last-f32-n100"
     target = "sm_90"
@@ -22,7 +17,6 @@ modules that define the operators, after which ``load`` returns their specs like
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import sys
 import tempfile
@@ -33,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
-from scanops.codegen.spec import FIELDS, ScanSpec
+from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
 from scanops.store.root import locked
@@ -46,13 +40,11 @@ else:
 
 _LOCK_SECONDS = 10.0
 _Key = tuple[str, "str | None"]  # the short name of a spec, target
-_ANY = "any"  # TOML has no None
-_FIELDS = tuple(each.name for each in FIELDS)
-_RECORDED = ("spec", "target", "count", "operator")
+_TABLE = ("spec", "target", "count", "operator")
 _TOP = ("scan", "specs", "targets")
 
 
-# By name: what a value may be, in words and as a form. ScanSpec checks its fields itself.
+# By name: what a value may be, in words and as a form
 _FORMS: dict[str, tuple[str, Any]] = {
     "scan": ("tables: [[scan]], with two brackets", [dict]),
     "specs": ('short names of specs: ["sum-f32-n32768"]', [str]),
@@ -102,10 +94,8 @@ def load(path: Path) -> SpecFile:
         wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
     for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
-        if "spec" not in table:
-            wanted.update({(spec, each): 0 for spec in _expanded(path, where, table) for each in targets})
-            continue
-        _checked(path, where, table, _RECORDED)
+        if "spec" not in _checked(path, where, table, _TABLE):
+            raise _bad(path, where, "a spec", "no spec")
         slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
@@ -209,7 +199,7 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     for name, value in table.items():
         if name not in names:
             raise _bad(path, where, ", ".join(names), name)
-        allowed, form = _FORMS.get(name, ("", type(value)))
+        allowed, form = _FORMS[name]
         try:
             require_form(value, form, name)
         except ValueError as problem:
@@ -217,33 +207,12 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     return table
 
 
-def _expanded(path: Path, where: str, table: dict[str, Any]) -> Iterator[ScanSpec]:
-    _checked(path, where, table, _FIELDS)
-    for name in ("op", "dtype", "length"):
-        if name not in table:
-            raise _bad(path, where, "op, dtype and length, or spec", f"no {name}")
-    values = [value if isinstance(value, list) else [value] for value in table.values()]
-    for chosen in itertools.product(*values):
-        named: dict[str, Any] = dict(zip(table, chosen, strict=True))
-        if named["length"] == _ANY:
-            named["length"] = None
-        try:
-            yield ScanSpec(**named)
-        except (UnsupportedRequest, TypeError, AttributeError) as problem:
-            raise _refused(path, where, named, problem) from problem
-
-
 def _parsed(path: Path, where: str, slug: str) -> ScanSpec:
     try:
         return ScanSpec.parse(slug)
     except UnsupportedRequest as problem:
-        raise _refused(path, where, slug, problem) from problem
-
-
-def _refused(path: Path, where: str, what: object, problem: Exception) -> BadSpecFile:
-    if isinstance(problem, UnsupportedRequest):
-        return _bad(path, where, problem.allowed, f"{what}: {problem.asked}, {problem.value}", problem.hint)
-    return _bad(path, where, "the values that ScanSpec takes", f"{what}: {problem}")
+        value = f"{slug}: {problem.asked}, {problem.value}"
+        raise _bad(path, where, problem.allowed, value, problem.hint) from problem
 
 
 def _bad(path: Path, where: str, allowed: str, value: str, hint: str = "correct that place of the file") -> BadSpecFile:

@@ -1,4 +1,4 @@
-"""Tuning files: JSON with one measured plan for each spec, target and GPU.
+"""Tuning files: JSON with one measured plan for each spec and target.
 
     {"schema": 1, "entries": [{"target": "sm_90", "gpu": "NVIDIA H200", "spec": "sum-f32-n1000", "strategy": "block",
                                "plan": {"threads": 128, ...}, "measured": {"lines": 268435, ...}}]}
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_of_capability
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.files import parse_object, read_file, require_form, write_text, writing
 from scanops.processes import NO_FORK
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
-Key = tuple[str, str, str, bool]  # target, GPU, spec, whether lines are few
+Key = tuple[str, str, bool]  # target, spec, whether lines are few
 _FORM = {
     **dict.fromkeys(("target", "gpu", "spec", "kind", "strategy"), str),
     "plan": dict,
@@ -65,7 +64,7 @@ class Entry:
     """A plan that was measured to be faster than the planner's."""
 
     target: str  # "sm_90"
-    gpu: str  # the driver's name of it
+    gpu: str  # the driver's name of the one that was measured
     spec: str  # its slug
     few: bool = False  # measured on few lines
     kind: str = ""  # the planner's class of the spec, by which its own table is looked up
@@ -92,8 +91,8 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """Target, GPU, spec and situation of the entry; a file has at most one entry for each key."""
-        return self.target, self.gpu, self.spec, self.few
+        """Target, spec and situation of the entry; a file has at most one entry for each key."""
+        return self.target, self.spec, self.few
 
     @property
     def digest(self) -> str:
@@ -163,18 +162,14 @@ class Choice:
     path: Path
 
 
-def entry_for(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False) -> Choice | None:
-    """Return the entry for ``spec`` from the first tuning file that has one for this target and GPU.
+def entry_for(spec: ScanSpec, target: str, few: bool = False) -> Choice | None:
+    """Return the entry for ``spec`` from the first tuning file that has one for this target.
 
     Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
     """
     for path in environment.tuning_files():
         found = read(path)
-        slug = spec.slug if found else ""
-        if not any((key[0], *key[2:]) == (target, slug, few) for key in found):
-            continue
-        gpu = gpu_name(target) if gpu is None else gpu
-        entry = found.get((target, gpu, slug, few))
+        entry = found.get((target, spec.slug, few)) if found else None
         if entry is not None:
             return Choice(entry=entry, path=path)
     return None
@@ -213,18 +208,3 @@ def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
             value=str(problem.value),
             hint=f"measure again with `scanops tune {entry.spec}`, or delete the entry; the planner's plan is used",
         ) from problem
-
-
-def gpu_name(target: str) -> str:
-    """The driver's name of the current GPU if it is of architecture ``target``; else an empty string."""
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return ""
-    if not torch.cuda.is_available():
-        return ""
-    try:
-        fits = target_of_capability(torch.cuda.get_device_capability()) == target
-    except UnsupportedRequest:
-        return ""
-    return str(torch.cuda.get_device_name()) if fits else ""

@@ -140,6 +140,6 @@ def note_other(kind: Literal["on_cpu", "fused"]) -> None:
 
 def _recordings() -> tuple[Recording, ...]:
     if not _FILE:
-        _FILE.append(environment.record_file())
+        _FILE.append(environment.path("SCANOPS_RECORD"))
         OPEN.extend(_FileRecording(path) for path in _FILE if path)
     return tuple(OPEN)

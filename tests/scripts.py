@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["ROOT", "loaded", "ran"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 

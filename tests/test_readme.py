@@ -1,8 +1,8 @@
 """README.md and docs/: every code block runs as printed, every figure and every link is current.
 
-A Python block runs in an empty folder, in a process of its own that has imported torch alone. The words after
-``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (set SLOW_DOCS=1), or ``continued``,
-which runs the blocks above it on the page first. A comment after ``print(...)`` is what it prints.
+A Python block runs in an empty folder, in a process of its own, in which it has to import what it names. The words
+after ``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (set SLOW_DOCS=1), or ``continued``, which runs the
+blocks above it on the page first. A comment after ``print(...)`` is what it prints.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/READ
 PAGES += sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = {"gpu", "g++", "slow", "continued"}
 
-# Forks a child for each block, so that torch is imported once and scanops anew in each.
+# Forks a child for each block, so that torch is imported, and templates and the emulator compiled, once for all.
 PROGRAM = """
-import json, os, sys, traceback, torch
+import json, os, pathlib, shutil, sys, tempfile, traceback, torch, scanops
+from scanops.artifact import request_of
+from scanops.builders.build import build
+with tempfile.TemporaryDirectory() as folder:
+    shutil.which("g++") and build(request_of(scanops.ScanSpec.parse("sum-f32-n4"), "cpu"), pathlib.Path(folder))
 for line in sys.stdin:
     folder, blocks = json.loads(line)
     child = os.fork()

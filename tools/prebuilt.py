@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="scanops-prebuilt-") as folder:
             python = installed(Path(folder), given.python, version, extra="")
             environment = {**os.environ, "SCANOPS_STORE": str(STORE)}
-            subprocess.run([python, "-m", "scanops.runtime.native"], check=True, env=environment)
+            subprocess.run([python, "-m", "scanops.runtime.native.building"], check=True, env=environment)
     return 0
 
 

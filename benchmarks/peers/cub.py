@@ -109,7 +109,7 @@ def build_command(what: Variant, target: str, path: Path) -> list[str]:
     }
     headers = [f"-I{folder}" for folder in ([toolkit.include / "cccl"] if toolkit.include else []) if folder.is_dir()]
     return [
-        *(str(toolkit.nvcc), "-ccbin", str(find_cxx().path), "-O3", "-std=c++17", f"-arch={target}"),
+        *(str(toolkit.path), "-ccbin", str(find_cxx().path), "-O3", "-std=c++17", f"-arch={target}"),
         *("-shared", "-Xcompiler", "-fPIC", *headers),
         *(f"-D{name}={value}" for name, value in macros.items()),
         *("-o", str(path), str(SOURCE)),

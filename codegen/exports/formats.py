@@ -106,9 +106,9 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    every["contiguous operands, or --format cu"] = format == "cu" or not first.strided
     plain = not (first.complete or first.map or first.per_segment)
-    return {"as many results as items, no map and no carries of segments": plain} | rules.get(format, {}) | every
+    general = {"as many results as items, no map and no carries of segments": plain}
+    return general | {"contiguous operands": not first.strided} | rules.get(format, {}) | every
 
 
 def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

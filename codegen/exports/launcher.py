@@ -45,7 +45,6 @@ PARAMETERS = (
     Parameter("starts", "const void*", "bool, one per item", "segment_starts.data_ptr()"),
     Parameter("output", "void*", "{spec.out.name}, contiguous: one result per item", "y.data_ptr()"),
     Parameter("indices", "void*", "contiguous: the second result of each item", "indices.data_ptr()"),
-    Parameter("geometry", "const void*", "a Geometry in host memory; adjacent dimensions are merged", ""),
     Parameter("carry_in", "const void*", "{spec.carry.name}: the carry-in of each line", "carry_in.data_ptr()"),
     Parameter("carry_in_step", "long long", "1, or 0 where all lines share one carry-in", "1"),
     Parameter("carry_out", "void*", "{spec.carry.name}: the carry-out of each line", "carry_out.data_ptr()"),

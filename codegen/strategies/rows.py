@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
@@ -27,18 +27,6 @@ LENGTH_BYTES, NARROW_LENGTH_BYTES = 32, 96  # for a length that is an argument, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
-    """One input of a kernel for rows, and how its accesses lie."""
-
-    name: str  # name of the kernel's parameter
-    type: str  # C type of an item; an access is a Vector of these
-    pointer: str  # C name of a thread's accesses
-    layout: Literal["dense", "strided", "realigned"]  # strided: the items of a row are read one by one
-    placed: bool  # rows start anywhere; otherwise they lie as in the output
-    realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan(Plan):
     """A plan for lines that are contiguous in the output: accesses are vectors along the line.
 
@@ -50,8 +38,9 @@ class RowPlan(Plan):
 
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
-    operands: tuple[Operand, ...] = derived()  # inputs with an item for each of a row, in the order of parameters
-    realigns: bool = derived()  # some operand is aligned differently from the output
+    # The operands whose rows are contiguous, but aligned differently from the output's: accesses to them are aligned to
+    # boundaries of their own, and items are shifted into place.
+    shifted: tuple[Source, ...] = derived()
     before: Before | None = derived()  # the forward scan that a gradient recomputes; None where its results were saved
 
     def __post_init__(self) -> None:
@@ -61,11 +50,10 @@ class RowPlan(Plan):
         aligned = self.boundary % self.items == 0 and self.boundary * smallest <= LINE_BYTES
         require(self, is_power_of_two(self.items), "items of an access that are a power of two")
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
-        operands = tuple(self._operand(source) for source in self.spec.streams)
+        contiguous = (source for source in self.spec.streams if begins_anywhere(self.spec, source.layout))
         set_derived(
             self,
-            operands=operands,
-            realigns=any(operand.realigned for operand in operands),
+            shifted=tuple(contiguous) if self.items > 1 else (),
             before=before_of(self.spec) if self.spec.recomputes else None,
         )
 
@@ -114,18 +102,6 @@ class RowPlan(Plan):
     def guarded(self) -> bool:
         """Whether some tile reaches past the end of its line."""
         return self.boundary > 0 or self.tile * self.tiles != self.spec.length
-
-    def _operand(self, source: Source) -> Operand:
-        realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
-        strided = source.layout not in ("dense", "rows")
-        return Operand(
-            name=source.name,
-            type=source.type,
-            pointer=source.pointer,
-            placed=source.layout != "dense",
-            layout="strided" if strided else "realigned" if realigned else "dense",
-            realigned=realigned,
-        )
 
     @property
     def in_runs(self) -> bool:

@@ -33,7 +33,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         toolkit, cxx, runtime = require(request.target)
         versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
         compiler = f"nvcc {toolkit.version}"
-        command = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
+        command = [str(toolkit.path), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
         command += [*request.flags, str(source)]
         # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
         libraries = [str(runtime)]

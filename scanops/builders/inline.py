@@ -58,7 +58,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
 
     cpp_extension: Any = importlib.import_module(_MODULE)
     ensure_runtime(runtime.name, runtime)
-    nvcc = _logging_nvcc(toolkit.nvcc, directory)
+    nvcc = _logging_nvcc(toolkit.path, directory)
     link = _for_ninja(f"-L{_folder_to_link(runtime, directory)}")
     changes: dict[str, str | None] = {
         "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
@@ -90,7 +90,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         except (RuntimeError, OSError) as problem:
             # In terms of what the user knows: the source that is kept, and the real nvcc.
             said = str(problem).replace(str(directory / "cuda.cu"), str(directory / "kernel.cu"))
-            step, printed = _failed_step(said.replace(str(nvcc), str(toolkit.nvcc)))
+            step, printed = _failed_step(said.replace(str(nvcc), str(toolkit.path)))
             raise build_failure(request, f"nvcc {toolkit.version}", step, printed, directory) from problem
     resources = parse_ptxas((directory / "nvcc.log").read_text(encoding="utf-8", errors="replace"))
     versions = {"nvcc": toolkit.version, "cxx": cxx.version, "ninja": ninja.version}

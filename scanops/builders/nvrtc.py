@@ -54,7 +54,7 @@ def require(target: str | None = None) -> Nvrtc:
 
     Raises MissingCompiler where there is none, UnsupportedRequest where none knows the target.
     """
-    problems, others, chosen = [], {}, environment.nvrtc()
+    problems, others, chosen = [], {}, environment.path("SCANOPS_NVRTC")
     for found_by, path in [("SCANOPS_NVRTC", chosen)] if chosen else _places():
         try:
             found = _opened(path.resolve(), found_by)

@@ -7,19 +7,24 @@ to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scanops import environment
 from scanops.artifact import BuildRequest, Resources
 from scanops.errors import BuildFailure
-from scanops.processes import NO_FORK
+from scanops.processes import BACKGROUND, NO_FORK
 
+_STARTED: set[int] = set()  # process groups of the programs that background builds wait for
+_ENDING = threading.Event()  # of this process
 _LIKELY: dict[int, str] = {signal.SIGKILL: ", which is what happens where memory runs out: build fewer at a time"}
 _LINES = 40  # enough for the first few errors with their carets; the whole log is in the file
 _COLUMNS = 400
@@ -39,10 +44,14 @@ def run(
     """Run a program in ``folder``: its exit status and what it prints on both streams, in English.
 
     ``changes`` are environment variables to set. Raises OSError where the program cannot be started,
-    subprocess.TimeoutExpired after ``seconds``.
+    subprocess.TimeoutExpired after ``seconds``. In the background it is killed at the exit of this process, and the
+    thread ends.
     """
+    background = BACKGROUND.get()
     with open(os.memfd_create("scanops-output", os.MFD_CLOEXEC), "w+b") as printed:  # noqa: PTH123
         with NO_FORK:
+            if background and _ENDING.is_set():
+                raise SystemExit
             process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -50,15 +59,33 @@ def run(
                 stdout=printed,
                 stderr=subprocess.STDOUT,
                 env=environment.child(LC_ALL="C", **(changes or {})),
+                start_new_session=background,  # its compilers end with it, and Ctrl-C is for this process to handle
             )
+            _STARTED.update([process.pid] if background else [])
         try:
             status = process.wait(seconds)
         except BaseException:
             process.kill()
             process.wait()
             raise
+        finally:
+            _STARTED.discard(process.pid)
+        if background and _ENDING.is_set():
+            raise SystemExit
         printed.seek(0)
         return status, printed.read().decode(errors="replace")
+
+
+def _end() -> None:
+    with NO_FORK:  # no other begins
+        _ENDING.set()
+        for group in tuple(_STARTED):
+            with contextlib.suppress(OSError):  # it has ended
+                os.killpg(group, signal.SIGKILL)
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_STARTED.clear)  # they are the parent's
 
 
 def run_all(request: BuildRequest, compiler: str, directory: Path, commands: list[list[str]]) -> str:

@@ -35,7 +35,7 @@ _READ_BY_SHELLS = frozenset('$`"\\\n')
 class CudaToolkit:
     """One nvcc and the toolkit it belongs to."""
 
-    nvcc: Path  # what is called; may be a wrapper script
+    path: Path  # of the nvcc that is called; may be a wrapper script
     found_by: str  # "SCANOPS_NVCC", "CUDA_HOME", "cuda-pathfinder", "PATH" ...
     root: Path  # as nvcc itself states it
     version: str  # "13.0"
@@ -62,11 +62,12 @@ def find_nvcc() -> CudaToolkit:
             return _probe_nvcc(path.absolute(), found_by, _which(environment.cxx()), _stamp(path))
         if found_by == "SCANOPS_NVCC":
             break
+    only = "correct SCANOPS_NVCC, or unset it: nothing else is tried"
     raise MissingCompiler(
         "find nvcc",
         allowed="an nvcc in one of the places searched",
         value="none in " + ", ".join(tried),
-        hint="correct SCANOPS_NVCC, or unset it: nothing else is tried" if environment.nvcc() else _INSTALL_NVCC,
+        hint=only if environment.given("SCANOPS_NVCC") else _INSTALL_NVCC,
     )
 
 
@@ -105,7 +106,7 @@ def require_target(toolkit: CudaToolkit, target: str) -> None:
             f"compile for target {target!r}",
             allowed=f"what nvcc {toolkit.version} and scanops know: {', '.join(usable)}; or cpu, the emulator",
             value=repr(target),
-            hint=f"{nearest}set SCANOPS_NVCC to the nvcc of a toolkit that knows {target} (this one: {toolkit.nvcc})",
+            hint=f"{nearest}set SCANOPS_NVCC to the nvcc of a toolkit that knows {target} (this one: {toolkit.path})",
         )
 
 
@@ -117,7 +118,7 @@ def cuda_compilers(target: str) -> tuple[CudaToolkit, Program, Path]:
     """
     toolkit, cxx = find_nvcc(), find_cxx()
     require_target(toolkit, target)
-    for path in map(str, (toolkit.nvcc, toolkit.root, cxx.path)):
+    for path in map(str, (toolkit.path, toolkit.root, cxx.path)):
         if _READ_BY_SHELLS.intersection(path):
             raise BuildFailure(
                 f"run nvcc with {path!r}",
@@ -156,7 +157,7 @@ def runtimes(soname: str) -> list[Path]:
 
 
 def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:
-    if chosen := environment.nvcc():
+    if chosen := environment.path("SCANOPS_NVCC"):
         yield "SCANOPS_NVCC", chosen
     for name, home in environment.cuda_homes():
         yield name, home / "bin" / "nvcc"
@@ -203,7 +204,7 @@ def _probe_nvcc(path: Path, found_by: str, cxx: Path | None, _: tuple[int, int])
     dry = _words([str(path), *host, "--dryrun", "-x", "cu", "/dev/null"], "nvcc")
     top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
     if top is None or release is None:
-        raise BuildFailure(
+        raise (BuildFailure if cxx else MissingCompiler)(
             f"ask {path} for its version and root",
             allowed="'release N.N' and a TOP= line",
             value=dry.strip()[:2000],
@@ -213,7 +214,7 @@ def _probe_nvcc(path: Path, found_by: str, cxx: Path | None, _: tuple[int, int])
     includes = [*_folders(dry, "INCLUDES", "-I"), root / "include"]
     folders = [*_folders(dry, "LIBRARIES", "-L"), root / "lib64", root / "lib"]
     return CudaToolkit(
-        nvcc=path,
+        path=path,
         found_by=found_by,
         root=root,
         version=release[1],

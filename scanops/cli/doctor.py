@@ -6,28 +6,30 @@ import ctypes
 import platform
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import click
 
 from scanops import environment
 from scanops._version import untested
 from scanops.artifact import CPU
-from scanops.builders.toolchain import find_cxx, find_ninja
-from scanops.cli import findings as check
-from scanops.cli.findings import GET_TORCH, Finding, Flaw, finding
+from scanops.builders.build import unavailable
+from scanops.builders.nvrtc import Nvrtc, require
+from scanops.builders.toolchain import CudaToolkit, Program, find_cxx, find_ninja, find_nvcc
 from scanops.cli.output import Answer, Command, working
-from scanops.codegen.targets import target_of_capability
-from scanops.errors import ScanopsError
+from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
+from scanops.errors import MissingCompiler, ScanopsError
 from scanops.files import size_of
+from scanops.runtime.policies import POLICIES
 from scanops.store.layers import Place, entries_of, keys, places, vouched
 from scanops.store.packing import troubles
 from scanops.store.packs import PACK, SIGNATURE, read
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
 
-__all__ = ["command", "examine", "native_calls", "settings"]
+__all__ = ["Finding", "command", "examine", "finding", "native_calls", "settings"]
 
 ABILITIES = {  # the fastest way to run a scan first
     "run": "run kernels on its GPU",
@@ -35,10 +37,54 @@ ABILITIES = {  # the fastest way to run a scan first
     "emulate": "emulate kernels on the CPU",
     "compose": "run scans as torch's own operations",
 }
-_BUILDERS = {"NVRTC": check.nvrtc, "builders": check.builders}
-_PROGRAMS = {"g++": find_cxx, "ninja": find_ninja}
+# How each is found, and the variable that names it: where it does, a missing one is broken.
+_TOOLS: dict[str, tuple[Callable[[], Nvrtc | CudaToolkit | Program], str]] = {
+    "NVRTC": (require, "SCANOPS_NVRTC"),
+    "nvcc": (find_nvcc, "SCANOPS_NVCC"),
+    "g++": (find_cxx, "SCANOPS_CXX"),
+    "ninja": (find_ninja, ""),
+}
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "bold red"}
+_GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
 _GET_DRIVER = "nothing, unless there is an NVIDIA GPU: then install NVIDIA's driver and check CUDA_VISIBLE_DEVICES"
+
+
+class Finding(NamedTuple):
+    """What ``scanops doctor`` found about one thing."""
+
+    name: str
+    status: Literal["ok", "missing", "broken"]  # broken: present or requested, and it does not work
+    summary: str  # one line
+    next: str  # what to type; empty when it is ok
+    facts: dict[str, Any]  # the same for --json
+
+    @property
+    def ok(self) -> bool:
+        """Whether the thing is present and works."""
+        return self.status == "ok"
+
+
+class Flaw(Exception):
+    """What a check found: its status, missing or broken, a summary, and what to type."""
+
+
+def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
+    """Return the finding of one check, which fills the facts and returns a summary, or raises what is wrong."""
+    facts: dict[str, Any] = {}
+    status: Literal["ok", "missing", "broken"] = "ok"
+    following = ""
+    try:
+        summary = check(facts)
+    except Flaw as flaw:
+        status, summary, following = flaw.args
+    except (ImportError, OSError):
+        status, summary, following = "missing", "torch is needed to look", _GET_TORCH
+    except ScanopsError as problem:
+        named = environment.given(_TOOLS[name][1]) if name in _TOOLS else None
+        absent = isinstance(problem, MissingCompiler) and not named
+        status, following = "missing" if absent else "broken", problem.hint
+        summary = f"cannot {problem.asked.removeprefix('cannot ')}: {problem.value}"
+    return Finding(name, status, " ".join(summary.split()), following, facts)  # the words of a compiler in one line
 
 
 @click.command("doctor", cls=Command, example="scanops doctor\nscanops doctor --json > machine.json")
@@ -54,31 +100,22 @@ def command() -> Answer:
     for each in findings:
         lines.append((f"{each.status:<8} {each.name}: {each.summary}", _STYLES[each.status]))
         lines += [f"         -> {each.next}"] if each.next else []
-    variables = [(row, environment.given(row.name)) for row in environment.VARIABLES]
+    variables = [(row.name, environment.given(row.name), row.default, row.meaning) for row in environment.VARIABLES]
     lines.append("")
-    for row, value in variables:
-        lines.append(f"{row.name}={value}" if value else f"{row.name} (default: {row.default})")
-        lines.append(f"    {row.meaning}")
+    for name, value, default, meaning in variables:
+        lines += [f"{name}={value}" if value else f"{name} (default: {default})", f"    {meaning}"]
     broken = [each.name for each in findings if each.status == "broken"]
-    can, cannot = ([text for name, text in ABILITIES.items() if able[name] is wanted] for wanted in (True, False))
-    parts = [f"This machine can {', '.join(can) or 'run nothing yet'}"]
-    parts += [f"it cannot {', '.join(cannot)}"] if cannot else []
-    parts += [f"broken: {', '.join(broken)}"] if broken else []
-    verdict = "; ".join(parts) + "."
+    can, cannot = (", ".join(ABILITIES[name] for name in able if able[name] is wanted) for wanted in (True, False))
+    verdict = f"This machine can {can or 'run nothing yet'}"
+    verdict += (f"; it cannot {cannot}" if cannot else "") + (f"; broken: {', '.join(broken)}" if broken else "") + "."
     facts = {
         "verdict": verdict,
         "can": able,
-        "checks": [
-            {"name": each.name, "status": each.status, "summary": each.summary, "next": each.next or None, **each.facts}
-            for each in findings
-        ],
-        "variables": [
-            {"name": row.name, "value": value, "default": row.default, "meaning": row.meaning}
-            for row, value in variables
-        ],
+        "checks": [{**dict(zip(Finding._fields, each[:-1], strict=False)), **each.facts} for each in findings],
+        "variables": [dict(zip(("name", "value", "default", "meaning"), each, strict=True)) for each in variables],
     }
-    runs = able["run"] or able["emulate"] or able["compose"]
-    return Answer(facts, [*lines, ("\n" + verdict, "bold")], code=0 if runs and not broken else 1)
+    sound = not broken and (able["run"] or able["emulate"] or able["compose"])
+    return Answer(facts, [*lines, ("\n" + verdict, "bold")], code=0 if sound else 1)
 
 
 def examine() -> tuple[list[Finding], dict[str, bool]]:
@@ -86,9 +123,8 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
     torch, gpu, driver = finding("torch", _torch), finding("GPU", _gpu), finding("driver", _driver)
     target: str | None = gpu.facts.get("target")
     packs = [finding("pack", partial(_pack, place, target)) for place in places() if place.kind == "pack"]
-    nvrtc, builders = (finding(name, partial(each, target)) for name, each in _BUILDERS.items())
-    cxx, ninja = (finding(name, partial(check.program, find)) for name, find in _PROGRAMS.items())
-    nvcc = finding("nvcc", partial(check.nvcc, target, cxx.ok))
+    tools = [finding(name, partial(_tool, find)) for name, (find, _) in _TOOLS.items()]
+    builders, cxx = finding("builders", partial(_builders, target)), tools[2]
     store = finding("store", partial(_store, any(pack.ok for pack in packs)))
     chosen = settings()
     served = {name for pack in packs if pack.ok for name in pack.facts["targets"]}
@@ -100,8 +136,7 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
         "emulate": torch.ok and ((cxx.ok and keeps) or CPU in served),
         "compose": torch.ok,
     }
-    native = finding("native calls", native_calls)
-    return [torch, gpu, driver, nvrtc, nvcc, cxx, ninja, builders, store, *packs, native, *chosen], able
+    return [torch, gpu, driver, *tools, builders, store, *packs, finding("native calls", native_calls), *chosen], able
 
 
 # ---- torch and the GPU
@@ -110,10 +145,9 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
 def _torch(facts: dict[str, Any]) -> str:
     try:
         import torch
-    except ModuleNotFoundError:
-        raise Flaw("missing", "not installed", GET_TORCH) from None
     except (ImportError, OSError) as problem:
-        raise Flaw("broken", f"does not import: {problem}", GET_TORCH) from problem
+        status = "missing" if isinstance(problem, ModuleNotFoundError) else "broken"
+        raise Flaw(status, f"does not import: {problem}", _GET_TORCH) from problem
     version, python = str(torch.__version__), platform.python_version()
     facts |= {"version": version, "cuda": torch.version.cuda, "python": python}
     built = f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA (CPU only)"
@@ -128,7 +162,7 @@ def _gpu(facts: dict[str, Any]) -> str:
         visible = torch.cuda.is_available()
     if not visible:
         no_cuda = torch.version.cuda is None and finding("driver", _driver).ok
-        following = f"this torch is built for CPUs only: {GET_TORCH}" if no_cuda else _GET_DRIVER
+        following = f"this torch is built for CPUs only: {_GET_TORCH}" if no_cuda else _GET_DRIVER
         raise Flaw("missing", " ".join(str(each.message) for each in said) or "none visible to torch", following)
     try:
         name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
@@ -147,8 +181,7 @@ def _driver(facts: dict[str, Any]) -> str:
     except OSError:
         raise Flaw("missing", "no libcuda.so.1", _GET_DRIVER) from None
     number = ctypes.c_int(0)
-    code = library.cuDriverGetVersion(ctypes.byref(number))
-    if code != 0:
+    if code := library.cuDriverGetVersion(ctypes.byref(number)):
         following = "install NVIDIA's driver again: its library and its kernel module may differ"
         raise Flaw("broken", f"cuDriverGetVersion: error {code}", following)
     facts["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
@@ -170,10 +203,37 @@ def native_calls(facts: dict[str, Any]) -> str:
     if entry is None:
         # benchmarks/results/calls_h200.json: the least and the most of 12 operators
         summary = f"no {request.name} in package, store or packs: calls are launched from Python, 16 to 35 us slower"
-        following = "python -m scanops.runtime.native builds it with g++ in half a minute, as do repeated calls"
+        following = "python -m scanops.runtime.native.building builds it in half a minute, as do repeated calls"
         raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)
     return str(entry.directory)
+
+
+# ---- compilers
+
+
+def _tool(find: Callable[[], Nvrtc | CudaToolkit | Program], facts: dict[str, Any]) -> str:
+    """Check for what ``find`` returns. Whether it knows the GPU's target, ``builders`` says."""
+    found = find()
+    facts |= {"path": str(found.path), "version": found.version, "found_by": found.found_by}
+    summary = f"{found.version}, {found.path} (by {found.found_by})"
+    if not isinstance(found, Program):
+        facts["targets"] = list(found.targets)
+        summary += f"; {found.targets[0]} to {found.targets[-1]}"
+    return summary
+
+
+def _builders(target: str | None, facts: dict[str, Any]) -> str:
+    """Check who can build for the GPU here, or for the default target, in the order in which a call asks."""
+    names, target = POLICIES["build"].asked(), target or DEFAULT_TARGET
+    problems = {name: unavailable(name, target) for name in names}
+    facts |= {name: str(problem.value) if problem else None for name, problem in problems.items()}
+    works = [name for name in names if not problems[name]]
+    reasons = "".join(f"; not {name}: {problem.value}" for name, problem in problems.items() if problem)
+    if not works:
+        hints = dict.fromkeys(problem.hint for problem in problems.values() if problem)
+        raise Flaw("missing", f"none for {target}{reasons}", "; or ".join(hints))
+    return f"{', '.join(works)} for {target}{reasons}"
 
 
 # ---- store, packs and settings
@@ -182,12 +242,11 @@ def native_calls(facts: dict[str, Any]) -> str:
 def _store(packed: bool, facts: dict[str, Any]) -> str:
     """Examine the store. One that cannot be written is broken; where there are packs it is only missing."""
     root = environment.store_root()
-    facts |= {"path": str(root), "writable": False, "entries": 0, "bytes": 0}
+    facts |= {"path": str(root), "writable": False}
     try:
         exists = check_root(root)
-        if exists:
-            sizes = [size_of(entry.directory) for entry in entries_of(root)]
-            facts |= {"entries": len(sizes), "bytes": sum(sizes)}
+        sizes = [size_of(entry.directory) for entry in entries_of(root)] if exists else []
+        facts |= {"entries": len(sizes), "bytes": sum(sizes)}
         place = next(folder for folder in (root, *root.parents) if folder.exists())
         with tempfile.TemporaryDirectory(dir=place, prefix=".scanops-doctor-"):
             facts["writable"] = True
@@ -195,8 +254,7 @@ def _store(packed: bool, facts: dict[str, Any]) -> str:
         summary = f"{root}: cannot be written ({problem.strerror})" + ("; kernels come from packs" if packed else "")
         following = "set SCANOPS_STORE to a folder of your own"
         raise Flaw("missing" if packed else "broken", summary, following) from problem
-    held = f"{facts['entries']} kernels, {facts['bytes']} bytes" if exists else "does not exist yet"
-    return f"{root}, writable, {held}"
+    return f"{root}, writable, " + (f"{len(sizes)} kernels, {sum(sizes)} bytes" if exists else "does not exist yet")
 
 
 def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
@@ -226,8 +284,7 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
 
 def settings() -> list[Finding]:
     """Return a finding for each variable whose value is invalid, and for SCANOPS_REQUIRE_SIGNED if it is set."""
-    found = [finding(row.name, partial(_setting, row)) for row in environment.VARIABLES]
-    return [each for each in found if each.summary]
+    return [each for row in environment.VARIABLES if (each := finding(row.name, partial(_setting, row))).summary]
 
 
 def _setting(row: environment.Variable, facts: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of
 from scanops.builders.build import unavailable
 from scanops.cli.output import Answer, Command, Spec, import_option, resources_text, working
 from scanops.codegen.figures import (
@@ -28,7 +27,6 @@ from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store.entry import Entry, read_entry
 from scanops.store.layers import Place, entries_of, places, refusal, usable_entry
-from scanops.store.root import read_index
 from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
 
@@ -49,17 +47,20 @@ Facts = dict[str, Any]
 @click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", help="GPU architecture, or cpu; by default that of the GPU here, else sm_90.")
 @click.option("--lines", type=int, help="Lines of the tensor; by default as many as make about 2^28 items.")
+@click.option("--ranks", type=int, help="Also how a dimension of so many shards of this length is scanned; modelled.")
 @click.option("--build", is_flag=True, help="Build the kernel if it is not in the store, for the compiler's figures.")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the kernel is in the store or in a pack.")
 @import_option
-def command(spec: ScanSpec, target: str | None, lines: int | None, build: bool, check: bool) -> Answer:
+def command(
+    spec: ScanSpec, target: str | None, lines: int | None, ranks: int | None, build: bool, check: bool
+) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
     reasons; then where the kernel is found, or why not: for each place the nearest kernels, field by field.
 
     SPEC is a spec's short name. Nothing is measured and no GPU is needed. Registers are the compiler's where the kernel
-    is built, else estimates. A plan that `scanops tune` found on this GPU takes precedence over the planner's.
+    is built, else estimates. A plan that `scanops tune` has kept takes precedence over the planner's.
     """
     target = target or gpu_target() or DEFAULT_TARGET
     few = few_for(spec, planned(target), lines)
@@ -74,8 +75,10 @@ def command(spec: ScanSpec, target: str | None, lines: int | None, build: bool, 
         facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)
     origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
     said = [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]
+    sharded = None if ranks is None else _sharding(plan, ranks, facts["launch"]["lines"])
+    said += [] if sharded is None else _sharding_lines(sharded)
     return Answer(
-        {"slug": spec.slug, "target": target, **facts, "from": origin, "lookup": found},
+        {"slug": spec.slug, "target": target, **facts, "from": origin, "lookup": found, "sharded": sharded},
         [(f"{spec} on {target}", "bold"), *(f"  {label:<11}{text}" for label, text in said)],
         code=1 if check and not found["found"] else 0,
     )
@@ -152,6 +155,24 @@ def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, s
     ]
 
 
+def _sharding(plan: Plan, ranks: int, lines: int | None) -> Facts:
+    from scanops.distributed.planner import sharding  # which torch.distributed comes with
+
+    return asdict(sharding(plan.spec, plan.target, ranks, lines))
+
+
+def _sharding_lines(sharded: Facts) -> list[tuple[str, str]]:
+    return [
+        ("ranks", f"{sharded['ranks']}, method {sharded['method']}: {sharded['why']}"),
+        ("exchange", f"{sharded['sent']} bytes to each rank, {sharded['exchange_us']:.1f} us by NCCL's model"),
+        (
+            "sharded",
+            f"{sharded['us']:.1f} us, {sharded['moved']} bytes moved a rank: {sharded['relative']:.2f} of the speed of "
+            "as many GPUs in one pass; modelled, not measured",
+        ),
+    ]
+
+
 def _situation(plan: Plan) -> str:
     """Say whether the plan is for many lines or for few, and what plan the others get."""
     if situations(plan.spec, plan.target.name) == (plan.few,):
@@ -174,7 +195,7 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
     lines = [("identity", found["identity"][:16])]
     for search in found["searches"]:
         if search["hit"]:
-            what = "found by its index" if search["indexed"] else "found by the text: its index lacks it"
+            what = "found"
         elif search["problem"]:
             what = f"not used: {search['problem']}"
         else:
@@ -203,21 +224,19 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
 def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
     """Look for the kernel of ``spec`` as ``scanops.compile`` does and return what each place has. Builds nothing.
 
-    The result is for --json: the ``identity``; its ``key`` in the index, or None; the folder ``found``, None on
-    a miss; and ``searches``, one for each place in the order of lookups.
+    The result is for --json: the ``identity``; the folder ``found``, None on a miss; and ``searches``, one for each
+    place in the order of lookups.
     """
     measured = None if target == CPU else entry_for(spec, target, few=few)
     if measured is not None and not usable(measured, spec):
         measured = None
-    builders = _builders(target)
-    request = request_of(spec, target, measured, few, builders)
-    keys = {each: sources_key(spec, target, measured, few, form) for form, each in request.identities.items()}
-    searches = [_search(place, spec, request, keys) for place in places()]
+    request = request_of(spec, target, measured, few, _builders(target))
+    searches = [_search(place, spec, request) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
     entry = read_entry(Path(found)) if found else None
-    identity = entry.identity if entry else next(iter(keys))
-    made = {"form": entry.form, "builder": entry.builder} if entry else {"form": None, "builder": None}
-    return {"identity": identity, "key": keys[identity], "found": found, **made, "searches": searches}
+    identity = entry.identity if entry else next(iter(request.identities.values()))
+    made = {"form": entry and entry.form, "builder": entry and entry.builder}
+    return {"identity": identity, "found": found, **made, "searches": searches}
 
 
 def _builders(target: str) -> tuple[str, ...]:
@@ -225,24 +244,20 @@ def _builders(target: str) -> tuple[str, ...]:
     return STRICT.builders if target == CPU else POLICIES["build"].asked()
 
 
-def _search(place: Place, spec: ScanSpec, request: BuildRequest, keys: Mapping[str, str | None]) -> Facts:
-    """Return whether a place has the kernel, why it is not used, and where it is absent the nearest ones.
-
-    ``keys`` are those of the index, by identities of the forms that serve.
-    """
-    facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "indexed": False}
-    facts |= {"entry": None, "problem": None, "nearest": []}
+def _search(place: Place, spec: ScanSpec, request: BuildRequest) -> Facts:
+    """Return whether a place has the kernel, why it is not used, and where it is absent the nearest ones."""
+    facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "entry": None}
+    facts |= {"problem": None, "nearest": []}
     if place.unused:
         return {**facts, "problem": place.unused}
-    there = ((each, entry) for each in keys for entry in place.root.glob(f"*-{each[:16]}"))
+    there = ((each, entry) for each in request.identities.values() for entry in place.root.glob(f"*-{each[:16]}"))
     identity, entry = next(there, ("", None))
     if entry is None:
         near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
         return {**facts, "nearest": near[:_NEAREST]}
-    indexed = bool((key := keys[identity]) and read_index(place.root, key))  # then nothing is rendered
     verdict = usable_entry(entry, identity)
     problem = verdict if isinstance(verdict, str) else None
-    return {**facts, "hit": not problem, "indexed": indexed, "entry": str(entry), "problem": problem}
+    return {**facts, "hit": not problem, "entry": str(entry), "problem": problem}
 
 
 def _distance(near: Facts) -> tuple[object, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from itertools import groupby
@@ -12,7 +11,7 @@ import click
 
 from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
-from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, UnsupportedRequest
+from scanops.errors import BadSignature, BadStoreEntry, UnsupportedRequest
 from scanops.files import format_size, parse_size, size_of
 from scanops.store import archive, packing
 from scanops.store.entry import Entry, checked
@@ -29,7 +28,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group("store")
 def store() -> None:
-    """List, show, verify and prune the kernels on disk.
+    """List, verify and prune the kernels on disk.
 
     These are the kernels of the user's store (SCANOPS_STORE) and of the packs below it (SCANOPS_PACKS, or pip).
     """
@@ -40,7 +39,8 @@ def list_() -> Answer:
     """List kernels, in the order of lookups.
 
     Sizes are those of a kernel's files, then come the beginning of the identity and the builder: nvrtc makes cubins,
-    the others make libraries. Places that a lookup passes over are reported on standard error.
+    the others make libraries. Places that a lookup passes over are reported on standard error. With --json each kernel
+    comes with its folder, whose manifest.json says how it was built.
     """
     found = rows()
     unused = [place for place in places() if place.problem]
@@ -59,29 +59,6 @@ def list_() -> Answer:
         say(f"{place.kind} {place.root}: not used: {place.unused}", stderr=True)
     skipped = [{"kind": place.kind, "root": str(place.root), "problem": place.unused} for place in unused]
     return Answer({"kernels": [_fields(*row) for row in found], "unused": skipped}, lines)
-
-
-@store.command("show", cls=Command, example="scanops store show sum-f32-n32768")
-@click.argument("name", metavar="SLUG|IDENTITY")
-def show(name: str) -> Answer:
-    """Print the manifests of kernels.
-
-    NAME is a slug, or four or more hexadecimal digits with which an identity begins.
-    """
-    found = [
-        (place, entry)
-        for place, entry in rows()
-        if entry.slug == name or (len(name) >= 4 and entry.identity.startswith(name))
-    ]
-    if not found:
-        raise MissingKernel(
-            f"show the kernel {name}",
-            allowed="a slug, or four or more digits of an identity, that `scanops store list` prints",
-            value=name,
-            hint=f"`scanops plan {name}` lists the nearest kernels, `scanops build {name}` builds it",
-        )
-    shown = [{**_fields(*row), "manifest": row[1].manifest} for row in found]
-    return Answer({"kernels": shown}, [json.dumps(each, indent=2) for each in shown])
 
 
 @store.command("prune", cls=Command, example="scanops store prune --max-size 1GB --dry-run")

@@ -1,16 +1,20 @@
-"""``scanops tune`` and ``scanops bench``: measurements on the GPU."""
+"""``scanops tune``, ``bench`` and ``demo``: kernels that run here, measured or compared with float64."""
 
 from __future__ import annotations
 
 import importlib
+import math
+import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from scanops import environment
-from scanops.cli.output import Answer, Command, FilePath, Spec, as_json, progress
+from scanops.builders.toolchain import find_cxx
+from scanops.cli.output import Answer, Command, FilePath, Spec, as_json, progress, working
 from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
@@ -23,7 +27,10 @@ from scanops.tuning import read, write
 if TYPE_CHECKING:
     from scanops.measure import Outcome
 
-__all__ = ["bench", "tune"]
+__all__ = ["bench", "demo", "tune"]
+
+# Operator, dimension and an option
+_DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "mask"), ("sum", 1, "exclusive"))
 
 
 @click.command(
@@ -43,7 +50,7 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     anything is timed, plans run in turns on a cold L2, and the fastest is measured against the planner's own once more:
     a plan that does not win by more than the noise is not kept. Kept plans are written to
     a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
-    configuration folder. Files can be copied to other machines.
+    configuration folder. Files can be copied to other machines, and apply to all GPUs of the architecture.
     """
     for spec in specs:
         if spec.op in GRADIENTS or spec.takes_length:
@@ -67,7 +74,7 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
             trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
             outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
             del trials  # its tensors make room for the next ones
-        entries.pop((target, device, spec.slug, few), None)
+        entries.pop((target, spec.slug, few), None)
         if entry := outcome.entry(device):
             entries[entry.key] = entry
         write(path, entries.values())  # after each: what was measured is not lost
@@ -122,3 +129,36 @@ def _fields(outcome: Outcome) -> dict[str, object]:
         "best": {"strategy": outcome.best.strategy, **outcome.best.numbers()},
         "refused": [{"plan": plan.describe(), "why": why} for plan, why in outcome.refused],
     }
+
+
+@click.command("demo", cls=Command, example="scanops demo")
+def demo() -> Answer:
+    """Run five small scans and compare them with float64.
+
+    They run on the GPU; where there is none they are emulated on the CPU, or without a C++ compiler run by PyTorch's
+    operators. In a checkout, `python -m examples.demo` runs them at full size, times them against a copy and shows
+    their plans. Exits with 1 when a result is wrong.
+    """
+    with working("importing torch"):
+        import torch
+
+        from scanops.api import scan
+        from scanops.emulator import emulate
+        from scanops.fallback import scans
+    gpu, checks = torch.cuda.is_available(), []
+    emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
+    device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
+    if emulated:
+        device = f"no GPU: emulated on the CPU, built by {find_cxx().version}"
+    x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
+    for op, dim, word in _DEMO:
+        called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
+        options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
+        with working(called), emulate() if emulated else nullcontext():
+            error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
+        limit = scans.limit(op, x.shape[dim])
+        found = error if math.isfinite(error) else None
+        checks.append({"scan": called, "ok": error <= limit, "max_error": found, "limit": limit})
+    ok = all(row["ok"] for row in checks)
+    lines = [f"  {row['scan']}: {'right' if row['ok'] else 'WRONG'}" for row in checks]
+    return Answer({"device": device, "checks": checks}, [device, *lines], code=0 if ok else 1)

@@ -6,46 +6,24 @@ Dynamo knows an item by a name only. What is done to items is noted, and done ag
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.errors import UnsupportedRequest
-from scanops.fusion.expressions import Graph
 from scanops.fusion.functions import Kinds, traced
-from scanops.fusion.tracing import Traced, applied, captured
+from scanops.fusion.tracing import Traced, applied, captured, refused
 from scanops.torch_private import at_tracing
 
 Function = Callable[..., Any]
 
 
-class _Notes(NamedTuple):
-    """What a function does to items of these kinds."""
-
-    kinds: Kinds
-    steps: list[tuple[str, Any, tuple[str, ...], tuple[Any, ...]]]  # operation, its keywords, and values
-
-    def again(self, given: Sequence[Traced]) -> list[Traced]:
-        """Return the items of the function, the given ones first."""
-        items = list(given)
-        for name, function, keys, values in self.steps:
-            found = [items[place] if (place := _place_of(each)) is not None else each for each in values]
-            count = len(found) - len(keys)
-            items.append(applied(name, function, tuple(found[:count]), dict(zip(keys, found[count:], strict=True))))
-        return items
-
-
-_NOTES: dict[str, _Notes] = {}  # by the name of a function that is followed
+_Step = tuple[str, Any, tuple[str, ...], tuple[Any, ...]]  # operation, names of keywords, and values
+_NOTES: dict[str, tuple[int, list[_Step]]] = {}  # by the name of a function that is followed; the number of its items
 _MOST = 64  # functions: Dynamo abandons some
 _numbers = itertools.count()
-
-
-def _place_of(value: Any) -> int | None:
-    """The place of an item among those of its function, by its name; None for what is no name."""
-    return int(value.rpartition(" ")[2]) if isinstance(value, str) and value.startswith("item ") else None
 
 
 def handed_on(function: Callable[..., str]) -> Callable[..., str]:
@@ -87,44 +65,38 @@ class _Followed(Traced):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that torch gives it."""
-        found: torch.dtype = getattr(torch, _dtype_of(self._name))
-        return found
+        """Refused: the dtype follows from the scan, of which only the text is known here."""
+        raise refused("the dtype of an item under torch.compile", "casts: x.type_as(y), x.float()", "name the dtype")
 
 
 @at_tracing
-def _begun(kinds: Kinds) -> str:
+def _begun(count: int) -> str:
     while len(_NOTES) >= _MOST:
         _NOTES.pop(next(iter(_NOTES)), None)
     name = str(next(_numbers))
-    _NOTES[name] = _Notes(kinds, [])
+    _NOTES[name] = (count, [])
     return name
 
 
 @at_tracing
 def _noted(name: str, function: Any, keys: tuple[str, ...], *values: Any) -> str:
     of = next(each.split()[1] for each in values if _place_of(each) is not None)
-    notes = _NOTES[of]
-    notes.steps.append((name, function, keys, values))
-    return f"item {of} {len(notes.kinds) + len(notes.steps) - 1}"
+    count, steps = _NOTES[of]
+    steps.append((name, function, keys, values))
+    return f"item {of} {count + len(steps) - 1}"
 
 
-@handed_on
-def _dtype_of(name: str) -> str:
-    notes, graph = _NOTES[name.split()[1]], Graph()
-    items = [
-        Traced(
-            graph.operand(place, dtype_named(dtype).name), torch.empty(() if single else 1, dtype=dtype, device="meta")
-        )
-        for place, (dtype, single) in enumerate(notes.kinds)
-    ]
-    return dtype_named(notes.again(items)[_place_of(name) or 0].dtype).name
+def _place_of(value: Any) -> int | None:
+    """The place of an item among those of its function, by its name; None for any other value."""
+    return int(value.rpartition(" ")[2]) if isinstance(value, str) and value.startswith("item ") else None
 
 
-def _follow(function: Function, kinds: Kinds) -> tuple[str, tuple[Any, ...]]:
-    """Run a function on items of these kinds. Return its name, and what it returns, items by their names."""
-    name = _begun(kinds)
-    found = function(*[_Followed(f"item {name} {place}") for place in range(len(kinds))])
+def _follow(function: Function | None, count: int) -> tuple[str, tuple[Any, ...]]:
+    """Run a function on so many items. Return its name, and what it returns, items by their names."""
+    if function is None:
+        return "", ()
+    name = _begun(count)
+    found = function(*[_Followed(f"item {name} {place}") for place in range(count)])
     values = found if isinstance(found, tuple | list) else (found,)
     return name, tuple([each._name if isinstance(each, _Followed) else each for each in values])
 
@@ -133,39 +105,28 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
     """The function that was followed under this name, for items of ``tracing``."""
 
     def function(*given: Traced) -> tuple[Any, ...]:
-        items = _NOTES[name].again(given)
-        return tuple(items[place] if (place := _place_of(each)) is not None else each for each in values)
+        items: list[Any] = [*given]
+
+        def found(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(items[place] if (place := _place_of(each)) is not None else each for each in values)
+
+        for operation, does, keys, read in _NOTES[name][1]:
+            arguments = found(read)
+            count = len(arguments) - len(keys)
+            items.append(applied(operation, does, arguments[:count], dict(zip(keys, arguments[count:], strict=True))))
+        return found(values)
 
     return function if name else None
 
 
-def text_of(
-    map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, dtype: torch.dtype | None
-) -> str:
+def text_of(map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, *others: Any) -> str:
     """Return the text of the fusion that ``functions.traced`` returns, by code that Dynamo can follow."""
-    seen = kinds[: len(kinds) - masked]
-    mapped = ("", ()) if map is None else _follow(map, seen)
-    told = (op, kinds, masked, dtype)
-    if then is None:
-        return _text(mapped, ("", ()), *told)
-    result = (getattr(torch, _scanned(mapped, *told)), False)
-    return _text(mapped, _follow(then, (result, *seen)), *told)
-
-
-_Named = tuple[str, tuple[Any, ...]]
-
-
-def _row(op: Any) -> Any:
-    """The operator of a name, or of the handle of one of expressions."""
-    return operator_named(op) if isinstance(op, str) else op.operator
+    count = len(kinds) - masked
+    return _text(_follow(map, count), _follow(then, count + 1), op, kinds, masked, *others)
 
 
 @handed_on
-def _scanned(mapped: _Named, op: Any, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> str:
-    return traced(_again(*mapped), None, _row(op), kinds, masked, dtype, None).scanned
-
-
-@handed_on
-def _text(mapped: _Named, made: _Named, op: Any, kinds: Kinds, masked: bool, dtype: torch.dtype | None) -> str:
-    text: str = traced(_again(*mapped), _again(*made), _row(op), kinds, masked, dtype, None).text
+def _text(map: tuple[Any, ...], then: tuple[Any, ...], op: Any, *others: Any) -> str:
+    row = operator_named(op) if isinstance(op, str) else op.operator  # of expressions: by its handle
+    text: str = traced(_again(*map), _again(*then), row, *others, None).text
     return text

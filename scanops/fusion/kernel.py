@@ -156,7 +156,7 @@ class Fusion:
         return tuple(sorted(of_items | of_lines if fewer else operands))
 
     def _is_of_item(self, at: int) -> bool:
-        return self.nodes[at][0] != "operand" or self.operands[self.nodes[at][2]].layout != "line"
+        return bool(self.nodes[at][0] != "operand" or self.operands[self.nodes[at][2]].layout != "line")
 
     def _bytes(self, nodes: Iterable[int]) -> int:
         return sum(max(4, DTYPES[self.nodes[at][1]].bytes) for at in nodes if self._is_of_item(at))

@@ -20,10 +20,10 @@ from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import called
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
-from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, split_shape
+from scanops.requests.geometry import FURTHER, ScanArguments, is_aligned, layout_of, line_shape, split_shape
 from scanops.requests.request import Inputs
 from scanops.runtime import calls
-from scanops.runtime.launcher import Launcher, device_of
+from scanops.runtime.launcher import Launcher, Template, device_of
 from scanops.runtime.policies import POLICIES
 from scanops.torch_private import current_device
 
@@ -66,8 +66,9 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 class _Launcher(Launcher):
     """A launch that reads tensors by their places in the call."""
 
-    __slots__ = ("reads",)
+    __slots__ = ("generation", "reads")
     reads: tuple[tuple[str, int], ...]  # field of ScanArguments, place of the tensor
+    generation: int  # of the native table that knows it
 
     def __call__(self, inputs: Sequence[torch.Tensor | None], outs: Tensors) -> None:
         """Launch on the tensors of a call."""
@@ -81,6 +82,23 @@ class _Launcher(Launcher):
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
         self._queue(arguments, reference, where)
+
+    def _template(self) -> Template | None:
+        at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
+        whole = super().template
+        return whole and whole._replace(
+            arguments=bytes(self._arguments), reads=tuple(at[name] for name, _ in self.reads)
+        )
+
+    template = property(_template)
+
+
+def remember(key: calls.Key, work: Work, tensors: Tensors) -> None:
+    """Let the next call of ``key`` with such tensors be launched as this one, if a kernel has served it."""
+    around = (environment.SCOPED.get(), *calls.facts(tensors))
+    launcher = calls.FUSED.get((work, *around))
+    if launcher is not None:
+        calls.remember(calls.FUSED, (key, *around), (work, launcher))
 
 
 def computed(work: Work, tensors: Tensors) -> Tensors:
@@ -148,7 +166,7 @@ def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: 
         shape=shape,
     )
     launcher = _Launcher(kernel, request, device_of(tensors[0]), asked, few)
-    launcher.reads = tuple(zip(_NAMES, order, strict=False))
+    launcher.generation, launcher.reads = -1, tuple(zip(_NAMES, order, strict=False))
     return launcher
 
 

@@ -6,7 +6,7 @@ computes it is imported at the first call; the operator is known as soon as scan
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,22 +21,10 @@ from scanops.requests.checks import check_dim
 Found = list[torch.Tensor]
 
 
-class _Asked(NamedTuple):
-    """What the arguments of the operator ask for, and the modules that compute it."""
-
-    work: Any
-    tensors: tuple[torch.Tensor, ...]
-    shape: torch.Size
-    any_length: bool
-    gradients: Any
-    kernels: Any
-
-
-def _asked(
-    tensors: Found, text: str, op: str, dim: int, reverse: bool, exclusive: bool, any_length: bool = False
-) -> _Asked:
+def _asked(tensors: Found, text: str, op: str, dim: int, *options: bool) -> tuple[Any, ...]:
+    """Return what computes the operator, the scan that it is asked for, and its tensors."""
     with NO_FORK:
-        from scanops.fusion import gradients, kernels
+        from scanops.fusion import gradients
         from scanops.fusion.kernel import fusion_of
     fusion = fusion_of(text)
     wanted, found = [each.dtype for each in fusion.operands], [str(each.dtype)[6:] for each in tensors]
@@ -48,14 +36,13 @@ def _asked(
             hint="call scanops.scan with functions, which traces them again",
         )
     shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
-    work = kernels.Work(fusion, op, check_dim("scan", shape, dim), reverse, exclusive)
-    return _Asked(work, tuple(tensors), shape, any_length, gradients, kernels)
+    return gradients, gradients.Work(fusion, op, check_dim("scan", shape, dim), *options[:2]), tuple(tensors), shape
 
 
 def _compute(*arguments: Any) -> Found:
-    work, tensors, shape, any_length, _, kernels = _asked(*arguments)
-    with schema.lengths(any_length):
-        served = kernels.computed if reads_memory(tensors) and shape.numel() else kernels.composed
+    gradients, work, tensors, shape = _asked(*arguments)
+    with schema.lengths(arguments[-1]):
+        served = gradients.computed if reads_memory(tensors) and shape.numel() else gradients.composed
         found, known = [], {each.untyped_storage().data_ptr() for each in tensors}
         for y in served(work, tensors):  # a result that is a view of an operand, or of another result, is copied
             place = y.untyped_storage().data_ptr()
@@ -65,21 +52,22 @@ def _compute(*arguments: Any) -> Found:
 
 
 def _pretend(*arguments: Any) -> Found:
-    asked = _asked(*arguments)
-    dtypes = [getattr(torch, each.dtype) for each in asked.work.fusion.outputs]
-    return [torch.empty(asked.shape, dtype=each, device=asked.tensors[0].device) for each in dtypes]
+    _, work, tensors, shape = _asked(*arguments)
+    dtypes = [getattr(torch, each.dtype) for each in work.fusion.outputs]
+    return [torch.empty(shape, dtype=each, device=tensors[0].device) for each in dtypes]
 
 
 def _differentiate(keys: Any, *arguments: Any) -> Found:
-    asked, keys = _asked(*arguments), keys & private.after_autograd
+    gradients, work, tensors, _ = _asked(*arguments)
 
-    def operated(work: Any, tensors: tuple[torch.Tensor, ...]) -> Found:
+    def below(work: Any, tensors: tuple[torch.Tensor, ...]) -> Found:
         with private.below_autograd():
-            return schema.FUSED.redispatch(keys, list(tensors), *arguments[1:])
+            found: Found = schema.FUSED.redispatch(keys & private.after_autograd, list(tensors), *arguments[1:])
+        return found
 
-    if is_transformed(asked.tensors):
-        return list(asked.kernels.composed(asked.work, asked.tensors))
-    return list(asked.gradients.differentiated(asked.work, asked.tensors, operated))
+    if is_transformed(tensors):
+        return list(gradients.composed(work, tensors))
+    return list(gradients.differentiated(work, tensors, below))
 
 
 def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Found, list[int]]:
@@ -92,11 +80,18 @@ def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Found, lis
     return [each if any(ranks) else each.squeeze(1) for each in found], [0] * len(found)
 
 
-def _compute_backward(gradients: list[torch.Tensor | None], tensors: Found, needs: list[bool], *options: Any) -> Found:
-    asked = _asked(tensors, *options)
-    with schema.lengths(asked.any_length):
-        found = asked.gradients.gradients_of(asked.work, asked.tensors, gradients, tuple(needs))
+# ---- the gradients, where a compiler follows a backward pass
+
+
+def _compute_backward(given: list[torch.Tensor | None], tensors: Found, needs: list[bool], *options: Any) -> Found:
+    gradients, work, operands, _ = _asked(tensors, *options)
+    with schema.lengths(options[-1]):
+        found = gradients.gradients_of(work, operands, given, tuple(needs))
     return [tensors[0].new_empty(0) if each is None else each for each in found]
+
+
+def _pretend_backward(given: list[torch.Tensor | None], tensors: Found, needs: list[bool], *options: Any) -> Found:
+    return [torch.empty_like(each) if need else each.new_empty(0) for each, need in zip(tensors, needs, strict=True)]
 
 
 def _differentiate_backward(keys: Any, *arguments: Any) -> Found:
@@ -104,17 +99,15 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Found:
     if torch.is_grad_enabled() and any(each.requires_grad for each in every):
         return _compute_backward(*arguments)
     with private.below_autograd():
-        return schema.FUSED_BACKWARD.redispatch(keys & private.after_autograd, *arguments)
+        found: Found = schema.FUSED_BACKWARD.redispatch(keys & private.after_autograd, *arguments)
+    return found
 
 
-def _pretend_backward(gradients: list[torch.Tensor | None], tensors: Found, needs: list[bool], *options: Any) -> Found:
-    return [torch.empty_like(each) if need else each.new_empty(0) for each, need in zip(tensors, needs, strict=True)]
-
-
-schema.LIBRARY.impl("fused", _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-schema.LIBRARY.impl("fused", _differentiate, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-private.register_fake("scanops::fused", _pretend, schema.LIBRARY)
-schema.LIBRARY.impl("fused_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-schema.LIBRARY.impl("fused_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-private.register_fake("scanops::fused_backward", _pretend_backward, schema.LIBRARY)
+for _name, *_how in (
+    ("fused", _compute, _differentiate, _pretend),
+    ("fused_backward", _compute_backward, _differentiate_backward, _pretend_backward),
+):
+    schema.LIBRARY.impl(_name, _how[0], "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    schema.LIBRARY.impl(_name, _how[1], "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    private.register_fake(f"scanops::{_name}", _how[2], schema.LIBRARY)
 torch.library.register_vmap("scanops::fused", _rule, lib=schema.LIBRARY)

@@ -127,7 +127,7 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
     "isnan": lambda graph, to, input: input.compare("ne", input),
-    "to": lambda graph, to, input, dtype: input.cast(to),
+    **dict.fromkeys(("to", "type_as"), lambda graph, to, input, other: input.cast(to)),
     "floor": lambda graph, to, input: graph.apply("floor", to, input) if is_float(input.dtype) else input,
 }
 for _unsafe in ("not", "and", "or", "xor"):  # no function of torch has these names
@@ -136,7 +136,7 @@ _CASTS = {
     **{"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16},
     **{"int": torch.int32, "long": torch.int64, "bool": torch.bool, "short": torch.int16},
 }
-FUNCTIONS = tuple(sorted({*_OF, *_CASTS, "type_as"} - {"rsub"}))  # for messages and docs
+FUNCTIONS = tuple(sorted({*_OF, *_CASTS} - {"rsub"}))  # for messages and docs
 
 
 class _Unsupported(Exception):
@@ -152,7 +152,8 @@ def _line() -> str:
     return f"line {frame.f_lineno} of {frame.f_code.co_filename}"
 
 
-def _refused(what: str, allowed: str, hint: str) -> UnsupportedRequest:
+def refused(what: str, allowed: str, hint: str) -> UnsupportedRequest:
+    """Return the error for an operation that no kernel computes, with its line."""
     return UnsupportedRequest(
         f"scan: no kernel computes this expression: {what}", allowed=allowed, value=_line(), hint=hint
     )
@@ -193,22 +194,21 @@ class Traced:
 
     def to(self, dtype: torch.dtype | Traced, *others: Any, **keywords: Any) -> Traced:
         """Convert to a dtype: what is then computed is rounded to it."""
-        to = dtype.dtype if isinstance(dtype, Traced) else dtype
-        if not isinstance(to, torch.dtype) or others or keywords:
-            raise _refused(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
-        return self._apply("to", torch.Tensor.to, (self, to), {})
+        if not isinstance(dtype, torch.dtype | Traced) or others or keywords:
+            raise refused(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
+        return self._apply("to", torch.Tensor.to, (self, dtype), {})
 
-    type_as = type = to
+    type = to
 
     def __bool__(self) -> bool:
-        raise _refused(
+        raise refused(
             "a branch that depends on values of tensors",
             "expressions that are the same for all items",
             "write torch.where(condition, a, b)",
         )
 
     def _refuse(self, *_: object) -> Any:
-        raise _refused(
+        raise refused(
             "indices, lengths and iteration: an expression sees one item of each tensor",
             "pointwise operations",
             "index, expand or reshape tensors before the call; views are not copied",
@@ -240,7 +240,7 @@ Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _unknown(name: str) -> UnsupportedRequest:
-    return _refused(f"{name} is not supported", ", ".join(FUNCTIONS), _near(name) + "compute it before the call")
+    return refused(f"{name} is not supported", ", ".join(FUNCTIONS), _near(name) + "compute it before the call")
 
 
 @at_tracing
@@ -251,7 +251,7 @@ def _near(name: str) -> str:
 def captured() -> UnsupportedRequest:
     """Return the error for a tensor of the function's own."""
     hint = "pass it as one more tensor of the call: a number for each item, each line or all"
-    return _refused("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
+    return refused("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
 
 
 def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
@@ -269,7 +269,7 @@ def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict
             return value
         if isinstance(value, torch.Tensor):
             raise captured()
-        raise _refused(f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float")
+        raise refused(f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float")
 
     try:
         metas = [of(each, "_meta") for each in arguments]
@@ -278,9 +278,9 @@ def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict
         dtype = dtype_named(meta.dtype).name
         return Traced(compute(graph, dtype, *given, **{key: of(each, "_term") for key, each in keywords.items()}), meta)
     except _Unsupported as problem:
-        raise _refused(str(problem), "see docs/fusion.md", "compute it before the call") from None
+        raise refused(str(problem), "see docs/fusion.md", "compute it before the call") from None
     except UnsupportedRequest:
         raise
     except (TypeError, RuntimeError, ValueError, IndexError) as problem:
         hint = "write it as a call of torch on tensors and numbers"
-        raise _refused(f"{name}: {problem}", "arguments that torch takes", hint) from problem
+        raise refused(f"{name}: {problem}", "arguments that torch takes", hint) from problem

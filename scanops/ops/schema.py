@@ -70,7 +70,7 @@ BACKWARD = _define(
 )
 # A scan with `map` or `then`, whose text `map` is: the outputs; and the gradients of the tensors that `needs` names.
 # Implemented by scanops.fusion.operator.
-_FUSED = "Tensor[] tensors, {}str map, str op, int dim, bool reverse, bool exclusive, bool any_length=False"
+_FUSED = "Tensor[] tensors, {}str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
 FUSED = _define("fused", _FUSED.format(""), 0)
 FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, " + _FUSED.format("bool[] needs, "), 0)
 

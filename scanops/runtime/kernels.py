@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from scanops import artifact
 from scanops.artifact import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
-from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import policies
-from scanops.runtime.background import WORKER, builds_here, python_command
+from scanops.runtime.background import WORKER
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
 from scanops.store.library import load
@@ -130,13 +129,8 @@ class Miss(NamedTuple):
             return None
 
     def _build_now(self) -> None:
-        """Build as the worker's job: by NVRTC here, else in a child process. Then hold the kernel, loaded."""
-        named = is_built_in(operator_named(self.spec.op)) and not self.spec.map  # a child knows it by its short name
-        if not builds_here(self.request) and named and sys.executable:
-            lines = self.spec.inner * (1 if self.few else 2**20)  # which fill any GPU
-            words = ("build", self.spec.slug, "--target", self.target, "--lines", str(lines))
-            WORKER.run(python_command("scanops", *words))
-        kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
+        """Build as the worker's job, and hold the kernel, loaded."""
+        kernel = self.build()
         _ = kernel.code
         hold(kernel, self.spec, self.target, policies.STRICT, self.few)
 

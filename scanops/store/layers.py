@@ -26,8 +26,6 @@ from scanops.store.packs import GROUP, SUBFOLDER, manifest_of, parse
 from scanops.store.root import check_root, read_index
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
@@ -105,11 +103,12 @@ def installed() -> tuple[Path, ...]:
     """Return the folders of the packs installed by pip, sorted by entry point name. Runs none of their code."""
     from importlib.metadata import entry_points  # 10 ms where torch has not imported it
 
+    found: list[Path] = []
+    points = []
     try:
         points = list(entry_points(group=GROUP))
-    except (ValueError, TypeError, AttributeError):  # raised for all distributions if the metadata of one is malformed
-        points = list(_sound_points())
-    found = []
+    except (ValueError, TypeError, AttributeError) as problem:  # raised for all if the metadata of one is malformed
+        _LOG.warning("ignoring all packs installed by pip: malformed entry points in the environment: %s", problem)
     for point in sorted(points, key=lambda point: (point.name, point.value)):
         try:
             # find_spec imports the parents of a dotted name, which would run their code.
@@ -122,17 +121,6 @@ def installed() -> tuple[Path, ...]:
             _LOG.warning("ignoring the entry point %r = %r of group %s: no pack", point.name, point.value, GROUP)
         found += roots[:1]
     return tuple(dict.fromkeys(found))
-
-
-def _sound_points() -> Iterator[EntryPoint]:
-    """Yield the entry points of packs, one distribution after the other, and pass over malformed ones."""
-    from importlib.metadata import distributions
-
-    for distribution in distributions():
-        try:
-            yield from [point for point in distribution.entry_points if point.group == GROUP]
-        except (ValueError, TypeError, AttributeError) as problem:
-            _LOG.warning("ignoring malformed entry points in %s: %s", getattr(distribution, "_path", "?"), problem)
 
 
 def usable_entry(directory: Path, identity: str) -> Entry | str:

@@ -32,12 +32,12 @@ def pip_toolkit(root: Path, version: str = "13.0") -> Path:
 def test_the_order_of_the_search_and_the_pip_layout(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ("usual", "on-path", "pathfinder", "cuda-path", "cuda-home", "chosen")
     nvcc = {place: pip_toolkit(bare / place) for place in places}
-    assert toolchain.find_nvcc().nvcc == nvcc["usual"]
+    assert toolchain.find_nvcc().path == nvcc["usual"]
     monkeypatch.setenv("PATH", f"{nvcc['on-path'].parent}{os.pathsep}{bare / 'programs'}")
-    assert toolchain.find_nvcc().nvcc == nvcc["on-path"]
+    assert toolchain.find_nvcc().path == nvcc["on-path"]
     monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc["pathfinder"])
     found, root = toolchain.find_nvcc(), bare / "pathfinder"
-    assert (found.nvcc, found.found_by, found.root, found.version) == (nvcc[root.name], "cuda-pathfinder", root, "13.0")
+    assert (found.path, found.found_by, found.root, found.version) == (nvcc[root.name], "cuda-pathfinder", root, "13.0")
     assert found.targets == ("sm_80", "sm_87", "sm_90", "sm_120")
     assert (found.include, found.runtime) == (root / "include", root / "lib" / "libcudart.so.13")
     monkeypatch.setenv("CUDA_PATH", str(bare / "cuda-path"))
@@ -53,7 +53,7 @@ def test_a_wrapper_script_leads_to_the_root_of_the_real_one(bare: Path) -> None:
     real = pip_toolkit(bare / "real")
     wrapper = script(bare / "programs" / "nvcc", f'exec "{real}" "$@"')
     found = toolchain.find_nvcc()
-    assert (found.nvcc, found.root, found.version) == (wrapper, bare / "real", "13.0")
+    assert (found.path, found.root, found.version) == (wrapper, bare / "real", "13.0")
     wrapper.write_text(real.read_text().replace("13.0", "13.10"))
     assert toolchain.find_nvcc().version == "13.10"
 

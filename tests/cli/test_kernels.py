@@ -11,7 +11,7 @@ from scanops import ScanSpec, export, generate, make_plan, tuning
 from scanops.codegen.candidates import candidates
 from tests.cli.conftest import Ask, Call
 from tests.store.sources import needs_nvcc
-from tests.tuning.laboratory import GPU, entry
+from tests.tuning.laboratory import entry
 
 SLUG, SMALL = "sum-f32-n32768", "sum-f32-n5"
 WORDS = ("plan", SLUG, "--target", "sm_90")
@@ -62,6 +62,9 @@ def test_figures(call: Call, ask: Ask) -> None:
     labels = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "}
     shown = ("strategy", "plan", "why", "from", "grid", "bytes", "floor", "in", "registers", "shared", "occupancy")
     assert labels >= set(shown) and "the planner's table" in text
+    sharded = ask(*WORDS, "--lines", "4096", "--ranks", "2")["sharded"]  # modelled: 12 bytes an item in place of 8
+    assert (sharded["method"], sharded["sent"]) == ("twopass", 4 * 4096)
+    assert 0.6 < sharded["relative"] < 0.667 and "shards" not in ask(*WORDS)
 
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,8 +81,6 @@ def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monke
     path, other = tmp_path / "tuning.json", list(candidates(ScanSpec.parse(SLUG), "sm_90"))[1]
     tuning.write(path, [entry(other)])
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
-    assert ask(*WORDS)["from"] is None  # that GPU is not here
-    monkeypatch.setattr(tuning, "gpu_name", lambda target: GPU)
     answer = ask(*WORDS)
     assert (answer["from"]["file"], answer["plan"]) == (str(path), other.numbers())
     assert f"{path}: 10 us against 12 us" in call(*WORDS).stdout

@@ -98,6 +98,7 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         f"generate {SPEC}-gate_f32": "gate",
         f"export {SPEC} --format pdf": "modelnew, cu, kernelbench, gpumode",
         "plan sum-f32-n9-inner4 --lines 6": "6",
+        "plan sum-f32-n8 --ranks 0": "ranks=0",
         f"build {SPEC} --target cpu --target sm_1": "sm_1",
         "tune sum-f32-any": "sum-f32-any",
         "bench --groups table,everything": "everything",
@@ -126,7 +127,6 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "store verify plain": "neither",
     },
     ("BadSignature", 1): {"store verify plain --key plain/file": "no pack.json"},
-    ("MissingKernel", 1): {"store show sum-f32-n25": "scanops plan sum-f32-n25"},
     ("MissingCompiler", 1): {"SCANOPS_NVCC=/absent SCANOPS_CXX=no-such-compiler demo": "no-such-compiler"},
 }
 

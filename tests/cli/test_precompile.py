@@ -90,7 +90,7 @@ def test_programs_that_record_nothing(call: Call, folder: Path, capfd: Any) -> N
 
 @needs_nvcc
 def test_for_a_gpu_that_is_not_here(ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "specs.toml").write_text('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = 100\n', encoding="utf-8")
+    (folder / "specs.toml").write_text('specs = ["sum-f32-n100"]', encoding="utf-8")
     assert ask("precompile", "specs.toml", "--targets", "sm_90", "-o", "pack")["built"] == 1
     monkeypatch.setenv("SCANOPS_STORE", str(folder / "pack"))
     monkeypatch.setenv("SCANOPS_POLICY", "never")

@@ -45,7 +45,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
 
 
 def test_a_better_plan_is_kept_and_other_entries_stay(call: Call, ask: Ask, file: Path, made_up: MadeUp) -> None:
-    elsewhere = replace(ENTRY, gpu="another GPU")
+    elsewhere = replace(ENTRY, target="sm_80")
     write(file, [replace(ENTRY, plan={}), elsewhere])
     made_up(lambda plan: 80.0 if plan == PLANS[1] else 100.0)
     answer = ask("tune", SLUG, OTHER_SLUG)

@@ -15,8 +15,6 @@ from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["specs", "targets"]
-
 _POWERS = st.integers(0, 31).map(lambda k: 2**k)
 _NEAR_POWERS = st.tuples(_POWERS, st.integers(-1, 1)).map(sum).filter(lambda n: 1 <= n <= MAX_LENGTH)
 _SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWERS)

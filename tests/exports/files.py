@@ -16,8 +16,6 @@ from scanops.codegen.spec import ScanSpec
 from scanops.store.store import Store
 from tests.scripts import ran
 
-__all__ = ["PROBLEMS", "parsed", "run", "texts"]
-
 ALONE = Path(__file__).with_name("alone.py")
 
 # The problems that the project began with, by the specs that they need.

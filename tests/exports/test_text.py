@@ -156,7 +156,7 @@ def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monk
         ("sum-f32-n8-offsets_i32", "kernelbench", "no segments"),
         ("sum-f32-n8-initial", "kernelbench", "without a carry-in"),
         ("cummax-f32-n8", "kernelbench", "one result"),
-        ("sum-f32-n8-mask_b8-line_mask", "modelnew", "contiguous operands, or --format cu"),
+        ("sum-f32-n8-mask_b8-line_mask", "cu", "contiguous operands"),
         ("sum-f32-n512-transposed", "kernelbench", "contiguous"),
         ("sum-f32-n8-mask_b8", "gpumode", "one input"),
         ("sum-f32-n8-final", "gpumode", "one output"),

@@ -20,8 +20,6 @@ from scanops.store.store import Store
 from tests.numbers import matrix
 from tests.numbers.matrix import ROUTES, Cell
 
-__all__ = ["TOOLS", "cells"]
-
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # (operator, inclusive or exclusive, mask, carry, segments): a state of several fields travels through shared memory as
 # a struct; masks and gates take turns in being broadcast; carries are read and written by lines.

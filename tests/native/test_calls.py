@@ -22,9 +22,8 @@ from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
-from tests.requests.built import Built, holds
 from tests.requests.checks import refused
-from tests.requests.recipes import OPS, Call, recipe
+from tests.requests.recipes import OPS, Built, drawn, holds
 from tests.requests.test_allocations import Recorded
 
 X = torch.arange(120.0).reshape(3, 40)
@@ -40,18 +39,17 @@ def test_drawn_requests(counted: Counted) -> None:
     """Each at first by Python, then natively with other data."""
     served: set[str] = set()
     for number, op in enumerate(OPS * 2):
-        drawn = replace(recipe(random.Random(number).choice), op=op, shape=(3, 33), dim=number % 2)
-        drawn = replace(drawn, initial=("none", "one for each line")[number // len(OPS)], initial_dtype=None)
-        drawn = replace(drawn, accumulate=None, segments=("none", "flags")[number // len(OPS)])
-        drawn = replace(drawn, mask=("bool", "none")[number % 2], spread="broadcast", gate_spread="permuted")
-        call = Call(recipe=drawn)
+        call = replace(drawn(random.Random(number)), op=op, shape=(3, 33), dim=number % 2, out="none", special=False)
+        call = replace(call, initial=("none", "one for each line")[number // len(OPS)], initial_dtype=None)
+        call = replace(call, accumulate=None, segments=("none", "flags")[number // len(OPS)])
+        call = replace(call, mask=("bool", "none")[number % 2], spread="broadcast", gate_spread="permuted")
         if not Built(call, "cpu").legal:
-            drawn = replace(drawn, x_dtype=torch.float32 if "wise" not in op else torch.int32, dtype=None)
-            drawn = replace(drawn, gate_dtype=torch.float32)
+            call = replace(call, x_dtype=torch.float32 if "wise" not in op else torch.int32, dtype=None)
+            call = replace(call, gate_dtype=torch.float32)
         for seed in range(2):
-            holds(replace(call, recipe=drawn, seed=seed), "cpu")
+            holds(replace(call, seed=seed), "cpu")
         before = counted.calls
-        holds(replace(call, recipe=drawn, seed=7, special=True), "cpu")
+        holds(replace(call, seed=7, special=True), "cpu")
         if counted.calls > before:
             served.add(op)
     assert served == set(OPS)
@@ -93,6 +91,13 @@ def carried(state: Any) -> Any:
     return scanops.linear_scan(GATES, X, 1, initial=state, return_final=True, reverse=True)
 
 
+def fused(*tensors: torch.Tensor, n: float = 2.0, **options: Any) -> Any:
+    given = (X, GATES, X[0], *(tensors or (X[1:2], X[2])))
+    return scanops.scan(
+        given, "sum", 1, map=lambda a, b, c, d, e: a * b - c * n, then=lambda y, *t: (y + t[3], y > t[4]), **options
+    )
+
+
 # A call that is learnt, one like it, and whether that is known.
 ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
     "other data": (summed, lambda: summed(X + 1), True),
@@ -102,6 +107,16 @@ ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
     "another order of threads": (summed, lambda: summed(seed=4), True),
     "another GPU": (summed, lambda: summed(multiprocessors=2), False),
     "two results": (lambda: scanops.cummin(X, 0), lambda: scanops.cummin(-X, 0), True),
+    "expressions": (fused, lambda: fused(X[0] + 1, X[1]), False),
+    "expressions of other data": (fused, lambda: fused(X[0:1], X[1]), True),
+    "another constant of expressions": (fused, lambda: fused(n=3.0), False),
+    "expressions and a flag": (fused, lambda: fused(reverse=True), False),
+    "expressions with a gradient": (fused, lambda: fused(X[1:2], X[2].clone().requires_grad_()), False),
+    "expressions and a mask": (
+        lambda: scanops.scan(X, "prod", 1, then=torch.sub, mask=X > 3),
+        lambda: scanops.scan(-X, "prod", 1, then=torch.sub, mask=X > 5),
+        True,
+    ),
     "with a workspace": (lambda: summed(LINE), lambda: summed(LINE + 1), False),
     "carries of lines": (lambda: carried(torch.ones(3)), lambda: carried(torch.arange(3.0)), True),
     "one carry": (lambda: carried(torch.tensor(5.0)), lambda: carried(torch.tensor(16.0)), True),

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-__all__ = ["Cells", "cover", "met_by"]
-
 Item = tuple[str, str]  # an axis and its value
 Target = tuple[Item, ...]  # sorted: what some cell has to have together
 ATTEMPTS = 200  # at a target, before it counts as one that no cell has: whoever adds an operator makes some rare

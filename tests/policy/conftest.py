@@ -11,8 +11,6 @@ import scanops
 from scanops import ScanSpec, workload
 from scanops.runtime import calls, kernels
 
-__all__ = ["LENGTH", "SPEC", "X", "Y", "kept", "scanned", "store"]
-
 LENGTH = 100
 SPEC = ScanSpec(op="sum", dtype="float32", length=LENGTH)
 X = torch.arange(3.0 * LENGTH).reshape(3, LENGTH) % 7

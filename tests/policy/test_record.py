@@ -135,22 +135,6 @@ def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> Non
 # ---- what a spec file stands for
 
 
-def test_a_table_stands_for_a_product(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        'specs = ["prod-f32-n9"]\n[[scan]]\nop = ["sum", "prod"]\ndtype = ["float32", "bfloat16"]\n'
-        'length = [64, 128, "any"]\nreverse = true\n',
-    )
-    found = [spec for spec, *_ in load(path).wanted]
-    wanted = [
-        ScanSpec(op=op, dtype=dtype, length=length, reverse=True)
-        for op in ("sum", "prod")
-        for dtype in ("float32", "bfloat16")
-        for length in (64, 128, None)
-    ]
-    assert found == [ScanSpec(op="prod", dtype="float32", length=9), *wanted]
-
-
 def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, 'targets = ["sm_80", "sm_90"]\n[[scan]]\nspec = "sum-f32-n9"\ntarget = "cpu"\n')
     one = ScanSpec(op="sum", dtype="float32", length=9)
@@ -175,12 +159,7 @@ def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> No
         ('[[scan]]\nspec = "sum-f32-n9"\ncount = -1', "number 1", "-1"),
         ('[[scan]]\nspec = "sum-f32-n9"\ntarget = 90', "number 1", "90"),
         ("[[scan]]\nspec = 3", "number 1", "3"),
-        ('[[scan]]\nop = "sum"\nlength = 3', "number 1", "dtype"),
-        ('[[scan]]\nop = "sum"\ndtype = "float31"\nlength = 3', "number 1", "float31"),
-        ('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = [4, 0]', "number 1", "0"),
-        ('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = "4"', "number 1", "4"),
-        ('[[scan]]\nop = "sum"\ndtype = 32\nlength = 4', "number 1", "32"),
-        ('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = 4\nbackward = true', "number 1", "backward"),
+        ("[[scan]]\ncount = 3", "number 1", "no spec"),
     ],
 )
 def test_what_makes_no_sense(text: str, place: str, value: str, tmp_path: Path) -> None:

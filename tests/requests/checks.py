@@ -9,8 +9,6 @@ import pytest
 
 from scanops.errors import ScanopsError
 
-__all__ = ["refused"]
-
 
 def refused(kind: type[ScanopsError], call: Callable[[], object], *words: str) -> ScanopsError:
     """The error ``call`` raises: exactly of ``kind``, four parts, each word in the message, fit to be pickled."""

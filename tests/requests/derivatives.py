@@ -15,8 +15,6 @@ import scanops
 from tests.numbers.covering import Target, cover
 from tests.numbers.oracle import COMPOUND, STEPS, call, starts_of, walked
 
-__all__ = ["CELLS", "Case", "Tensors", "leaf"]
-
 Tensors = tuple[torch.Tensor, ...]
 
 # The shape of a leaf, and the view of it that is scanned: two lines of some length.

@@ -77,7 +77,7 @@ def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     """Device and host code, warnings as errors."""
     source = tmp_path / "kernels.cu"
     source.write_text(together([render(row.plan) for row in GOLDEN]))
-    command = [str(nvcc.nvcc), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
+    command = [str(nvcc.path), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     in_registers(done.stdout + done.stderr, DEFAULT_TARGET, len(GOLDEN))
@@ -149,7 +149,7 @@ def test_a_kernel_of_one_tile_is_unrolled(slug: str, loops: bool, nvcc: CudaTool
         pytest.skip("no nvdisasm on PATH or beside nvcc")
     source, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
     source.write_text(generate(ScanSpec.parse(slug)))
-    command = [str(nvcc.nvcc), "-cubin", "-std=c++17", "-O3", f"-arch={DEFAULT_TARGET}", str(source), "-o", str(cubin)]
+    command = [str(nvcc.path), "-cubin", "-std=c++17", "-O3", f"-arch={DEFAULT_TARGET}", str(source), "-o", str(cubin)]
     subprocess.run(command, check=True, capture_output=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVDISASM", found)

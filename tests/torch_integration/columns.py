@@ -20,8 +20,6 @@ import scanops
 from tests.torch_integration import compilers
 from tests.torch_integration.rows import DIM, Noting, Row, Tensors, close, flat, floating, hold, leaves, weights
 
-__all__ = ["COLUMNS", "Column", "as_one_function", "autocast_cell", "autocasting", "whole"]
-
 NO_GRADIENT = "whole numbers"
 OTHERS = "not torch's"
 

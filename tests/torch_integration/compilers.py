@@ -16,9 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import scanops
 from tests.torch_integration.rows import LENGTH, Row, Tensors, close, floating, hold
 
-__all__ = ["QUICKLY", "backwards_compiled", "compiled", "compiled_for_all_lengths", "exported", "following", "traced"]
-
-
 # Options of inductor for code that runs once: compiling it takes a third of the time.
 QUICKLY: dict[str, Any] = {
     "cpp_cache_precompile_headers": False,

@@ -12,8 +12,6 @@ from torch.testing import assert_close
 from tests.torch_integration.columns import Column, autocast_cell
 from tests.torch_integration.rows import Row, Tensors, close, gradients, leaves
 
-__all__ = ["GPU_COLUMNS", "need", "nothing_waits"]
-
 BUSY_CYCLES = 400_000_000  # some 0.2 s of a stream that does nothing
 HALF = {"rtol": 2e-2, "atol": 2e-2}  # sums of five items in float16, which has 11 bits
 

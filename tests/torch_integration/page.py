@@ -14,8 +14,6 @@ from tests.torch_integration.columns import COLUMNS
 from tests.torch_integration.on_gpus import GPU_COLUMNS
 from tests.torch_integration.rows import ROWS
 
-__all__ = ["HEAD", "PAGE", "cells"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 HEAD = {**COLUMNS, **GPU_COLUMNS}
 BEGIN = "<!-- table: written by python -m tests.torch_integration.page -->\n"

@@ -16,11 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import scanops
 from tests.numbers.oracle import COMPOUND, starts_of, walked
 
-__all__ = [
-    "DIM", "LENGTH", "ROWS", "Noting", "Row", "Tensors", "close", "flat", "floating", "gradients", "hold", "leaves",
-    "step", "weights",
-]  # fmt: skip
-
 Tensors = tuple[torch.Tensor, ...]
 DIM, LENGTH = 1, 5
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from scanops.codegen.plan import Plan
 from scanops.tuning import Entry, Measured
 
-__all__ = ["GPU", "FakeLaboratory", "entry"]
-
 GPU = "a GPU"
 
 

@@ -34,10 +34,9 @@ ROW = asdict(ENTRY)
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only tuning file, on a machine with GPU."""
+    """The only tuning file."""
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
-    monkeypatch.setattr(tuning, "gpu_name", lambda target: GPU if target == TARGET else "")
     return path
 
 
@@ -45,7 +44,7 @@ def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
     """Folders are made, no draft is left, a change is seen; a file that does not exist has no entries."""
     path = tmp_path / "deep" / "tuning.json"
     assert read(path) == {}
-    other = replace(ENTRY, gpu="another GPU")
+    other = replace(ENTRY, few=True)
     write(path, [ENTRY, other])
     assert read(path) == {ENTRY.key: ENTRY, other.key: other}
     assert json.loads(path.read_text(encoding="utf-8"))["schema"] == SCHEMA
@@ -101,11 +100,11 @@ def tuned_plan(spec: ScanSpec, target: str) -> tuple[Plan, tuning.Choice | None]
     return plan_for(spec, target, choice), choice
 
 
-def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_entry_for_spec_and_target_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read in order; one that does not exist is skipped, and so are entries for something else."""
     first, second = file.with_name("first.json"), file.with_name("second.json")
     monkeypatch.setenv("SCANOPS_TUNING", f"{file}:{first}:{second}")
-    others = [replace(ENTRY, gpu="another"), replace(ENTRY, target="sm_80"), replace(ENTRY, target="cpu")]
+    others = [replace(ENTRY, few=True), replace(ENTRY, target="sm_80"), replace(ENTRY, target="cpu")]
     write(first, [*others, replace(ENTRY, spec="sum-f32-n1001")])
     assert tuned_plan(SPEC, TARGET) == (OWN, None) == (make_plan(SPEC, TARGET), None)
     assert tuned_plan(SPEC, "cpu") == (OWN, None)  # the emulator runs the planner's plan
@@ -172,7 +171,7 @@ def test_the_best_plan_is_kept_if_its_gain_exceeds_margin_and_noise(gain: float,
     assert all(0 <= done <= of for _, done, of in said)
     if found and not noise:
         assert outcome.measured.gain == pytest.approx(gain, abs=1e-3)
-        assert (found.key, found.plan) == ((TARGET, "a GPU", SPEC.slug, False), GOOD.numbers())
+        assert (found.key, found.plan) == ((TARGET, SPEC.slug, False), GOOD.numbers())
         assert (found.measured.lines, found.measured.default_us, found.measured.rounds) == (10, 100.0, 45)
 
 

@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -102,6 +102,24 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
     _MODULES[0].learn(call.values(), inputs, call.final, _multiprocessors(on_gpu), launches, adjoints)
 
 
+SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
+
+
+def slots(tensors: Tensors) -> Tensors:
+    """Return the tensors of a fused scan as C++ reads those of Inputs."""
+    return tensors if len(tensors) < len(SLOTS) else (*tensors[:4], None, tensors[4])
+
+
+def learn_fused(key: tuple[object, ...], tensors: Tensors, launcher: Any) -> None:
+    """Let C++ serve fused scans like this one, which ``launcher`` has served, where no gradient is wanted."""
+    launcher.generation = _GENERATION[0]
+    if launcher.template is None or len(tensors) > len(SLOTS) or not (tensors[0].is_cuda or emulator.ACTIVE.get()):
+        return
+    reads = tuple((which, _PLACES[SLOTS[place]]) for which, (_, place) in enumerate(launcher.reads))
+    launches = (Launch(launcher.template, reads, launcher),)
+    _MODULES[0].learn(key, slots(tensors), False, _multiprocessors(tensors[0].is_cuda), launches, ())
+
+
 class Launch(NamedTuple):
     """One kernel launch of a backward pass, as C++ runs it."""
 
@@ -161,25 +179,18 @@ def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
     if target != CPU and next(_counted) == _REPEATS and environment.native():
         may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
-        background.WORKER.run_later("native", "what serves calls natively", lambda: _get(may_build))
+        background.WORKER.run_later("native", "what serves calls natively", lambda: _load(may_build, logging.INFO))
 
 
 def prepared(target: str) -> None:
     """Load the library now, or build it if the policy allows it; calls are correct without it."""
-    if target == CPU or not environment.native():
-        return
-    try:
-        get(build=POLICIES[environment.policy()].may_build)
-    except ScanopsError as problem:
-        _LOG.warning("calls are served from Python: %s", problem)
+    if target != CPU and environment.native():
+        _load(POLICIES[environment.policy()].may_build, logging.WARNING)
 
 
-def _get(may_build: bool) -> None:
-    """Load the library in the worker's thread, or build it in a child process."""
+def _load(build: bool, level: int) -> None:
+    """Load the library, or build it if ``build``. A failure is logged."""
     try:
-        if not get(build=False) and may_build:
-            # A child process that ends with this one, so that no compiler is left running.
-            background.WORKER.run(background.python_command("scanops.runtime.native"))
-            get(build=False)
+        get(build=build)
     except ScanopsError as problem:
-        _LOG.info("calls are served from Python: %s", problem)
+        _LOG.log(level, "calls are served from Python: %s", problem)

@@ -44,6 +44,7 @@ def request() -> BuildRequest:
         "SCANOPS_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
         "SCANOPS_PYTHON": tag,
         "SCANOPS_ABI": ABI,
+        "AT_PER_OPERATOR_HEADERS": 1,  # of torch's operators those alone that are included: less for g++ to read
     }
     return BuildRequest(
         name=f"native-torch{public}-{sys.implementation.cache_tag}",
@@ -86,3 +87,7 @@ def stream_getter() -> int:
         logging.getLogger("scanops").info("calls on GPUs are served from Python: %s", problem)
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+if __name__ == "__main__":  # python -m scanops.runtime.native.building
+    print(built().directory)

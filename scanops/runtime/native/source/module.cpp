@@ -17,8 +17,11 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (found.entry == nullptr) Py_RETURN_NONE;
     size_t needs = 0;
     if (at::GradMode::is_enabled()) {
-        for (size_t n = 0; n < kNeeds; ++n)
-            if (operands[n].defined() && operands[n].requires_grad()) needs |= size_t{1} << n;
+        for (size_t n = 0; n < operands.size(); ++n) {
+            if (!operands[n].defined() || !operands[n].requires_grad()) continue;
+            if (n >= kNeeds) Py_RETURN_NONE;  // one more tensor of a fused scan
+            needs |= size_t{1} << n;
+        }
         const bool hidden = c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
         if (needs && (found.entry->adjoints[needs] == nullptr || hidden)) Py_RETURN_NONE;
     }

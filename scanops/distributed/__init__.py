@@ -1,0 +1,157 @@
+"""Scans of a dimension that is sharded over the ranks of a process group, on torch.distributed.
+
+Each rank calls with its own shard and gets the results of its own items. Ranks exchange scan states, one per line and
+rank, and no items: a scan of any length moves a few bytes per line between ranks. docs/distributed.md has a quick
+start, the traffic, and what happens when ranks disagree or end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from scanops.codegen.operators import Operator
+from scanops.distributed.groups import group_of
+from scanops.distributed.node import sharded
+from scanops.errors import UnsupportedRequest
+from scanops.extrema import Pair, ValuesAndIndices
+from scanops.ops.dispatch import broadcast_gates, plain_name
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs
+
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan"]
+
+_REFUSED = {
+    "complete": "ranks would return n + 1 results for n items: pass exclusive=True and return_final=True",
+    "map": "compute the elements first, or scan on one GPU",
+    "then": "apply the function to the results, or scan on one GPU",
+    "out": "leave it out: results are new tensors",
+}
+_TENSORS = {"mask": "mask", "segment_starts": "starts", "offsets": "offsets", "initial": "initial"}
+
+
+def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pair:
+    """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, which is sharded over the ranks of ``group``.
+
+    The line is the shards in the order of the ranks; i counts along the whole of it. Every rank of the group makes the
+    same call with its own x. Lengths along ``dim`` may differ and be 0; all else must be equal.
+
+    Args:
+        x: this rank's shard.
+        op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
+        dim: the scanned dimension, the one that is sharded.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        mask, segment_starts: sharded as x is.
+        reverse, exclusive, dtype, and the dtype to compute in: as for ``scanops.scan``, equal on all ranks.
+        initial: the carry-in of the whole line, equal on all ranks. Its gradient is on the first rank, the last with
+            ``reverse``; zeros on the others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        offsets: segments by their positions in the whole line, equal on all ranks.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+
+    Returns:
+        The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
+    """
+    return _plain("scan", x, op, dim, options)
+
+
+def cumsum(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+    """``y[i] = x[0] + x[1] + ... + x[i]`` along the sharded ``dim``: ``scan(x, "sum", dim, ...)``; see there."""
+    return _plain("cumsum", x, "sum", dim, options)
+
+
+def cumprod(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+    """``y[i] = x[0] * x[1] * ... * x[i]`` along the sharded ``dim``: ``scan(x, "prod", dim, ...)``; see there."""
+    return _plain("cumprod", x, "prod", dim, options)
+
+
+def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+    """``y[i] = log(exp(x[0]) + ... + exp(x[i]))`` along the sharded ``dim``; keywords as for ``scan``."""
+    return _plain("logcumsumexp", x, "logcumsumexp", dim, options)
+
+
+def linear_scan(a: Tensor, b: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+    """``h[i] = a[i] * h[i-1] + b[i]`` along the sharded ``dim``, from ``initial`` or 0; keywords as for ``scan``.
+
+    a and b broadcast against each other; one of size 1 along ``dim`` is replicated, and its gradient is this rank's
+    part. Ranks exchange the product of a shard's gates and its last h from 0, both in the dtype of the carry.
+    """
+    return _plain("linear_scan", b, "linear", dim, options, gate=a)
+
+
+def cummax(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = max(x[0], ..., x[i])`` along the sharded ``dim``, and where in the whole line it is.
+
+    Keywords as for ``scan`` but for the dtypes; ties, NaN and indices of nothing as ``scanops.cummax``.
+    """
+    return _extreme(x, "cummax", dim, options)
+
+
+def cummin(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = min(x[0], ..., x[i])`` along the sharded ``dim``, and where in the whole line it is."""
+    return _extreme(x, "cummin", dim, options)
+
+
+def exscan(x: Tensor, op: str | Operator = "sum", *, inclusive: bool = False, **options: Any) -> Tensor | Pair:
+    """Return, item by item, ``x of rank 0 op x of rank 1 op ...`` over the ranks before this one: MPI's Exscan.
+
+    Shapes and dtypes are equal on all ranks. The first rank gets the operator's identity, or ``initial``. With
+    ``inclusive`` this rank's own x is the last operand. Other keywords as for ``scan``, segments aside.
+
+    Example, offsets of each rank's items in a table of all: ``exscan(count, "sum")``.
+    """
+    found = scan(x.unsqueeze(0), op, 0, exclusive=not inclusive, **options)
+    return (found[0].squeeze(0), found[1]) if isinstance(found, tuple) else found.squeeze(0)
+
+
+def _plain(
+    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Tensor | None = None
+) -> Tensor | Pair:
+    y, *final = _called(who, x, op, dim, options, gate)
+    return (y, final[0]) if final else y
+
+
+def _extreme(
+    x: Tensor, op: str, dim: int, options: dict[str, Any]
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    values, indices, *final = _called(op, x, op, dim, options)
+    pair = ValuesAndIndices(values, indices)
+    return (pair, final[0]) if final else pair
+
+
+def _called(
+    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    group, check = group_of(options.pop("group", None)), options.pop("check", "first")
+    return sharded(who, lambda: _request(who, x, op, dim, options, gate), group, check)
+
+
+def _request(
+    who: str, x: Tensor, op: Any, dim: int, options: dict[str, Any], gate: Tensor | None
+) -> tuple[Call, Inputs]:
+    """Return a call and its tensors as the scan of one GPU has them; what it refuses the other ranks hear of."""
+    for name, instead in _REFUSED.items():
+        given = options.pop(name, None)
+        if given is not None and given is not False:
+            raise UnsupportedRequest(
+                f"{who}: {name} is not for sharded dimensions",
+                allowed="group, check, mask, reverse, exclusive, initial, return_final, segment_starts, offsets, dtype",
+                value=f"{name} given",
+                hint=instead,
+            )
+    op = plain_name(op) if who == "scan" else op
+    x = x if gate is None else broadcast_gates(gate, x)
+    tensors = {field: options.pop(name, None) for name, field in _TENSORS.items()}
+    return Call(op, dim, final=options.pop("return_final", False), **options), Inputs(x, gate=gate, **tensors)

@@ -1,0 +1,93 @@
+"""Scans of a sharded dimension: pure functions over a list of shards, and processes that scan together."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import scanops
+from scanops.distributed import shards
+from scanops.distributed.node import _checked
+from scanops.errors import UnsupportedRequest
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs
+from tests.distributed.ranks import DTYPE, FLOATS, VARIANTS, WHOLE, WORLDS, Case, called, case_of
+from tests.scripts import ROOT, ran
+
+OPTIONS = ("reverse", "exclusive")
+
+
+def forward(case: Case) -> list[list[torch.Tensor]]:
+    """The results of every rank, the ranks one after the other: the exchange is a list."""
+    ranks, op = range(len(case.bounds) - 1), getattr(case.op, "name", case.op)
+    call = Call(op, 1, *(case.options[name] for name in OPTIONS), final=case.options["return_final"])
+    found = []
+    for rank in ranks:
+        tensors = case.local(rank)
+        if "offsets" in tensors:
+            start = case.bounds[rank]
+            tensors["starts"] = shards.flags_of(tensors.pop("offsets"), tensors["x"], 1, start)
+        found.append(_checked(call, Inputs(**tensors), "first"))
+    totals = [shards.totals(shard, case.bounds[rank]) for rank, shard in zip(ranks, found, strict=True)]
+    if case.options["reverse"]:
+        totals.reverse()
+    states = tuple(map(torch.stack, zip(*totals, strict=True)))
+    results = []
+    for rank, shard in zip(ranks, found, strict=True):
+        position = len(ranks) - 1 - rank if case.options["reverse"] else rank
+        carry = shards.fold(shard, states, case.options.get("initial"), position)
+        results.append([*shards.finish(shard, carry, case.bounds[rank]), *([carry.final] if shard.final else [])])
+    return results
+
+
+@settings(max_examples=40)
+@given(
+    some.sampled_from((*FLOATS, *WHOLE)), some.integers(1, 128), some.sampled_from(("chunk", "even", "random")),
+    some.sampled_from(VARIANTS), some.integers(0, 1000),
+)  # fmt: skip
+def test_any_number_of_ranks(op: Any, ranks: int, how: str, variant: str, seed: int) -> None:
+    whole = op in WHOLE[:4] or op not in FLOATS
+    if op == "logical_or":
+        variant = variant.replace("initial", "")
+    scanops.scan(torch.ones(1, dtype=torch.int64), WHOLE[0], 0)  # its name is known from here on
+    case = case_of(op, ranks, how, variant, seed, whole)
+    expected = called(scanops, case, {"x": case.x, **case.others}, case.options)
+    for rank, found in enumerate(forward(case)):
+        for mine, all_of in zip(found, expected, strict=True):
+            part = all_of if all_of.ndim == 1 else all_of[:, case.bounds[rank] : case.bounds[rank + 1]]
+            if case.exact:
+                assert torch.equal(mine, part)
+            else:
+                torch.testing.assert_close(mine, part)
+
+
+@settings(max_examples=20)
+@given(some.integers(1, 128), some.integers(0, 1000))
+def test_gradients_of_carries_over_any_number_of_ranks(ranks: int, seed: int) -> None:
+    """r[k-1] = slope[k] * r[k] + entry[k], from the gradient of the carry-out to that of the initial value."""
+    slopes, entries = torch.randn(2, ranks, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+    r = [torch.ones(2, dtype=DTYPE)]
+    for slope, entry in zip(slopes.flip(0), entries.flip(0), strict=True):
+        r.append(slope * r[-1] + entry)
+    for k in range(ranks):
+        found = shards.fold_back(slopes, entries, r[0], k)
+        torch.testing.assert_close(found, (r[ranks - 1 - k], r[ranks]))
+
+
+def test_processes(tmp_path: Path) -> None:
+    """Eight processes of gloo: values, gradients, second derivatives, calls that differ, ranks that leave."""
+    done = ran(sys.executable, "-m", "tests.distributed.ranks", tmp_path, PYTHONPATH=str(ROOT))
+    assert done.stdout.count("right") == max(WORLDS)
+
+
+def test_without_a_process_group() -> None:
+    from scanops import distributed as sd
+
+    with pytest.raises(UnsupportedRequest, match="there is no process group"):
+        sd.cumsum(torch.ones(2, 3), 1)
