@@ -59,7 +59,7 @@ def scan_fused(
         functions, facts = (map, then, *own.functions), (*facts, own.facts)
     key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
     plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
-    key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key
+    key = None if any([each is not None and each is not False for each in others]) or not plain else key
     if key is not None and (answer := repeated(key, tensors)) is not None:
         return answer
     row = own or listed(op)
