@@ -16,16 +16,16 @@ from scanops.ops.dispatch import broadcast_gates, called, plain_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from scanops.extrema import Functions, Keywords
+    from scanops.extrema import Chunks, Functions, Keywords
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
 
 @overload
-def scan(x: Tensor, op: str | Operator, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+def scan(x: Tensor, op: str | Operator, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
 def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]
 ) -> Tensor: ...
 @overload
 def scan(x: Tensor | Sequence[Tensor], op: str | Operator, dim: int, **options: Unpack[Functions]) -> Any: ...
@@ -119,9 +119,9 @@ def scan(
 
 
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 def cumsum(
     x: Tensor,
     dim: int,

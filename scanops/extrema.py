@@ -30,10 +30,14 @@ if TYPE_CHECKING:
         """Keywords of scans with one result."""
 
         complete: bool
-        chunk: int | None
         dtype: torch.dtype | None
         accumulate: torch.dtype | str | None
         out: Tensor | None
+
+    class Chunks(Keywords, total=False):
+        """Keywords of scans that may begin again every so many items."""
+
+        chunk: int | None
 
     class Functions(TypedDict, total=False):
         """Keywords of scans with functions of several tensors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def chunked(tensors: Given, outs: Tensors, options: tuple[Any, ...], chunk: int,
         mask = checks.check_operand(who, "mask", mask, x)
         mask = (mask if mask.dtype == torch.bool else checks.lent_kind(mask, x)).expand(x.shape)
     rows = [
-        each if each is None or each.shape != x.shape else each.unflatten(dim, (-1, chunk)) for each in (x, mask, *outs)
+        t if t is None or t.shape != x.shape else cast(Any, t).unflatten(dim, (-1, chunk)) for t in (x, mask, *outs)
     ]
     y: Any = called((rows[0], rows[1], None, None, None, None), (rows[2],), False, (op, dim + 1, *others))  # type: ignore[arg-type]
     return y.flatten(dim, dim + 1) if outs[0] is None else outs[0]
@@ -69,7 +69,7 @@ def nested(call: Call, given: Inputs, outs: Tensors, chunk: int | None = None) -
     Along the ragged dimension its values are scanned by its offsets; along another one they are scanned as they are.
     """
     x, mask, gate, starts, offsets, initial, _ = given
-    who, ragged = call.name, ragged_dim(x)
+    who, ragged, own = call.name, ragged_dim(x), cast(Any, x)  # whose methods torch does not declare
     dim = checks.check_dim(who, x.shape, call.dim)
     along = dim == ragged
     carries = initial is not None or call.final
@@ -77,7 +77,7 @@ def nested(call: Call, given: Inputs, outs: Tensors, chunk: int | None = None) -
     alike = all(t is None or (t.is_nested and t.shape == x.shape) or t.numel() == 1 for t in others.values())
     rules = {
         "a dimension behind that of the batch": dim > 0,
-        "sequences without gaps": x.lengths() is None,
+        "sequences without gaps": own.lengths() is None,
         "no out, segments or complete results": all(t is None for t in (*outs, starts, offsets)) and not call.complete,
         "masks and gates that are nested as x is, or one number": alike,
         "along a dimension that is not ragged no carries and no chunks": along or not (carries or chunk),
@@ -91,19 +91,18 @@ def nested(call: Call, given: Inputs, outs: Tensors, chunk: int | None = None) -
                 value=f"x of shape {tuple(x.shape)}, dim={call.dim}",
                 hint="scan x.values() along a dimension less, with offsets=x.offsets()",
             )
-    values, cuts = x.values(), x.offsets() if along else None
+    values, cuts = own.values(), own.offsets() if along else None
     mask, gate = (t.values() if t is not None and t.is_nested else t for t in (mask, gate))
-    if carries and initial is not None:  # of each sequence: (batch, ...), and in the place of the ragged dimension
-        shape = carry_shape(values.shape, dim - 1, cuts)
-        number = isinstance(initial, Tensor)
-        initial = (
-            initial.movedim(0, dim - 1) if number and initial.ndim else torch.full(shape, initial, dtype=torch.float64)
-        )
+    if isinstance(initial, Tensor) and initial.ndim:  # (batch, ...): in the kernel's order the ragged dimension's place
+        initial = initial.movedim(0, dim - 1)
+    elif initial is not None:
+        wide = {float: torch.float64, complex: torch.complex128}.get(type(initial))
+        initial = torch.as_tensor(initial, dtype=wide, device=x.device).expand(carry_shape(values.shape, dim - 1, cuts))
     tensors = (values, mask, gate, None, cuts, initial)
     options = (call.op, dim - 1, call.reverse, call.exclusive, call.final and "segments", call.dtype, call.accumulate)
     found: Any = called(tensors, (None,) * len(outs), False, options, chunk)
     found = found if isinstance(found, tuple) else (found,)
-    results = [torch.nested.nested_tensor_from_jagged(y, x.offsets(), jagged_dim=ragged) for y in found[: len(outs)]]
+    results = [torch.nested.nested_tensor_from_jagged(y, own.offsets(), jagged_dim=ragged) for y in found[: len(outs)]]
     return (*results, *(final.movedim(dim - 1, 0) for final in found[len(outs) :]))
 
 

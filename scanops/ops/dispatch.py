@@ -50,12 +50,12 @@ def called(
     if chunk is not None:
         from scanops.packed import chunked  # which few programs need
 
-        found: Any = chunked(tensors, outs, options, chunk, complete)
-        return found  # type: ignore[no-any-return]
+        whole: torch.Tensor = chunked(tensors, outs, options, chunk, complete)
+        return whole
     x, *_, offsets, initial = tensors
     every = type(options[4]) is str and options[4] == "segments"
-    carried = isinstance(initial, torch.Tensor) and offsets is not None
-    per_segment = every or (carried and initial.ndim == getattr(x, "ndim", 0) > 0)
+    carried = offsets is not None and isinstance(initial, torch.Tensor) and initial.ndim == getattr(x, "ndim", 0) > 0
+    per_segment = every or carried
     # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
     known = not (per_segment or complete is not False)
     if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
