@@ -78,7 +78,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     ),
     "split": Strategy(
         plan=block.split,
-        fits=lambda spec, target, few: spec.inner == 1 and few and spec.capacity >= LONG,
+        fits=lambda spec, target, few: spec.inner == 1 and bool(few or spec.fusion) and spec.capacity >= LONG,
         free={"threads": (128, 256, 384, 512, 768, 1024), "vectors": range(1, 17)},
     ),
     "wave": Strategy(

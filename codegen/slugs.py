@@ -50,6 +50,7 @@ PREFIXES = {
     "saved_": "saved",
 }
 VALUED = re.compile(r"(n|le|by|inner)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_)([a-z0-9]+)")
+_MAP = "map_"  # with a digest of expressions, known where these are
 ABSENT = {"multiple": 1, "inner": 1}  # values that have no suffix, beside None
 
 
@@ -62,19 +63,23 @@ def slug_of(spec: ScanSpec) -> str:
     for prefix, name in PREFIXES.items():
         if (value := values[name]) not in (None, ABSENT.get(name)):
             parts.append(f"{prefix}{DTYPES[value].tag if value in DTYPES else value}")
-    parts += [f"map_{spec.fusion.digest}"] if spec.fusion else []  # which no name is parsed back from
+    parts += [f"{_MAP}{spec.fusion.digest}"] if spec.fusion else []
     return "-".join([*parts, *(word for word, (name, value) in WORDS.items() if getattr(spec, name) == value)])
 
 
-def fields_of(slug: str) -> dict[str, Any]:
-    """Return the fields that a short name gives. Raises UnsupportedRequest for an invalid name."""
+def fields_of(slug: str, map: str = "") -> dict[str, Any]:
+    """Return the fields that a short name gives, and the text of its expressions. Raises UnsupportedRequest."""
     if not isinstance(slug, str):
         raise _unreadable(slug, "")
     op, _, rest = slug.partition("-")
     dtype, *words = rest.split("-")
     values: dict[str, Any] = {"op": op, "dtype": dtype}
     for word in words:
-        if found := VALUED.fullmatch(word):
+        if word.startswith(_MAP):
+            from scanops.fusion.kernel import text_named  # which few scans need
+
+            name, value = "map", text_named(word.removeprefix(_MAP), map)
+        elif found := VALUED.fullmatch(word):
             name, value = PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]
         else:
             name, value = ("length", None) if word == ANY else WORDS.get(word, ("", None))

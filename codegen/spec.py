@@ -186,13 +186,15 @@ class ScanSpec:
         return self.slug
 
     @classmethod
-    def parse(cls, slug: str) -> ScanSpec:
+    def parse(cls, slug: str, map: str = "") -> ScanSpec:
         """Return the spec with this short name. Raises UnsupportedRequest for an invalid one.
+
+        ``map``: the text of its expressions, where this process has not traced them.
 
         >>> ScanSpec.parse("prod-f32-n1000-reverse").length
         1000
         """
-        return cls(**fields_of(slug))
+        return cls(**fields_of(slug, map))
 
     def describe(self) -> str:
         """Return a one-line description in words."""

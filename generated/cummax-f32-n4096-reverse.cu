@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 7a995467b90d9f0e of everything below this banner
+// content  sha256 13c41119a27d2ddf of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -308,7 +308,8 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
-    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
+    const State older = shuffle_up(before, 1);
+    p[0] = part.lane > 0 ? older : identity();
     return before;
 }
 

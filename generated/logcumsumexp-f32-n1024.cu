@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c4e77cffc29253fe of everything below this banner
+// content  sha256 b3d5a334ebc3b8d8 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -391,7 +391,8 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
-    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
+    const State older = shuffle_up(before, 1);
+    p[0] = part.lane > 0 ? older : identity();
     return before;
 }
 

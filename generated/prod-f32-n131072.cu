@@ -2,7 +2,7 @@
 //
 // spec     prod-f32-n131072
 //          131072 float32 items, float32 out
-// plan     wave: threads 480, items 4, tiles 12, stages 4, vectors 6, boundary 0, ahead 2, blocks 1
+// plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 0e26bf02f2918c26 of everything below this banner

@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 384, items 4, tiles 2, stages 4, vectors 7, boundary 0, ahead 2, blocks 1
+// plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 30a26f6953c99242 of everything below this banner
+// content  sha256 42a60cd5d36a5cc9 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -398,7 +398,8 @@ __device__ __forceinline__ int tiles_of(Position length) {
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
 __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
     before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
-    p[0] = pick(part.lane > 0, shuffle_up(before, 1), identity());
+    const State older = shuffle_up(before, 1);
+    p[0] = part.lane > 0 ? older : identity();
     return before;
 }
 // ---- multistage ring of tiles in shared memory

@@ -8,6 +8,7 @@
     target = "sm_90"
     count = 12                            # calls
     operator = "last"                     # only for an operator that the program registers at run time
+    map = '[[["operand", ...'             # only where the short name has a digest of expressions: their text
 
 A spec of an operator registered at run time is readable only where that operator is registered. ``load`` returns such
 specs apart, under the operator's name, and never refuses the file because of them; ``import_modules`` imports the
@@ -39,8 +40,8 @@ else:
 
 
 _LOCK_SECONDS = 10.0
-_Key = tuple[str, "str | None"]  # the short name of a spec, target
-_TABLE = ("spec", "target", "count", "operator")
+_Key = tuple[str, "str | None", str]  # the short name of a spec, target, the text of expressions
+_TABLE = ("spec", "target", "count", "operator", "map")
 _TOP = ("scan", "specs", "targets")
 
 
@@ -52,6 +53,7 @@ _FORMS: dict[str, tuple[str, Any]] = {
     "spec": ('the short name of a spec: "sum-f32-n32768"', str),
     "target": ('the name of a target: "sm_90"', str),
     "operator": ("the name of an operator", str),
+    "map": ("the text of expressions, as a recording has it", str),
     "count": ("a number of 0 or more", range(2**63)),
 }
 
@@ -63,7 +65,7 @@ class SpecFile:
     path: Path
     # (spec, target) -> recorded calls, in the file's order; the target is None where the file leaves it out
     wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
-    # operator -> {(short name of a spec, target): calls}, for operators that this process has not registered
+    # operator -> {(short name of a spec, target, text of expressions): calls}, for operators not registered here
     unknown: dict[str, dict[_Key, int]] = field(default_factory=dict)
 
     @property
@@ -96,13 +98,13 @@ def load(path: Path) -> SpecFile:
         where = f"[[scan]] number {number}"
         if "spec" not in _checked(path, where, table, _TABLE):
             raise _bad(path, where, "a spec", "no spec")
-        slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
+        slug, count, operator, text = table["spec"], table.get("count", 0), table.get("operator"), table.get("map", "")
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_parsed(path, where, slug), each] += count
+                wanted[_parsed(path, where, slug, text), each] += count
             else:
                 slugs = found.unknown.setdefault(operator, {})
-                slugs[slug, each] = slugs.get((slug, each), 0) + count
+                slugs[slug, each, text] = slugs.get((slug, each, text), 0) + count
     found.wanted.update(wanted)
     return found
 
@@ -124,7 +126,7 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
             found = Counter(old.wanted)
             for (spec, target, _), count in counts.items():
                 found[spec, target] += count
-            total = {(spec.slug, target): (n, _operator(spec)) for (spec, target), n in found.items()}
+            total = {(spec.slug, target, spec.map): (n, _operator(spec)) for (spec, target), n in found.items()}
             for operator, slugs in old.unknown.items():
                 total.update({key: (count, operator) for key, count in slugs.items()})
             write_text(path, "".join(_text(total)), f"the spec file {path}")
@@ -143,11 +145,14 @@ def check_writable(path: Path) -> None:
 def import_modules(names: Iterable[str]) -> list[Operator]:
     """Import modules that define operators, and register every ``scanops.Operator`` among their names.
 
-    The current directory is searched after ``sys.path``. Raises MissingRequirement for a module that cannot be
-    imported, whatever its code raises.
+    A name that ends in .toml is a spec file, whose expressions are read. The current directory is searched after
+    ``sys.path``. Raises MissingRequirement for a module that cannot be imported, whatever its code raises.
     """
     found: list[Operator] = []
     for name in names:
+        if name.endswith(".toml"):
+            load(Path(name))
+            continue
         sys.path.append(str(Path.cwd()))
         try:
             module = importlib.import_module(name)
@@ -166,9 +171,12 @@ def import_modules(names: Iterable[str]) -> list[Operator]:
 
 def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
     yield "# Which kernels a program asked for: scanops precompile builds them.\n"
-    for (slug, target), (count, operator) in sorted(total.items(), key=lambda item: [str(each) for each in item[0]]):
+    for (slug, target, text), (count, operator) in sorted(
+        total.items(), key=lambda item: [str(each) for each in item[0]]
+    ):
         named = f'target = "{target}"\n' if target else ""
         of_program = f'operator = "{operator}"\n' if operator else ""
+        of_program += f"map = '{text}'\n" if text else ""
         yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
 
 
@@ -207,9 +215,9 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     return table
 
 
-def _parsed(path: Path, where: str, slug: str) -> ScanSpec:
+def _parsed(path: Path, where: str, slug: str, map: str = "") -> ScanSpec:
     try:
-        return ScanSpec.parse(slug)
+        return ScanSpec.parse(slug, map)
     except UnsupportedRequest as problem:
         value = f"{slug}: {problem.asked}, {problem.value}"
         raise _bad(path, where, problem.allowed, value, problem.hint) from problem

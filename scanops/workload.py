@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from scanops import environment
 from scanops.codegen.spec import ScanSpec
@@ -31,7 +30,6 @@ class Recording:
     def __init__(self) -> None:
         self.counts: Counter[_Key] = Counter()  # (spec, target, few) -> calls
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
-        self.fused = 0  # kernels of map and then, which no spec file can name
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -53,8 +51,6 @@ class Recording:
                 f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute; "
                 "run the program on a GPU, or inside `with scanops.emulate():`"
             )
-        if self.fused:
-            found.append(f"{self.fused} kernels of map and then are not recorded: they are built where they are called")
         return found
 
     def add(self, spec: ScanSpec, target: str, few: bool) -> None:
@@ -132,10 +128,10 @@ def note(spec: ScanSpec, target: str, few: bool) -> None:
             each.add(spec, target, few)
 
 
-def note_other(kind: Literal["on_cpu", "fused"]) -> None:
-    """Count what no recording holds: a scan of a CPU tensor by PyTorch's operators, or a kernel of map and then."""
+def note_on_cpu() -> None:
+    """Count what no recording holds: a scan of a CPU tensor by PyTorch's operators."""
     for each in _recordings():
-        setattr(each, kind, getattr(each, kind) + 1)
+        each.on_cpu += 1
 
 
 def _recordings() -> tuple[Recording, ...]:

@@ -34,7 +34,6 @@ class RowPlan(Plan):
     """
 
     spans_block: ClassVar[bool] = True  # all warps of a block scan the same row
-    stages: ClassVar[int] = 0  # tiles in a ring in shared memory; 0: accesses are loaded to registers
 
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses

@@ -136,7 +136,8 @@ def import_option(command: F) -> F:
         is_eager=True,
         expose_value=False,
         callback=lambda context, option, names: import_modules(names),
-        help="Import a module that defines operators, before specs are read; may be repeated.",
+        help="Import a module that defines operators, or read a spec file FILE.toml with expressions, before specs are "
+        "read; may be repeated.",
     )(command)
 
 

@@ -238,7 +238,14 @@ class Fusion:
         return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
 
 
-_read = functools.lru_cache(maxsize=4096)(Fusion.of_text)
+_TEXTS: dict[str, str] = {}  # by digest: the expressions that this process has traced or read
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> Fusion:
+    fusion = Fusion.of_text(text)
+    _TEXTS[fusion.digest] = fusion.text
+    return fusion
 
 
 def fusion_of(text: str) -> Fusion:
@@ -250,5 +257,20 @@ def fusion_of(text: str) -> Fusion:
             "map must be the text of expressions that scanops traced",
             allowed="Fusion.text",
             value=shown(text),
-            hint="call scanops.scan with functions, or take the spec from scanops.explain",
+            hint="call scanops.scan with functions, or read a spec file of a program that does",
         ) from problem
+
+
+def text_named(digest: str, text: str = "") -> str:
+    """Return the text of the expressions with this digest: ``text``, or where it is empty one that is known here.
+
+    Raises UnsupportedRequest where there is none.
+    """
+    if fusion_of(text).digest != digest if text else digest not in _TEXTS:
+        raise UnsupportedRequest(
+            "the expressions of a short name are not known here",
+            allowed="map_DIGEST of expressions that this process has traced, or read from a spec file",
+            value=f"map_{digest}",
+            hint="record the program that has them, and pass --import FILE, or scanops.specfile.load(FILE)",
+        )
+    return text or _TEXTS[digest]

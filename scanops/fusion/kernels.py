@@ -149,7 +149,8 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
-    workload.note_other("fused")
+    if workload.OPEN or environment.given("SCANOPS_RECORD"):
+        workload.note(spec, device.target, few)
     kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     return None if kernel is None else bound(kernel, work.dim, tensors, order, spec, few)
 

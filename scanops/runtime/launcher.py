@@ -183,7 +183,8 @@ class Launcher:
             f"launch of the kernel {self.kernel.spec} on {self.kernel.target}: error {code}",
             allowed="a launch that the device accepts and finishes",
             value=f"error {code}: {self._bound.words(code)}",
-            hint=f"its source: scanops generate {self.kernel.spec} --target {self.kernel.target}",
+            hint=f"its source: scanops generate {self.kernel.spec} --target {self.kernel.target}"
+            + " --import FILE, which is a recording of the program" * bool(self.kernel.spec.map),
         )
 
 

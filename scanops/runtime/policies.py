@@ -112,7 +112,7 @@ def strict() -> Policy:
 def command_for(spec: ScanSpec, target: str) -> str:
     """Return what builds a kernel: a shell command, or Python where only the program knows the operator."""
     if spec.map:
-        return 'the same call under scanops.policy("build")'
+        return f"scanops build {spec.slug} --target {target} --import FILE, which is a recording of the program"
     if is_built_in(operator_named(spec.op)):
         return f"scanops build {spec.slug} --target {target}"
     return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, grid, picture, soak
+from benchmarks import accuracy, picture, soak
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.readme import results
-from benchmarks.report import TIE, best_peer, merged, notes, summary, summary_lines
+from benchmarks.report import TIE, best_peer, merged, notes, summary
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
 from scanops.codegen.plan import make_plan
-from scanops.errors import ScanopsError, UnsupportedRequest
+from scanops.errors import UnsupportedRequest
 
 GRID = cells(seed=7)
 TABLE = [cell for cell in GRID if cell.group == "table"]
@@ -130,15 +130,6 @@ def test_every_candidate_is_right(variant: str, shape: tuple[int, ...]) -> None:
             assert case.is_right((candidate.run(),)), (peer.name, candidate.label)
 
 
-@pytest.mark.parametrize("option", ["--groups=table,everything", "--filter=no such cell", "--into=earlier.json"])
-def test_a_grid_that_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is measured, with the offending value in the error."""
-    monkeypatch.chdir(tmp_path)
-    Path("earlier.json").write_text('{"cells": []}')
-    with pytest.raises(ScanopsError, match=option.partition("=")[2].rpartition(",")[2]):
-        grid.main([option])
-
-
 MEASURED = results()
 FACTS = {name: MEASURED[name] for name in ("device", "versions", "date", "seed", "options", "call_us")}
 
@@ -176,18 +167,6 @@ def test_what_is_wrong_is_said(found: Row, said: list[str]) -> None:
     assert notes(found) == said
     best = best_peer(found)
     assert best is None or best[0] == "torch eager"
-
-
-def test_the_summary_counts() -> None:
-    drawn = [row(0.90 + place / 1000, group="random") for place in range(101)]
-    failed = {"cell": "x", "group": "table", "family": "rows", "shape": [1], "ok": False, "error": "no"}
-    verdict = summary([row(0.8, 1.0), row(ok=False), failed, *drawn, row(generic_of_specialised=0.5)], seed=5)
-    counts = {name: len(verdict[name]) for name in ("wrong", "not_measured", "below_floor", "below_best_peer")}
-    assert counts == {"wrong": 2, "not_measured": 1, "below_floor": 1, "below_best_peer": 1}
-    figures = {"seed": 5, "cells": 101, "median": 0.95, "p05": 0.905, "worst": 0.90}
-    assert verdict["random_lengths"] == pytest.approx(figures)
-    assert verdict["length_as_argument"] == {"cells": 1, "worst_of_specialised": 0.5, "slow": 1}
-    assert (verdict["cells"], len(summary_lines(verdict)), len(summary_lines(summary([], 1)))) == (105, 3, 1)
 
 
 def test_cells_measured_again_take_the_place_of_earlier_ones() -> None:

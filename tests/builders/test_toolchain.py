@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scanops import artifact, environment, files, processes
+from scanops.artifact import BuildRequest
 from scanops.builders import toolchain
-from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.errors import BadStoreEntry, BuildFailure, UnsupportedRequest
+from scanops.store.root import check_root, create_root
 from tests.store.sources import script
 
 FAKE_NVCC = """
@@ -98,3 +105,192 @@ def test_compilers_serve_known_targets_from_safe_folders(bare: Path, monkeypatch
     with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
         toolchain.cuda_compilers("sm_90")
     assert not (bare / "PWNED").exists()
+
+
+# ---- environment variables, what a process makes of its machine, and identities
+
+PACKAGE = Path(environment.__file__).parent
+
+
+def test_no_other_file_reads_the_environment() -> None:
+    readers = [
+        path.relative_to(PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in ("os.environ", "getenv"))
+    ]
+    assert readers == [Path("environment.py")]
+
+
+def test_every_variable_has_a_row_and_every_row_its_words() -> None:
+    text = (PACKAGE / "environment.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'"((?:SCANOPS|CUDA)_[A-Z_]+)"', text)) == {row.name for row in environment.VARIABLES}
+    for row in environment.VARIABLES:
+        assert text.count(f'"{row.name}"') >= 2, f"{row.name} is in the table and read nowhere"
+        assert row.default and row.meaning and callable(row.read)
+
+
+def test_values_are_read_at_call_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCANOPS_LOCK_SECONDS", raising=False)
+    assert environment.lock_seconds() == 60.0
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "1.5")
+    assert environment.lock_seconds() == 1.5
+    for text in ("soon", "-1", "nan", "inf"):
+        monkeypatch.setenv("SCANOPS_LOCK_SECONDS", text)
+        with pytest.raises(UnsupportedRequest, match=f"read SCANOPS_LOCK_SECONDS: '{text}'"):
+            environment.lock_seconds()
+    for text, value in (("", False), ("0", False), ("no", False), ("1", True), ("yes", True)):
+        monkeypatch.setenv("SCANOPS_VERBOSE", text)
+        assert environment.verbose() is value
+
+
+def test_an_overlay_is_taken_back_and_copies_are_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_ONE", "1")
+    monkeypatch.delenv("SCANOPS_TWO", raising=False)
+    with pytest.raises(KeyError), environment.overlaid({"SCANOPS_ONE": None, "SCANOPS_TWO": "2"}):
+        assert "SCANOPS_ONE" not in os.environ
+        assert os.environ["SCANOPS_TWO"] == "2"
+        raise KeyError
+    assert os.environ["SCANOPS_ONE"] == "1"
+    assert "SCANOPS_TWO" not in os.environ
+
+    def overlay() -> None:
+        for _ in range(1000):
+            with environment.overlaid({f"SCANOPS_{number}": "1" for number in range(50)}):
+                pass
+
+    def copy() -> None:
+        assert all(environment.child(SCANOPS_TWO="2")["SCANOPS_TWO"] == "2" for _ in range(300))
+
+    processes.at_once(lambda work: work(), (overlay, copy), 2)
+
+
+PATHS = ("STORE", "PACKS", "TUNING", "REQUIRE_SIGNED", "RECORD", "NVCC", "NVRTC")
+
+
+def test_a_user_without_a_home_has_a_store_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as a container is run by a number."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", *(row.name for row in environment.VARIABLES)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    root = environment.store_root()
+    assert root.is_absolute() and check_root(root) is False
+    assert not any(path.exists() for path in environment.tuning_files())
+    with pytest.raises(BadStoreEntry, match="this user has no home") as caught:
+        create_root(root)
+    assert "SCANOPS_STORE" in caught.value.hint
+    reads = {row.name: row.read for row in environment.VARIABLES}
+    for name in (*(f"SCANOPS_{name}" for name in PATHS), "CUDA_HOME"):
+        monkeypatch.setenv(name, "~/somewhere")
+        with pytest.raises(UnsupportedRequest, match=f"read {name}"):
+            reads[name]()
+
+
+GB = 10**9
+WORD: ContextVar[str] = ContextVar("word", default="none")
+
+
+STAT = f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n"
+# Files of a machine with 8 cores -> the jobs that fit
+MACHINES: tuple[tuple[dict[str, str], int], ...] = (
+    ({}, 8),  # no /proc: a job a core
+    ({"meminfo": f"MemTotal: 9 kB\nMemAvailable: {6 * GB // 1024} kB\nHugePages_Free: 0"}, 6),
+    ({"cpu.max": "max 100000"}, 8),
+    ({"cpu.max": "250000 100000"}, 3),
+    ({"cpu.max": "9000000 100000"}, 8),
+    ({"memory.max": "max", "memory.current": "5"}, 8),
+    ({"memory.max": f"{4 * GB}", "memory.current": f"{GB}"}, 3),
+    ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}"}, 1),
+    # What was read or written lately counts as used and is given up: an install has filled the group with it.
+    ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}", "memory.stat": STAT}, 2),
+)
+
+
+@pytest.mark.parametrize(("files", "jobs"), MACHINES)
+def test_jobs_fit_the_memory_and_the_cores_that_the_control_group_leaves(
+    files: dict[str, str], jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
+    monkeypatch.setattr(processes, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert processes.jobs_that_fit() == jobs
+    assert processes.jobs_that_fit(1) == 1
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3])
+def test_results_keep_the_order_and_threads_the_context(at_a_time: int) -> None:
+    def work(number: int) -> tuple[int, str, bool]:
+        heard = WORD.get()
+        WORD.set(f"of {number}")  # is seen by no other
+        return number, heard, processes.SEVERAL.get()
+
+    token = WORD.set("here")
+    try:
+        assert processes.at_once(work, range(7), at_a_time) == [(number, "here", True) for number in range(7)]
+    finally:
+        WORD.reset(token)
+    assert processes.at_once(lambda item: processes.SEVERAL.get(), [0], at_a_time) == [False]
+    assert processes.at_once(work, [], at_a_time) == [] and not processes.SEVERAL.get()
+
+
+# ---- what identities follow from
+
+CUDA = BuildRequest(name="sum-f32", source="int x;", target="sm_90")
+CPU = replace(CUDA, target="cpu")
+
+
+def test_what_an_identity_follows_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source, target, options, ABI and schema, but no name and no path."""
+    changes = ({"source": "int y;"}, {"target": "sm_80"}, {"target": "sm_90a"}, {"target": "cpu"}, {"options": ("-g",)})
+    seen = {CUDA.identity, *(replace(CUDA, **change).identity for change in changes)}
+    for name, value in (("ABI", artifact.ABI + 1), ("SCHEMA", artifact.SCHEMA + 1), ("LINK_FLAGS", ())):
+        with monkeypatch.context() as patch:
+            patch.setattr(artifact, name, value)
+            seen.add(replace(CUDA).identity)
+    assert len(seen) == 9 and {len(identity) for identity in seen} == {64}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCANOPS_CXX", "another")
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path))
+    assert replace(CUDA, name="another").identity == CUDA.identity  # and from no name or path
+
+
+def test_identity_for_the_cpu_follows_the_emulator_s_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identities = []
+    for place, text in (("here", "// one"), ("there", "// one"), ("elsewhere", "// another")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "cuda_runtime.h").write_text(text)
+        monkeypatch.setitem(artifact.FOLDERS, "emulator", tmp_path / place)
+        identities.append(replace(CPU).identity)
+        assert replace(CUDA).identity == CUDA.identity
+    assert identities[0] == identities[1] != identities[2]
+
+
+def test_the_digest_of_sources_follows_from_names_and_bytes_alone(tmp_path: Path) -> None:
+    """No time, size or place counts, and no file that is no source."""
+    digests = []
+    for place, name, text in (("a", "x.py", "1"), ("b", "x.py", "1"), ("c", "x.py", "2"), ("d", "y.py", "1")):
+        folder = tmp_path / place / "below"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text)
+        os.utime(folder / name, (0, 0))
+        (folder / f"{place}.pyc").write_text(place)
+        digests.append(files.digest(tmp_path / place))
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert set(artifact.source_digests()) == set(files.TREES)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"target": text} for text in ("", "sm_", "sm_9x", "compute_90", "gpu", "sm_90 -o x")]
+    + [{"name": text} for text in ("", ".hidden", "../up", "a/b", "a b", "x" * 152)],
+    ids=repr,
+)
+def test_targets_and_names_that_are_none(changes: dict[str, str]) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        replace(CUDA, **changes)
+    assert caught.value.value in map(repr, changes.values())

@@ -70,6 +70,8 @@ def test_the_limit_passes_rounding_and_stops_an_error_of_one_item(op: str, lengt
     scan = torch.cumsum if op == "sum" else torch.cumprod
     wide, limit, middle = scan(x.double(), 1), scans.limit(op, length), length // 2
     assert scans.max_error(scan(x, 1), x, op, 1) <= limit
+    operands = wide.clone(), x.double()  # which no conversion keeps from being changed
+    assert scans.max_error(*operands, op, 1) < limit and operands[0].equal(wide) and operands[1].equal(x.double())
     item = x[:, middle : middle + 1].double()
     lost, doubled = (wide - item, wide + item) if op == "sum" else (wide / item, wide * item)
     for wrong in (lost, doubled, wide.roll(1, 1), wide * float("nan")):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import scanops
+from scanops import ScanSpec, specfile
 from scanops.codegen.operators import OPERATORS
 from scanops.errors import MissingKernel
 from tests.cli.conftest import Ask, Call, parse_json
@@ -39,6 +40,14 @@ with scanops.emulate(), scanops.policy("fallback"):
         scanops.cumsum(torch.ones(4, 60), 1, reverse=True)
     scanops.scan(torch.ones(4, 60), capped, 1)
 sys.exit(int(sys.argv[1]))
+"""
+FUSED = """
+import torch, scanops
+x, w = torch.rand(3, 40, requires_grad=True), torch.rand(40)
+with scanops.emulate():
+    y = scanops.scan((x, w), "sum", 1, map=lambda x, w: x.exp() * w * 0.0625, then=lambda y, x, w: y * x)
+    y.sum().backward()
+assert torch.allclose(y, (x.exp() * w * 0.0625).cumsum(1) * x)
 """
 ON_CPU = "import torch, scanops; scanops.cumsum(torch.ones(9), 0)"
 
@@ -74,6 +83,31 @@ def test_a_program_with_an_operator_of_its_own(call: Call, ask: Ask, folder: Pat
         assert scanops.scan(torch.full((4, 60), 3.0), "capped_of_test", 1)[0, -1] == 100
         with pytest.raises(MissingKernel):
             scanops.cumsum(torch.ones(4, 61), 1)
+
+
+def test_a_program_with_expressions(call: Call, ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels, with those of the gradient, are built from the recording and serve it where nothing may be built."""
+    program = [sys.executable, "-c", FUSED]
+    assert call("record", "-o", "specs.toml", "--", *program).exit_code == 0
+    specs = [spec for spec, _ in specfile.load(folder / "specs.toml").wanted]
+    assert len(specs) == 3 and all(ScanSpec.parse(spec.slug) == spec for spec in specs)
+    for words in (
+        ("precompile", "specs.toml", "-o", "pack"),
+        ("pack", "pack", "-o", "fused.tar.xz"),
+        ("unpack", "fused.tar.xz", "there"),
+    ):
+        assert call(*words).exit_code == 0
+    monkeypatch.setenv("SCANOPS_POLICY", "never")
+    for store, code in (("there", 0), ("empty", 1)):
+        monkeypatch.setenv("SCANOPS_STORE", str(folder / store))
+        done = subprocess.run(program, capture_output=True, text=True)
+        assert done.returncode == code and ("--import FILE" in done.stderr) is bool(code), done.stderr
+    words = [sys.executable, "-m", "scanops", "generate", specs[0].slug]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and "the expressions of a short name are not known here" in done.stderr
+    assert subprocess.run([*words, "--import", "specs.toml"], capture_output=True).returncode == 0
+    (folder / "bad.toml").write_text(f'[[scan]]\nspec = "{specs[0].slug}"\nmap = "[]"\n')
+    assert "map must be the text of expressions" in call("precompile", "bad.toml", "-o", "bad").stderr
 
 
 def test_commands_that_import_an_operator(call: Call, folder: Path) -> None:

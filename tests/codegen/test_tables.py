@@ -63,26 +63,7 @@ def test_tags_differ_from_each_other_and_from_names() -> None:
 
 
 ROWS = pytest.mark.parametrize("row", BUILT_IN.values(), ids=lambda row: row.name)
-NUMBERS = (3, -1, 2, 0, 5, 2, -1)
 FINITE = (0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1j, 0.5 - 1j)
-
-
-@ROWS
-def test_the_recurrence_is_torchs(row: Operator) -> None:
-    """step and start give what the row's torch function gives."""
-    if row.torch_name is None:
-        pytest.skip("torch has no such scan")
-    x = torch.tensor(NUMBERS, dtype=torch.int64 if "int" in row.kinds else torch.float64)
-    h, expected = row.start_of(DTYPES[str(x.dtype).removeprefix("torch.")]), []
-    for i, item in enumerate(x.tolist()):
-        h = row.step(h, item, i) if row.indices else row.step(h, item)
-        expected.append(h)
-    found = getattr(torch, row.torch_name)(x, 0)
-    if row.indices:
-        assert list(zip(found.values.tolist(), found.indices.tolist(), strict=True)) == expected
-    else:
-        values = found if isinstance(found, torch.Tensor) else found.values
-        assert values.tolist() == pytest.approx(expected)
 
 
 def lawful(row: Operator) -> Iterator[Operator]:

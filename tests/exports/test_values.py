@@ -11,7 +11,7 @@ import torch
 
 from scanops.builders.toolchain import find_nvcc
 from scanops.runtime.kernels import default_target
-from tests.exports.files import PROBLEMS, parsed, run, texts
+from tests.exports.test_text import PROBLEMS, parsed, run, texts
 from tests.numbers import matrix, oracle
 from tests.scripts import ran
 from tests.store.sources import needs_nvcc

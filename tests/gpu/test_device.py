@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import scanops
-from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import CASES, Case, selection, values
 from tests.torch_integration.on_gpus import GPU_COLUMNS, need, nothing_waits
 from tests.torch_integration.rows import LENGTH, Row, Tensors, close
@@ -63,13 +62,6 @@ def test_outputs_and_weights_do_not_wait() -> None:
     with nothing_waits():
         found = calls()
     assert all(torch.equal(y.cpu(), row.by_torch(*row.tensors())[0]) for y in found)
-
-
-def test_operands_on_two_devices() -> None:
-    need(2)
-    x, mask = masked("lanes").tensors()
-    with pytest.raises(UnsupportedRequest):
-        scanops.cumsum(x.to("cuda:0"), 1, mask=mask.to("cuda:1"))
 
 
 @pytest.mark.parametrize("name", ["one_thread_a_row", "lanes", "one_tile", "wave", "column_loop", "split"])

@@ -15,7 +15,6 @@ import torch
 import scanops
 from scanops.codegen.lines import any_length, are_few
 from scanops.codegen.operators import BUILT_IN
-from scanops.fallback.scans import max_error
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT
@@ -136,25 +135,6 @@ def test_masked_infinities_have_no_index(op: str) -> None:
         with around():
             assert call(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
             assert call(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]
-
-
-@pytest.mark.parametrize(
-    ("y", "x", "error"),
-    [
-        ([-1.0, 1.0, -2.0], [-1.0, 2.0, -3.0], 0),
-        ([4.0, 1.0], [4.0, -4.0], 1 / 8),  # of the running magnitude
-        ([math.nan, 1.0], [1.0, 0.0], math.inf),
-        ([math.inf, 1.0], [1.0, 0.0], math.inf),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_the_measure_of_errors(y: list[float], x: list[float], error: float, dtype: torch.dtype) -> None:
-    """It changes no operand, though in float64 no conversion stands between them and the arithmetic."""
-    operands = torch.tensor(y, dtype=dtype), torch.tensor(x, dtype=dtype)
-    found = max_error(*operands, "sum", 0)
-    assert found == error if error < 1 else found > 1e300
-    for operand, kept in zip(operands, (y, x), strict=True):
-        torch.testing.assert_close(operand, torch.tensor(kept, dtype=dtype), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

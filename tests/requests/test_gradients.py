@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import scanops
 from scanops.codegen.operators import GRADIENTS
 from tests.numbers.oracle import call, walked
-from tests.requests.derivatives import leaf
+from tests.requests.test_derivatives import leaf
 
 func = torch.func
 

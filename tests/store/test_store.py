@@ -11,16 +11,21 @@ from pathlib import Path
 
 import pytest
 
+import scanops
 import scanops.builders.build
 from scanops.artifact import ABI, BuildReport, BuildRequest
 from scanops.builders import toolchain
-from scanops.errors import BadStoreEntry, BuildFailure, UnsupportedRequest
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel, UnsupportedRequest
+from scanops.files import format_size, parse_size, size_of
+from scanops.runtime import kernels
 from scanops.store import usage
-from scanops.store.entry import MANIFEST, unsafe
+from scanops.store.entry import MANIFEST, Entry, read_entry, unsafe
 from scanops.store.library import load
 from scanops.store.root import building, check_root, read_index
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, KERNEL, each_case, needs_root, relisted, replaced, umask
+from scanops.store.usage import prune
+from tests.store.sources import BEGIN, CPU_SOURCE, KERNEL, each_case, needs_root, python, relisted, replaced, umask
 
 
 def test_a_kernel_is_built_once_and_found_under_any_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +201,216 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store) ->
     with pytest.raises(BadStoreEntry, match="mode 0777"):
         store.find(KERNEL.identity)
     assert entry.directory.exists()
+
+
+# ---- the space of a store: eviction, where the kernel used longest ago goes first; disks that are full or read-only
+
+
+@pytest.fixture
+def entries(store: Store, tmp_path: Path) -> list[Entry]:
+    """Three kernels, the first one used longest ago, all of them long ago."""
+    made, found = Store(tmp_path / "made"), []
+    for number in range(3):
+        entry = made.get_or_build(replace(KERNEL, source=KERNEL.source + f"// {number}\n"))
+        made.remember(f"key {number}", entry)
+    shutil.copytree(made.root, store.root)
+    for number in range(3):
+        entry = read_entry(store.root / (read_index(store.root, f"key {number}") or ("", ""))[1])
+        when = time.time() - 1e5 + number
+        os.utime(entry.directory / "manifest.json", (when, when))
+        found.append(entry)
+    return found
+
+
+def there(entries: list[Entry]) -> list[bool]:
+    return [entry.directory.exists() for entry in entries]
+
+
+def test_used_longest_ago_goes_first(store: Store, entries: list[Entry]) -> None:
+    oldest, total = size_of(entries[0].directory), sum(size_of(entry.directory) for entry in entries)
+    assert prune(store.root, total).removed == ()
+    assert len(prune(store.root, 0, dry_run=True).removed) == 3
+    assert there(entries) == [True] * 3
+    done = prune(store.root, total - 1)
+    assert [item.path for item in done.removed] == [entries[0].directory]
+    assert (done.before, done.after) == (total, total - oldest)
+    assert there(entries) == [False, True, True]
+    assert read_index(store.root, "key 0") is None
+    assert len(list((store.root / "index").glob("*/*.json"))) == 2
+    library = load(entries[1])  # runs on when its file is removed
+    assert len(prune(store.root, 0, idle=0).removed) == 2 and library.scanops_abi() == ABI
+
+
+def test_what_is_looked_up_meanwhile_stays(store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = usage._removal
+
+    def another_process_looks_up(root: Path, path: Path) -> OSError | None:
+        Store(root).find(entries[1].identity)
+        return honest(root, path)
+
+    monkeypatch.setattr(usage, "_removal", another_process_looks_up)
+    assert [item.path for item in prune(store.root, 0).removed] == [entries[0].directory, entries[2].directory]
+    assert there(entries) == [False, True, False]
+
+
+def test_only_the_users_store_is_limited(entries: list[Entry], store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_MAX_STORE", "1KB")
+    store.get_or_build(replace(KERNEL, source=KERNEL.source + "// a pack under way\n"))
+    usage.evict()  # as when a process ends
+    assert there(entries) == [True] * 3
+    monkeypatch.setenv("SCANOPS_STORE", str(store.root))
+    new = Store().get_or_build(replace(KERNEL, source=KERNEL.source + "// new\n"))
+    assert there([*entries, new]) == [True] * 4  # no call waits for it
+    monkeypatch.setattr(usage, "due", 0)  # a minute later
+    newer = Store().get_or_build(replace(KERNEL, source=KERNEL.source + "// newer\n"))
+    assert there([*entries, new, newer]) == [False, False, False, True, True]
+
+
+def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry]) -> None:
+    """Remove a kernel whose last use a wrong clock has put years ahead; a lookup corrects the time."""
+    for entry in entries:
+        os.utime(entry.directory / "manifest.json", (time.time() + 1e8,) * 2)
+    assert Store(store.root).find(entries[0].identity) is not None
+    assert {item.path for item in prune(store.root, 0).removed} == {entry.directory for entry in entries[1:]}
+    ahead = entries[0].directory / "manifest.json"
+    os.utime(ahead, (time.time() + 60,) * 2)  # as clocks of two machines may differ
+    assert prune(store.root, 0).kept == 1
+    assert len(prune(store.root, 0, idle=0).removed) == 1
+
+
+def test_corrupt_entries_count(store: Store, entries: list[Entry]) -> None:
+    bad, total = store.root / ".quarantine" / "x", sum(size_of(entry.directory) for entry in entries)
+    bad.mkdir(parents=True)
+    (bad / "kernel.so").write_bytes(b"1")
+    os.utime(bad, (0, 0))
+    prune(store.root, total)
+    assert not bad.exists() and there(entries) == [True] * 3
+
+
+def test_a_kernel_evicted_before_its_load_is_asked_for_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_STORE", str(store.root))
+    spec = ScanSpec(op="sum", dtype="float32", length=5)
+    scanops.compile(spec, "cpu")
+    found = [kernels.find(spec, "cpu") for _ in range(3)]
+    shutil.rmtree(found[0].path.parent)
+    with scanops.policy("never"), pytest.raises(MissingKernel, match="scanops build sum-f32-n5 --target cpu"):
+        _ = found[0].code
+    text = found[1].source
+    assert found[0].code.scanops_abi() == found[2].code.scanops_abi() == ABI
+    assert text == found[0].source == scanops.generate(spec)
+
+
+SIZES = {"0": 0, "17": 17, "5GB": 5 * 10**9, "1.5 KiB": 1536, "2m": 2 * 10**6, "1TiB": 2**40, "none": None}
+
+
+def test_sizes(tmp_path: Path) -> None:
+    assert {text: parse_size(text, asked="read") for text in SIZES} == SIZES
+    for text in ("", "GB", "-1", "5 apples", "1e3", "nan", "9" * 400, "9" * 400 + "TB"):
+        with pytest.raises(UnsupportedRequest, match="5GB"):
+            parse_size(text, asked="read")
+    shown = {0: "0 B", 999: "999 B", 1000: "1.0 KB", 123_456: "123.5 KB", 5 * 10**9: "5.0 GB"}
+    assert {size: format_size(size) for size in shown} == shown
+    (tmp_path / "up").symlink_to(tmp_path)  # which is not followed
+    assert size_of(tmp_path) < 10_000
+
+
+OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+FILE_SYSTEMS = """
+import scanops
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadStoreEntry, MissingKernel
+from scanops.runtime.policies import policy
+from scanops.store.entry import checked
+from scanops.store.root import read_index
+def refused(words, action):
+    try:
+        action()
+    except BadStoreEntry as problem:
+        assert words in str(problem.value), problem
+        assert "SCANOPS_STORE" in problem.hint
+        return True
+    return False
+"""
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """Where ``run`` mounts."""
+    trial = [*OWN_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    if shutil.which("unshare") is None or subprocess.run(trial, capture_output=True).returncode != 0:
+        pytest.skip("needs a user namespace in which to mount")
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    return folder
+
+
+def run(prepare: str, code: str, folder: Path, *more: str, **environment: str) -> None:
+    """Run ``code`` where the shell commands of ``prepare``, in which $3 is the folder, have mounted what it needs."""
+    prefix = (*OWN_MOUNTS, "sh", "-ec", prepare + '\nexec "$0" "$@"')
+    process = python(code, folder, *more, begin=BEGIN + FILE_SYSTEMS, prefix=prefix, **environment)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, out + error
+
+
+def test_a_full_disk_at_every_step(mounted: Path) -> None:
+    """From no room at all to enough for the build, a page at a time where a build writes its files."""
+    code = """
+store, ballast = root / "store", root / "ballast"
+outcomes = []
+for left in (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 128):  # KiB
+    with ballast.open("wb", buffering=0) as file:
+        room = os.statvfs(root)
+        file.write(bytes(max(0, room.f_bavail * room.f_frsize - left * 1024)))
+    full = refused("No space left on device", lambda: Store(store).get_or_build(request))
+    outcomes.append(full)
+    ballast.unlink()
+    if not full:
+        break
+    assert Store(store).find(request.identity) is None
+    assert not store.exists() or not list((store / ".staging").glob("*"))
+    assert not (store / ".quarantine").exists()
+assert outcomes[0] and len(outcomes) > 3 and not outcomes[-1], outcomes
+entry = Store(store).find(request.identity)
+assert load(entry).scanops_abi() == ABI and checked(entry.directory, entry.identity) == entry
+"""
+    run('mount -t tmpfs -o size=4m,mode=700 tmpfs "$3"', code, mounted)
+
+
+def test_a_read_only_store_and_a_read_only_home(mounted: Path, store: Store) -> None:
+    store.remember("key", store.get_or_build(KERNEL))
+    shutil.copytree(store.root, mounted.parent / "again")
+    manifest = next((mounted.parent / "again").glob("sum-f32-*/manifest.json"))
+    manifest.write_bytes(b"{")
+    code = """
+other = BuildRequest(name="other", source=CPU_SOURCE + "//", target="cpu")
+good = Store(root / "good")
+entry = good.lookup("sum-f32", "cpu", "key")
+assert entry == good.get_or_build(request)
+assert load(entry).scanops_abi() == ABI
+good.remember("another key", entry)
+assert read_index(good.root, "another key") is None
+assert refused("Read-only file system", lambda: good.get_or_build(other))
+
+corrupt = Store(root / "corrupt")
+assert corrupt.find(request.identity) is None
+assert refused("Read-only file system", lambda: corrupt.get_or_build(request))
+assert len(list((root / "corrupt").glob("sum-f32-*"))) == 1 and not (root / "corrupt" / ".quarantine").exists()
+
+spec = ScanSpec(op="sum", dtype="float32", length=24)
+assert refused("Read-only file system", lambda: scanops.compile(spec, "cpu"))
+try:
+    with policy("never"):
+        scanops.compile(spec, "cpu")
+except MissingKernel:
+    sys.exit(0)
+sys.exit("no error")
+"""
+    prepare = """
+        mount -t tmpfs -o mode=700 tmpfs "$3"
+        cp -r "$4" "$3/good"
+        cp -r "$5" "$3/corrupt"
+        mkdir "$3/home"
+        mount -o remount,ro "$3"
+    """
+    places = (str(store.root), str(mounted.parent / "again"))
+    run(prepare, code, mounted, *places, HOME=str(mounted / "home"), XDG_CACHE_HOME="", SCANOPS_STORE="")
