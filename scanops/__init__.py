@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from scanops.emulator import emulate as emulate
     from scanops.fusion.operators import operator as operator
     from scanops.laws import check_operator as check_operator
-    from scanops.packed import reduce_by_key as reduce_by_key
+    from scanops.extrema import reduce_by_key as reduce_by_key
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import compile as compile
     from scanops.precompile import prepare as prepare
@@ -53,8 +53,8 @@ _NAMES = {  # of each module
     "codegen.spec": ("ScanSpec",),
     "emulator": ("emulate",),
     "fusion.operators": ("operator",),
+    "extrema": ("reduce_by_key",),
     "laws": ("check_operator",),
-    "packed": ("reduce_by_key",),
     "patching": ("patch_torch",),
     "precompile": ("compile", "prepare", "record"),
     "runtime.kernels": ("Kernel",),

@@ -111,7 +111,8 @@ def scan(
     if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
-        others = (initial, return_final, complete, segment_starts, offsets, chunk, accumulate, out)
+        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)

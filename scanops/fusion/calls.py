@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,8 +25,6 @@ from scanops.runtime import calls
 from scanops.runtime.calls import Key
 
 Function = Callable[..., Any]
-# keywords of scans of one tensor alone
-_OTHERS = ("initial", "return_final", "complete", "segment_starts", "offsets", "chunk", "accumulate", "out")
 
 
 def scan_fused(
@@ -39,7 +37,7 @@ def scan_fused(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
-    others: tuple[object, ...],
+    others: Mapping[str, object],
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -59,7 +57,7 @@ def scan_fused(
         functions, facts = (map, then, *own.functions), (*facts, own.facts)
     key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
     plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
-    key = None if any([each is not None and each is not False for each in others]) or not plain else key
+    key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key
     if key is not None and (answer := repeated(key, tensors)) is not None:
         return answer
     row = own or listed(op)
@@ -96,15 +94,15 @@ def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -
 
 
 def _check(
-    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: tuple[object, ...]
+    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
 ) -> None:
     """Raise unless all arguments are legal and go together; ``row`` is None where it is checked elsewhere."""
-    wrong = [pair for pair in zip(_OTHERS, others, strict=True) if pair[1] is not None and pair[1] is not False]
+    wrong = [name for name, value in others.items() if value is not None and value is not False]
     if wrong:
         raise UnsupportedRequest(
-            f"scan: {wrong[0][0]} does not go with map, then or several tensors",
+            f"scan: {wrong[0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive and dtype",
-            value=f"{wrong[0][0]}={shown(wrong[0][1])}",
+            value=f"{wrong[0]}={shown(others[wrong[0]])}",
             hint="call the function first, and scan its result",
         )
     for name, function in zip(("map", "then"), functions, strict=True):

@@ -22,6 +22,7 @@ from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
+from scanops.requests.packed import is_jagged, unpacked
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
@@ -47,12 +48,11 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
-    if chunk is not None:
-        from scanops.packed import chunked  # which few programs need
-
-        whole: torch.Tensor = chunked(tensors, outs, options, chunk, complete)
-        return whole
     x, *_, offsets, initial = tensors
+    if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
+        plain_call = unpacked(tensors, outs, complete, options, chunk)
+        found = called(plain_call.tensors, plain_call.outs, False, plain_call.options, plain_call.chunk)
+        return plain_call.restored(found)
     every = type(options[4]) is str and options[4] == "segments"
     carried = offsets is not None and isinstance(initial, torch.Tensor) and initial.ndim == getattr(x, "ndim", 0) > 0
     per_segment = every or carried
@@ -123,7 +123,7 @@ def _let_be_called(handle: Any) -> bool:
 
 def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return b as a view with the shape that both broadcast to, in a dtype that promotes with a's as ``a * b`` does."""
-    if isinstance(b, torch.Tensor) and b.is_nested and b.layout == torch.jagged:
+    if type(b) is not torch.Tensor and is_jagged(b):
         return b  # its gates are checked with it
     for name, each in (("a", a), ("b", b)):
         check_tensor("linear_scan", name, each)
@@ -148,10 +148,6 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _not_eager(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
     """Return the results by the fallback, or by the operator where torch follows the code."""
-    if isinstance(given.x, torch.Tensor) and given.x.is_nested and given.x.layout == torch.jagged:
-        from scanops.packed import nested  # which few programs need
-
-        return nested(call, given, outs)
     if not is_followed(given):
         return served(call, given, outs, eager=False)
     if plain:  # checked where the operator is computed
