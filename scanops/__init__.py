@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulator import emulate as emulate
+    from scanops.extrema import reduce_by_key as reduce_by_key
     from scanops.fusion.operators import operator as operator
     from scanops.laws import check_operator as check_operator
-    from scanops.extrema import reduce_by_key as reduce_by_key
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import compile as compile
     from scanops.precompile import prepare as prepare

@@ -50,9 +50,9 @@ def called(
     """
     x, *_, offsets, initial = tensors
     if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
-        plain_call = unpacked(tensors, outs, complete, options, chunk)
-        found = called(plain_call.tensors, plain_call.outs, False, plain_call.options, plain_call.chunk)
-        return plain_call.restored(found)
+        inner = unpacked(tensors, outs, complete, options, chunk)
+        results: torch.Tensor = inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))
+        return results
     every = type(options[4]) is str and options[4] == "segments"
     carried = offsets is not None and isinstance(initial, torch.Tensor) and initial.ndim == getattr(x, "ndim", 0) > 0
     per_segment = every or carried
