@@ -187,8 +187,7 @@ def reduce_by_key(
 
     Args:
         keys: one dimension, a key for each item of x along ``dim``, on x's device.
-        x: a tensor of any shape and strides.
-        op, mask, dtype: as for ``scan``. Reductions have gradients as scans do.
+        x, op, mask, dtype: as for ``scan``. Reductions have gradients as scans do.
         dim: the dimension of x that is reduced to one item for each run.
 
     Example:
@@ -208,12 +207,8 @@ def reduce_by_key(
         )
     checks.check_device("reduce_by_key", "keys", keys, x)
     unique, counts = torch.unique_consecutive(keys, return_counts=True)
+    # and an empty run, as offsets name one segment at least
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), len(keys))])
     options = (plain_name(op), dim, False, False, "segments", dtype, None)
-    if not len(keys):  # no offsets name no segment
-        y: Any = called((x, mask, None, None, None, None), (None,), False, (*options[:4], False, *options[5:]))
-        return unique, y
-    offsets: Any = called(
-        (counts, None, None, None, None, None), (None,), True, ("sum", 0, False, False, False, None, None)
-    )
     y, final = called((x, mask, None, None, offsets, None), (None,), False, options)
-    return unique, final.to(y.dtype)
+    return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

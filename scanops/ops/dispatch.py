@@ -51,8 +51,7 @@ def called(
     x, *_, offsets, initial = tensors
     if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
         inner = unpacked(tensors, outs, complete, options, chunk)
-        results: torch.Tensor = inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))
-        return results
+        return inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
     every = type(options[4]) is str and options[4] == "segments"
     carried = offsets is not None and isinstance(initial, torch.Tensor) and initial.ndim == getattr(x, "ndim", 0) > 0
     per_segment = every or carried

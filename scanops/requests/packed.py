@@ -34,39 +34,22 @@ def is_jagged(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged
 
 
-def unpacked(
-    tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: int | None
-) -> Unpacked:
-    """Return the call of a plain scan that gives the results of this one.
-
-    Raises UnsupportedRequest where the arguments do not go together.
-    """
-    if chunk is not None:
-        _check_chunk(tensors, complete, options, chunk)
-    if is_jagged(tensors[0]):
-        return _nested(tensors, outs, complete, options, chunk)
-    return _chunked(tensors, outs, options, chunk or 1)
-
-
-def _check_chunk(tensors: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: int) -> None:
-    given = {"segment_starts": tensors[3], "initial": tensors[5]}
-    given |= {"return_final": options[4] or None, "complete": complete or None}
-    wrong = [name for name, value in given.items() if value is not None]
-    if type(chunk) is not int or chunk < 1 or wrong:
+def unpacked(tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: Any) -> Unpacked:
+    """Return the call of a plain scan that gives the results of this one, or raise UnsupportedRequest."""
+    x, mask, _, starts, offsets, initial = tensors
+    op, dim, *others = options
+    who = Call(op, 0).name
+    others_given = {"segment_starts": starts, "initial": initial, "return_final": options[4], "complete": complete}
+    wrong = [name for name, value in others_given.items() if value is not None and value is not False]
+    if chunk is not None and (type(chunk) is not int or chunk < 1 or wrong):
         raise UnsupportedRequest(
-            f"{Call(options[0], 0).name}: chunk "
-            + (f"does not go with {wrong[0]}" if wrong else "must be a positive int"),
+            f"{who}: chunk " + (f"does not go with {wrong[0]}" if wrong else "must be a positive int"),
             allowed="a positive int, beside offsets, mask, reverse, exclusive, dtype, accumulate and out",
             value=", ".join([f"chunk={shown(chunk)}", *wrong]),
             hint="pass the offsets of the chunks, which have carries" if wrong else "pass chunk=64, for example",
         )
-
-
-def _chunked(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...], chunk: int) -> Unpacked:
-    """Lines of whole chunks as a view with a dimension more; others, and segments, by offsets of the chunks."""
-    x, mask, _, _, offsets, _ = tensors
-    op, dim, *others = options
-    who = Call(op, 0).name
+    if is_jagged(x):
+        return _nested(tensors, outs, complete, options, chunk)
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x.shape, dim)
     length = x.shape[dim] if x.ndim else 1
@@ -74,6 +57,7 @@ def _chunked(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...], chu
         offsets = offsets_of_chunks(who, offsets, x, dim, chunk)
     if offsets is not None or length <= chunk:
         return Unpacked((x, mask, None, None, offsets, None), outs, (op, dim, *others), None, lambda y: y)
+    # Lines of whole chunks are a view with a dimension more.
     if mask is not None:
         mask = checks.check_operand(who, "mask", mask, x)
         mask = (mask if mask.dtype == torch.bool else checks.lent_kind(mask, x)).expand(x.shape)
@@ -81,37 +65,27 @@ def _chunked(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...], chu
         t if t is None or t.shape != x.shape else cast(Any, t).unflatten(dim, (-1, chunk)) for t in (x, mask, *outs)
     ]
     return Unpacked(
-        (*rows[:2], None, None, None, None),
-        (rows[2],),
-        (op, dim + 1, *others),
-        None,
+        (*rows[:2], None, None, None, None), (rows[2],), (op, dim + 1, *others), None,
         lambda y: y.flatten(dim, dim + 1) if outs[0] is None else outs[0],
-    )
+    )  # fmt: skip
 
 
-def _nested(
-    tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: int | None
-) -> Unpacked:
-    """The values of a nested tensor: along the ragged dimension by its offsets, along another one as they are.
-
-    Results are nested, with the same offsets.
-    """
+def _nested(tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: Any) -> Unpacked:
+    """The values of a nested tensor: along the ragged dimension by its offsets, along another one as they are."""
     x, mask, gate, starts, offsets, initial = tensors
     op, dim, reverse, exclusive, final, *others = options
     who, ragged = Call(op, 0).name, ragged_dim(x)
     dim = checks.check_dim(who, x.shape, dim)
-    along = dim == ragged
-    carries = initial is not None or final
+    along, carries = dim == ragged, initial is not None or final
     alike = all(t is None or (t.is_nested and t.shape == x.shape) or t.numel() == 1 for t in (mask, gate))
-    rules = {
+    for allowed, holds in {
         "a dimension behind that of the batch": dim > 0,
         "sequences without gaps": x.lengths() is None,
         "no out, segments or complete results": all(t is None for t in (*outs, starts, offsets)) and not complete,
         "masks and gates that are nested as x is, or one number": alike,
         "along a dimension that is not ragged no carries and no chunks": along or not (carries or chunk),
         "along the ragged dimension no indices": not (along and listed(op).indices),
-    }
-    for allowed, holds in rules.items():
+    }.items():
         if not holds:
             raise UnsupportedRequest(
                 f"{who}: x is nested, which needs {allowed}",
