@@ -21,6 +21,7 @@ from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
 from scanops.requests.call import Call, runs_kernels
+from scanops.requests.geometry import line_shape
 from scanops.runtime import calls
 from scanops.runtime.calls import Key
 
@@ -61,16 +62,24 @@ def scan_fused(
     if key is not None and (answer := repeated(key, tensors)) is not None:
         return answer
     row = own or listed(op)
+    initial, final = others["initial"], others["return_final"]
+    if own is None:
+        others = {**others, "initial": None, "return_final": isinstance(final, str)}  # of segments
     _check(inputs, None if own else row, (map, then), mask, others)
     shape = _shape(inputs, mask)
-    Call(op, 0, reverse, exclusive, False, dtype).check_options()
+    Call(op, 0, reverse, exclusive, final, dtype).check_options()  # type: ignore[arg-type]
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
     fusion = traced(map, then, row, kinds, mask is not None, dtype, key and key[:1])
-    work = Work(fusion, op, checks.check_dim("scan", shape, dim), reverse, exclusive)
+    work = Work(fusion, op, checks.check_dim("scan", shape, dim), reverse, exclusive, bool(final))
+    if initial is not None:
+        x = torch.empty((), dtype=work.carry, device=tensors[0].device).expand(shape)
+        tensors += (checks.check_initial("scan", initial, x, line_shape(shape, work.dim), work.carry),)
     found = run(work, tensors)
     if key is not None and runs_kernels(tensors):
         remember(key, work, tensors)
-    return found[0] if len(found) == 1 else found
+    results = found[: len(found) - work.final]
+    y = results[0] if len(results) == 1 else results
+    return (y, found[-1]) if work.final else y
 
 
 _NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion follows from beside the tensors
@@ -101,7 +110,7 @@ def _check(
     if wrong:
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
-            allowed="mask, reverse, exclusive and dtype",
+            allowed="mask, reverse, exclusive, dtype; initial and return_final with an operator of the table",
             value=f"{wrong[0]}={shown(others[wrong[0]])}",
             hint="call the function first, and scan its result",
         )
