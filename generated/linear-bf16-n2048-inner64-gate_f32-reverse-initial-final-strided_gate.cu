@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 ea7e1d3162030a0c of everything below this banner
+// content  sha256 037d2840e28daf07 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -241,11 +241,9 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
     store_access(to.y + further, results.y, there);
 }
 
-constexpr int kOperands = 2;  // with an item per row
-
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = kGuarded && kOperands > 1 && !kApart && !kRealigns;
+constexpr bool kStandsIn = kGuarded && !kApart && !kRealigns;
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
@@ -332,10 +330,8 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 #pragma unroll
             for (int c = 0; c < kVector; ++c)
                 if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
-        } else if constexpr (kStandsIn) {
+        } else if (kStandsIn || is_live(live, k)) {
             rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
-        } else {
-            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
         }
     }
     return rows;

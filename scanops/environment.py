@@ -92,10 +92,7 @@ def tuning_files() -> tuple[Path, ...]:
 
 def builder() -> str:
     """Return who builds kernels for GPUs: ``SCANOPS_BUILDER``, else auto. Raises UnsupportedRequest for no builder."""
-    name = given("SCANOPS_BUILDER") or AUTO
-    if name not in BUILDERS:
-        raise no_such(name, BUILDERS, f"read SCANOPS_BUILDER: {name!r}", "export SCANOPS_BUILDER=auto, or unset it")
-    return name
+    return _one_of(BUILDERS, "SCANOPS_BUILDER", given("SCANOPS_BUILDER") or AUTO)
 
 
 def cuda_homes() -> tuple[tuple[str, Path], ...]:
@@ -131,9 +128,12 @@ def policy() -> str:
 
     Raises UnsupportedRequest for a variable that names no policy.
     """
-    name = SCOPED.get() or given("SCANOPS_POLICY") or "build"
-    if name not in POLICIES:
-        raise no_such(name, POLICIES, f"read SCANOPS_POLICY: {name!r}", "export SCANOPS_POLICY=build, or unset it")
+    return _one_of(POLICIES, "SCANOPS_POLICY", SCOPED.get() or given("SCANOPS_POLICY") or "build")
+
+
+def _one_of(known: Sequence[str], variable: str, name: str) -> str:
+    if name not in known:
+        raise no_such(name, known, f"read {variable}: {name!r}", f"export {variable}={known[0]}, or unset it")
     return name
 
 

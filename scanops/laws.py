@@ -27,7 +27,6 @@ def check_operator(
     lengths: Iterable[int] = LENGTHS,
     samples: Sequence[complex] | None = None,
     seed: int = 1,
-    verbose: bool | None = None,
 ) -> OperatorReport:
     """Test whether ``op`` is associative, has its identity and agrees with its reference. Needs g++ and no GPU.
 
@@ -45,7 +44,8 @@ def check_operator(
     the square root of the largest accumulator value.
 
     The check ends at the first mistake, with the shortest example that it has found. It takes some 10 s on one core,
-    registers nothing, so that the name stays free, and builds its kernels in a temporary store.
+    logs its phases at INFO and prints them on a terminal. It registers nothing, so that the name stays free, and builds
+    its kernels in a temporary store.
 
     Args:
         op: the operator.
@@ -55,7 +55,6 @@ def check_operator(
             infinities and the bounds of integers. Pass finite ones for an operator that is not lawful for others:
             inf * 0 makes even a matrix product depend on the order.
         seed: for the drawn elements and the order of emulated threads.
-        verbose: print a line per phase to stderr; by default if stderr is a terminal. Phases are also logged, at INFO.
 
     Returns:
         A report with ``.ok`` and ``.findings``; print it to read them. A broken law raises nothing.
@@ -74,7 +73,7 @@ def check_operator(
     row = register_operator(replace(op, name=name, indices=""))
     try:
         with tempfile.TemporaryDirectory(prefix="scanops-check-") as folder:
-            check = Check(op, row, Store(Path(folder)), samples, seed, verbose, OperatorReport(op.name))
+            check = Check(op, row, Store(Path(folder)), samples, seed, OperatorReport(op.name))
             check.report.findings = tuple(itertools.islice(check.mistakes(dtypes, lengths), 1))
     finally:
         del OPERATORS[name]

@@ -97,7 +97,6 @@ class Check:
     store: Store
     samples: Sequence[complex] | None
     seed: int
-    verbose: bool | None
     report: OperatorReport
 
     def mistakes(self, dtypes: Iterable[torch.dtype] | None, lengths: Sequence[int]) -> Iterator[Finding]:
@@ -120,7 +119,7 @@ class Check:
 
     def _say(self, phase: str) -> None:
         _LOG.info("check_operator %s: %s", self.op.name, phase)
-        if sys.stderr.isatty() if self.verbose is None else self.verbose:
+        if sys.stderr.isatty():
             print(f"check_operator {self.op.name}: {phase}", file=sys.stderr, flush=True)
 
     def _built(self, name: str, source: str) -> Entry:

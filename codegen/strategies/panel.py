@@ -64,7 +64,6 @@ class PanelPlan(Plan):
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
-            Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
 
     @property

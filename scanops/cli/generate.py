@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
-from rich.syntax import Syntax
 
-from scanops.cli.output import LINES, Answer, Command, FilePath, Spec, as_json, console, import_option, say
+from scanops.cli.output import LINES, Answer, Command, FilePath, Spec, as_json, import_option, say
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
 from scanops.codegen.lines import few_for
@@ -33,19 +32,19 @@ _FORMATS = "; ".join(f"{name}: {says}" for name, says in FORMATS.items())
 @click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
 @click.option("--lines", type=int, help=LINES)
-@click.option("-o", "--output", type=FilePath(dash=True), help="Write the source to this file.")
+@click.option("-o", "--output", type=FilePath(), help="Write the source to this file.")
 @import_option
 def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None) -> Answer:
     """Print the CUDA source of a kernel.
 
     SPEC is a spec's short name, as kernels have it in their first lines. The text needs neither a GPU nor a compiler
-    and is the same on every machine. It is coloured on a terminal only.
+    and is the same on every machine.
     """
     plan = make_plan(spec, target, few_for(spec, target, lines))
     source = render(plan)
     numbers = {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()}
     facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "few": plan.few, "plan": numbers}
-    return _delivered(source, "source", output, facts, "cuda")
+    return _delivered(source, "source", output, facts)
 
 
 @click.command(
@@ -60,7 +59,7 @@ def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None
 @click.option("--format", "form", metavar="FORMAT", default="modelnew", show_default=True, help=f"{_FORMATS}.")
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="The oldest GPU architecture it is for.")
 @click.option("--lines", type=int, help=LINES)
-@click.option("-o", "--output", type=FilePath(dash=True), help="Write to this file.")
+@click.option("-o", "--output", type=FilePath(), help="Write to this file.")
 @import_option
 def export(specs: tuple[ScanSpec, ...], form: str, target: str, lines: int | None, output: Path | None) -> Answer:
     """Write a kernel as a file that needs no scanops.
@@ -71,20 +70,16 @@ def export(specs: tuple[ScanSpec, ...], form: str, target: str, lines: int | Non
     """
     text = exported(list(specs), form, target, lines=lines)
     facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
-    return _delivered(text, "text", output, facts, "cuda" if form == "cu" else "python")
+    return _delivered(text, "text", output, facts)
 
 
-def _delivered(text: str, name: str, output: Path | None, facts: Mapping[str, object], language: str) -> Answer:
+def _delivered(text: str, name: str, output: Path | None, facts: Mapping[str, object]) -> Answer:
     """Write ``text`` to the file, if one is named, else print it. With --json it is part of the answer."""
     if output is not None:
         write_text(output, text, f"the {name} to {output}")
     if not as_json():
         if output is not None:
             say(f"wrote {output}", stderr=True)
-        elif (screen := console()).is_terminal:
-            # Syntax by itself cuts lines at the edge and pads the others, which spoils a copy of the text.
-            lexer = Syntax("", language, theme="ansi_dark", background_color="default")
-            screen.print(lexer.highlight(text), soft_wrap=True, end="")
         else:
             click.echo(text, nl=False)
     return Answer({**facts, name: text, "sha256": hashlib.sha256(text.encode()).hexdigest()})

@@ -95,20 +95,16 @@ def as_json() -> bool:
 
 
 class FilePath(click.Path):
-    """A file to write. With ``dash``, - is standard output and the value is None; else - is refused."""
+    """A file to write; - is refused, and so makes no file of that name."""
 
-    def __init__(self, *, dash: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path, allow_dash=True)
-        self._dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the Path, or None for standard output."""
-        path = super().convert(value, param, ctx)
-        if os.fspath(path) != "-":
-            return path
-        if self._dash:
-            return None
-        self.fail("- is not a file: name one (./- if it is called that); --json prints to standard output.", param, ctx)
+        """Return the path of a file to write."""
+        if os.fspath(value) == "-":
+            self.fail("- is not a file: name one (./- if it is called that); leave it out to print.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Spec(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only

@@ -82,28 +82,21 @@ class Call:
 
     def check_options(self) -> None:
         """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
-        flag = ((bool,), "a bool", "True or False", "pass {}=True or {}=False")
-        dtype = ((torch.dtype, NoneType), "a torch.dtype", "a torch.dtype, or None for torch's result dtype")
-        ends = ((bool,), "a bool or 'segments'", "True or False, or 'segments' beside offsets", flag[3])
-        word = (
-            (torch.dtype, str, NoneType),
-            "a torch.dtype or a word",
-            "a torch.dtype, 'compensated', or None for the default",
-        )
-        for name, value, (kinds, what, allowed, hint) in (
+        flag, dtype = ((bool,), "a bool", "True"), (torch.dtype, NoneType)
+        for name, value, (kinds, what, example) in (
             ("reverse", self.reverse, flag),
             ("exclusive", self.exclusive, flag),
-            ("return_final", self.final, ends),
+            ("return_final", self.final, ((bool,), "a bool or 'segments'", "True, or 'segments' beside offsets")),
             ("complete", self.complete, flag),
-            ("dtype", self.dtype, (*dtype, "pass dtype=torch.float32, for example")),
-            ("accumulate", self.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
+            ("dtype", self.dtype, (dtype, "a torch.dtype or None", "torch.float32")),
+            ("accumulate", self.accumulate, ((*dtype, str), "a torch.dtype, 'compensated' or None", "torch.float64")),
         ):
             if not isinstance(value, kinds):
                 raise UnsupportedRequest(
                     f"{self.name}: {name} must be {what}",
-                    allowed=allowed,
+                    allowed=what,
                     value=f"{name}={shown(value)}",
-                    hint=hint.format(name, name),
+                    hint=f"leave {name} out, or pass {name}={example}",
                 )
 
     def widened(self) -> Call | None:

@@ -24,7 +24,7 @@ from tools.golden import GOLDEN
 
 # What torch 2.8 has of all that a file may name. In Python: load_inline with these arguments is the youngest.
 TORCH = {
-    "torch.__version__", "torch.empty_like", "torch.full", "torch.nn.Module", "torch.rand", "torch.randint",
+    "torch.__version__", "torch.empty_like", "torch.full", "torch.nn.Module",
     "torch.cuda.get_device_capability", "torch.cuda.is_available", "torch.bool", "torch.int8", "torch.int16",
     "torch.int32", "torch.int64", "torch.uint8", "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
     "torch.complex64", "torch.complex128",
@@ -114,12 +114,10 @@ def test_what_files_name(format: str) -> None:
     assert count > {"modelnew": len(GOLDEN), "kernelbench": 15, "gpumode": 6}[format]
 
 
-def test_kernelbench_inputs_and_rules() -> None:
+def test_kernelbench_masks_and_rules() -> None:
     """The rules find what they forbid: a test that looks for nothing would pass."""
     masked = parsed(PROBLEMS["masked_cumsum"], "kernelbench")
-    assert "shape = (32768, 32768)\n" in masked and "torch.randint(0, 2, shape).bool()" in masked
     assert all(re.search(rf"== at::k{name}\s+\? Kernel", masked) for name in ("Bool", "Float"))
-    assert "return [-1]" in masked
     for bad in ("    try:", "z = x.half()", "class T(torch.Tensor):"):
         assert broken(f"{masked}\n{bad}\n"), bad
     assert len(broken("import torch")) == 3

@@ -18,17 +18,21 @@ from tests.numbers.oracle import COMPOUND
 from tests.numbers.test_own_operators import CONTINUANT, FINITE, LAST_VALID, changed
 
 
-def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """The report counts laws and scans; phases are logged, and printed to stderr on request."""
+def test_a_correct_operator_passes(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report counts laws and scans; phases are logged, and printed on a terminal."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with caplog.at_level("INFO", "scanops"):
-        report = scanops.check_operator(CONTINUANT, lengths=(6, 127), samples=FINITE, verbose=True)
+        report = scanops.check_operator(CONTINUANT, lengths=(6, 127), samples=FINITE)
     assert report.ok and not report.findings, str(report)
     assert report.laws > 1000 and report.scans >= 6 and report.items > 1000
     assert set(report.strategies) >= {"columns", "staged"}
     assert CONTINUANT.name in str(report) and "nothing wrong" in str(report)
     printed = capsys.readouterr().err.splitlines()
     assert printed == [line for line in caplog.messages if line.startswith("check_operator")] and len(printed) > 10
-    assert not scanops.check_operator(CONTINUANT, lengths=(), verbose=False).scans
+    monkeypatch.undo()
+    assert not scanops.check_operator(CONTINUANT, lengths=()).scans
     assert not capsys.readouterr().err
 
 
