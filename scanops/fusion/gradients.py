@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scanops import environment
 from scanops import torch_private as private
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
@@ -30,7 +29,6 @@ from scanops.ops.backward import summed_to
 from scanops.ops.dispatch import is_followed, is_symbol
 from scanops.requests.call import is_recorded, runs_kernels
 from scanops.requests.checks import check_dim
-from scanops.runtime import calls, native
 
 _RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
 _MOST_ENTRIES = 24  # fields of a state of a matrix and a vector
@@ -44,29 +42,6 @@ def run(work: Work, tensors: Tensors) -> Tensors:
     if plain and is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
         return operated(work.fusion.text, work[1:5], tensors)
     return composed(work, tensors)
-
-
-def repeated(key: calls.Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
-    """Return the outputs of a call like one before it: by C++, or by the launch that served that; None: not yet."""
-    if native.served is not None and len(tensors) <= len(native.SLOTS):
-        answer = native.served(native.slots(tensors), key)
-        if answer is not None:
-            return answer
-    if not runs_kernels(tensors):
-        return None
-    known = calls.FUSED.get((key, environment.SCOPED.get(), *calls.facts(tensors)))
-    if known is None:
-        return None
-    work, launcher = known
-    if not launcher.own:
-        if calls.superseded((launcher,)):
-            return None
-    elif native.served is None:
-        native.repeated(launcher.kernel.target)
-    elif launcher.generation != native.generation():
-        native.learn_fused(key, tensors, launcher)
-    found = differentiated(work, tensors, lambda work, tensors: launcher.outputs(tensors))
-    return found[0] if len(found) == 1 else found
 
 
 def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import called
 from scanops.processes import NO_FORK
-from scanops.requests.call import Call
+from scanops.requests.call import Call, is_traced
 from scanops.requests.geometry import FURTHER, ScanArguments, is_aligned, layout_of, line_shape, split_shape
 from scanops.requests.request import Inputs
 from scanops.runtime import calls
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 def shape_of(tensors: Tensors) -> torch.Size:
     """The shape that tensors broadcast to. Raises RuntimeError where there is none."""
-    if is_compiling():  # in comparisons symbols of sizes would be constants
+    if is_compiling() or is_traced():  # in comparisons symbols of sizes would be constants
         return torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-any-return, no-untyped-call]
     shapes = [each.shape for each in tensors]
     if all([each == shapes[0] for each in shapes]):
