@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
     @property
     def carry(self) -> torch.dtype:
-        """The dtype of carries."""
+        """The dtype of carry-in and carry-out."""
         found: torch.dtype = getattr(torch, accumulator_of(DTYPES[self.fusion.scanned]).name)
         return found if found.is_floating_point else getattr(torch, self.fusion.scanned)
 
