@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 42a60cd5d36a5cc9 of everything below this banner
+// content  sha256 e262a4ebb597d785 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -51,7 +51,7 @@ constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
-constexpr bool kShares = true;  // lanes read items that other lanes of the warp copied
+constexpr bool kShares = true;  // lanes read what others of the warp copied
 constexpr bool kSerial = true;  // the results of an access follow from each other
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 

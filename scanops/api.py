@@ -122,7 +122,9 @@ def scan(
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
+def cumsum(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., modulo: float | None = ..., **options: Unpack[Keywords]
+) -> Tensor: ...
 def cumsum(
     x: Tensor,
     dim: int,
@@ -138,10 +140,11 @@ def cumsum(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
+    modulo: float | None = None,
 ) -> Tensor | Pair:
     """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
 
-    Exactly ``scan(x, "sum", dim, ...)``; see there.
+    Exactly ``scan(x, "sum", dim, ...)``; see there. ``modulo`` is the period of phases: see docs/variants.md.
 
     Example:
         >>> import torch, scanops
@@ -151,6 +154,12 @@ def cumsum(
         >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk continues from it
         tensor([ 6., 10.])
     """
+    if modulo is not None:
+        from scanops.fusion.phases import scan_modulo  # which few programs need
+
+        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
+        return scan_modulo(x, modulo, dim, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
 
@@ -213,13 +222,7 @@ def logcumsumexp(
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
     Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
-    values do not overflow: the state is the maximum and the sum of the other terms relative to it. An item of -inf and
-    a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the result is inf,
-    from the first NaN on it is NaN.
-
-    Complex items compare by their real parts. The imaginary part of a result is that of the greatest item, the first of
-    equals, plus at most pi; torch's may differ by multiples of 2 pi, as it depends on the order torch adds in. Where
-    the real part is infinite the imaginary part is meaningless.
+    values do not overflow. Rules for infinities, NaN and complex items: docs/operators/logcumsumexp.md.
 
     Example:
         >>> import torch, scanops
@@ -266,10 +269,8 @@ def linear_scan(
 
     Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
     u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
-    accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
-    which only drops terms that small. It may also overflow: a state of exactly 0 then stays 0, and any other gives an
-    infinity or NaN, even where later gates would have brought it back. Behind an infinite item, gate or state every
-    result of the line is infinite or NaN until a segment begins. ``accumulate=torch.float64`` widens the range.
+    accumulator's least positive number, 2^-149 for float32. Products of gates may underflow, which drops terms that
+    small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the range.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.

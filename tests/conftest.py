@@ -25,7 +25,7 @@ SLOW = (
     *("builders/test_build.py", "cli/test_demo.py", "cli/test_precompile.py", "examples/"),
     *("exports/test_values.py", "native/", "numbers/test_check_operator.py"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
-    *("policy/test_record.py", "store/test_concurrency.py", "templates/test_compilers.py", "templates/test_golden.py"),
+    *("policy/test_record.py", "store/test_concurrency.py", "templates/test_golden.py"),
     *("test_prose.py::test_examples", "test_readme.py", "torch_integration/"),
     *("tuning/test_plans.py", "tuning/test_tuning.py"),
 )

@@ -100,21 +100,6 @@ def test_a_wrong_result_is_seen() -> None:
     assert not same_bits(poison(case.y), poison(case.y.clone(), 1))
 
 
-def test_configurations_of_cub_and_triton_cover_every_line_and_are_legal_launches() -> None:
-    for cell in TABLE:
-        tiles, calls_of = (cub.configurations(cell) if cell.inner == 1 else []), triton.configurations(cell)
-        assert (cell.inner > 1 or tiles) and calls_of, cell.name
-        for found in (tiles, calls_of):
-            assert len({label for label, *_ in found}) == len(found) <= 25, cell.name
-        for _, calls in calls_of:
-            for call in calls:
-                assert 1 <= call.warps <= 32
-                assert min(call.grid) >= 1 and max(call.grid[1:], default=1) <= 65535 and call.grid[0] < 2**31
-            if calls[-1].kernel.endswith("chunks"):
-                *_, chunk, number = calls[-1].numbers
-                assert (number - 1) * chunk < cell.length <= number * chunk
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["sum", "masked", "prod_masked_reverse_exclusive", "sum_bf16"])

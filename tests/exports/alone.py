@@ -1,7 +1,9 @@
-"""Runs exported files in a process that has torch and no scanops: ``python alone.py JOBS``.
+"""Runs exported files in a process that has torch and no scanops.
 
-JOBS is a file of torch.save: for each exported file its path, the library that its CUDA was compiled to for a CPU, and
-the calls to make. Their results are written to JOBS with .out appended.
+``python alone.py JOBS``, on a CPU: JOBS is a file of torch.save: for each exported file its path, the library that its
+CUDA was compiled to for a CPU, and the calls to make. Their results are written to JOBS with .out appended.
+
+``python alone.py FILE PROBLEM``, on a GPU: exits with 0 where every call of FILE gives what torch does, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +104,82 @@ def traced(module: Any, dim: float, tensors: tuple[Any, ...]) -> list[str]:
     return names
 
 
-if __name__ == "__main__":
+# ---- on a GPU
+
+
+def drawn(shape: tuple[int, ...], choices: tuple[int, ...], seed: int) -> Any:
+    """Draw small whole numbers, whose sums and products are exact in float32."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    indices = torch.randint(len(choices), shape, device="cuda", generator=generator)
+    return torch.tensor(choices, dtype=torch.float32, device="cuda")[indices]
+
+
+def exclusive(x: Any, dim: int) -> Any:
+    """Scan as KernelBench's problem 92 does: a zero in front, the last item left out."""
+    zero = torch.zeros_like(x.select(dim, 0).unsqueeze(dim))
+    return torch.cumsum(torch.cat((zero, x), dim=dim).narrow(dim, 0, x.size(dim)), dim=dim)
+
+
+SHAPE = (2048, 32768)  # of KernelBench's problems, with fewer rows
+# name -> (values to draw from, shape, dims, the dtypes of masks, what torch says)
+PROBLEMS: dict[str, tuple[Any, ...]] = {
+    "cumprod": ((1, 1, -1), SHAPE, (-1,), (None,), torch.cumprod),
+    "cumprod_any_dim": ((1, 1, -1), (1024, 1024), (0, 1), (None,), torch.cumprod),
+    "cumsum_reverse": ((-1, 0, 1), SHAPE, (1,), (None,), lambda x, d: x.flip(d).cumsum(d).flip(d)),
+    "masked_cumsum": ((-1, 0, 1), SHAPE, (1,), (torch.bool, torch.float32), torch.cumsum),
+    "cumsum_exclusive": ((-1, 0, 1), SHAPE, (1,), (None,), exclusive),
+}
+
+
+def check(call: Callable[..., Any], right: Callable[..., Any], x: Any) -> None:
+    """Run a scan at once, queued on a stream that is busy, and replayed by a graph, each time on other data."""
+    assert torch.equal(call(x), right(x))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10**8)  # long enough for a scan on another stream to read what x was
+        x.neg_()
+        y = call(x)
+    side.synchronize()
+    assert torch.equal(y, right(x)), "on another stream"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = call(x)
+    x.neg_()
+    graph.replay()
+    assert torch.equal(y, right(x)), "in a graph"
+
+
+def rows(scan: Callable[..., Any]) -> None:
+    """Scan one row of each of GPU MODE's lengths, new or into a given output."""
+    for length in (1023, 1024, 1025, 2048, 4096, 2**18, 2**20, 2**24, 2**28):
+        x = drawn((length,), (-1, 0, 1), length)
+        y, wanted = torch.empty_like(x), torch.cumsum(x, 0)
+        assert torch.equal(scan(x), wanted) and scan((x, y)) is y and torch.equal(y, wanted), length
+
+
+def hold(path: str, problem: str) -> None:
+    """Run every call of a problem, which raises where one is wrong."""
+    module = load(path)
+    if problem == "gpumode":
+        rows(module.custom_kernel)
+    else:
+        choices, shape, dims, masks, reference = PROBLEMS[problem]
+        for dim in dims:
+            model = module.ModelNew(dim)
+            for dtype in masks:
+                given = () if dtype is None else (drawn(shape, (0, 1), 2).to(dtype),)
+                check(
+                    lambda x, model=model, given=given: model(x, *given),
+                    lambda x, dim=dim, given=given: reference(x * given[0] if given else x, dim),
+                    drawn(shape, choices, 1),
+                )
+
+
+if __name__ == "__main__" and len(sys.argv) > 2:
+    with torch.no_grad():
+        hold(*sys.argv[1:])
+elif __name__ == "__main__":
     jobs = torch.load(sys.argv[1], weights_only=False)
     paths, libraries = [job[0] for job in jobs], [job[1] for job in jobs]
     results = []

@@ -15,7 +15,7 @@ from tests.exports.test_text import PROBLEMS, parsed, run, texts
 from tests.numbers import matrix, oracle
 from tests.scripts import ran
 from tests.store.sources import needs_nvcc
-from tests.templates.test_compilers import STRICT, together
+from tests.templates.test_golden import STRICT, together
 
 _PLAIN = dict.fromkeys(("mask", "carry", "segments"), "none") | {"reverse": "forward", "exclusive": "inclusive"}
 # (route, operator, dtype, other axes): an operator, an operand, a strategy or a dtype that no row above has
@@ -148,7 +148,7 @@ ON_A_GPU["gpumode"] = (("sum-f32-any-le1073741824",), "gpumode")
 def test_on_a_gpu(name: str, tmp_path: Path) -> None:
     """Built by load_inline, in a process that cannot import scanops, held to torch."""
     (tmp_path / "exported.py").write_text(parsed(*ON_A_GPU[name], default_target()))
-    words = (Path(__file__).with_name("exported.py"), tmp_path / "exported.py", name)
+    words = (Path(__file__).with_name("alone.py"), tmp_path / "exported.py", name)
     ran(sys.executable, *words, folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
 
 
@@ -168,7 +168,7 @@ def test_nvcc(tmp_path: Path) -> None:
     cuda = [text for file, format in files for text in ([file] if format == "cu" else texts(file))]
     source = tmp_path / "exports.cu"
     source.write_text(together(cuda))
-    command = [str(find_nvcc().nvcc), "-c", *STRICT, "-gencode=arch=compute_90,code=sm_90", str(source)]
+    command = [str(find_nvcc().path), "-c", *STRICT, "-gencode=arch=compute_90,code=sm_90", str(source)]
     done = ran(*command, "-o", tmp_path / "exports.o")
     assert "warning" not in (done.stdout + done.stderr).lower()
 
@@ -179,5 +179,5 @@ def test_the_command_in_a_cu_file(tmp_path: Path) -> None:
     text = parsed(["sum-f32-n4"], "cu")
     (tmp_path / "scan.cu").write_text(text)
     line = next(line for line in text.splitlines() if "nvcc" in line).removeprefix("//").replace("THIS_FILE", "scan.cu")
-    ran("/bin/sh", "-c", line.replace("nvcc", str(find_nvcc().nvcc), 1), folder=tmp_path)
+    ran("/bin/sh", "-c", line.replace("nvcc", str(find_nvcc().path), 1), folder=tmp_path)
     assert b"scan_launch" in (tmp_path / "scan.so").read_bytes()

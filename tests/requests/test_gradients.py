@@ -223,7 +223,7 @@ PLACES: dict[str, tuple[int, ...]] = {
     "columns": (2, 37, 6),
     "panels": (1, 70, 130),
 }
-NAMES = sorted(GRADIENTS.keys() - {"latest"})  # which gives the gradient of gates what was before an item
+NAMES = sorted(GRADIENTS.keys() - {"latest", "expressions"})  # which no gradient is of alone
 PAIRS = [(name, list(PLACES)[k % len(PLACES)]) for k, name in enumerate(NAMES)]  # each strategy with several rows
 
 

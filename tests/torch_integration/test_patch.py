@@ -12,8 +12,8 @@ import torch
 
 import scanops
 from tests.numbers.oracle import of_same_turn
-from tests.requests.test_torch_samples import NAMES
-from tests.requests.test_torch_samples import ROWS as SAMPLES
+from tests.requests.test_torch_semantics import NAMES
+from tests.requests.test_torch_semantics import ROWS as SAMPLES
 from tests.torch_integration.compilers import scans_of
 from tests.torch_integration.rows import flat, hold
 
