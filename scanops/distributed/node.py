@@ -158,7 +158,7 @@ class _Work:
             if offsets is not None:
                 check_offsets(shard.call.name, offsets, x.new_empty(1).expand(sum(lengths)), 0)
         else:
-            found = self.group.gathered([torch.tensor(shard.length, device=x.device)])[0]
+            found = self.group.gathered([torch.full((), shard.length, device=x.device)])[0]
             self.start = found[:position].sum()
         if offsets is not None:
             flags = shards.flags_of(offsets, x, shard.call.dim, self.start)
