@@ -102,7 +102,7 @@ def report(slug: str, target: str, loop: bool, folder: Path, listed: bool, short
     assert used is not None
     rows = counted(listing(cubin), loop)
     pipes = Counter(pipe_of(row.name) for row in rows)
-    items = plan.items * getattr(plan, "vectors", 1)
+    items = plan.items * getattr(plan, "vectors", 1) * getattr(plan, "vector", 1)
     shared = (used.shared_bytes or 0) + plan.shared_bytes
     fits = occupancy(target_named(target), threads=plan.threads, registers=used.registers or 0, shared_bytes=shared)
     if listed:

@@ -58,7 +58,9 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         for part in (out.parts if kind == "value" else ("",))
     ]
     state_bytes = held_bytes = _state_bytes(spec, types)
-    if operator.own and spec.fusion:
+    if spec.fusion and spec.fusion.fields:
+        held_bytes = max(INT_BYTES, spec.fusion.held_bytes) + state_bytes // 12  # there are fewer prefixes than items
+    elif operator.own and spec.fusion:
         held_bytes = spec.fusion.held_bytes + _state_bytes(spec, types[: len(operator.passed)])
     elif operator.own:
         loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0e26bf02f2918c26 of everything below this banner
+// content  sha256 1a676d2f89e0aae1 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,7 +37,7 @@ constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
-constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
+constexpr bool kShares = false;  // lanes read what others of the warp copied
 constexpr bool kSerial = false;  // the results of an access follow from each other
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 

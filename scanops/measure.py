@@ -18,7 +18,7 @@ import torch
 
 from scanops.artifact import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
-from scanops.codegen.exports.launcher import python_name
+from scanops.codegen.exports.texts import python_name
 from scanops.codegen.figures import ITEMS, item_bytes
 from scanops.codegen.lines import check_lines
 from scanops.codegen.plan import Plan

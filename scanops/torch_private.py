@@ -55,6 +55,7 @@ check_symbol: Callable[[Any], None] = private("_check")  # a fact about symbolic
 # Whether a tensor has memory that a kernel may read.
 has_storage: Callable[[torch.Tensor], bool] = private("_C._has_storage")
 is_functional: Callable[[torch.Tensor], bool] = private("_is_functional_tensor")
+ragged_dim: Callable[[torch.Tensor], int] = attrgetter("_ragged_idx")  # of a nested tensor of jagged layout
 is_wrapped: Callable[[torch.Tensor], bool] = private("_C._functorch.is_functorch_wrapped_tensor")
 is_zero: Callable[[torch.Tensor], bool] = private("Tensor._is_zerotensor")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")  # raised by every write that autograd sees

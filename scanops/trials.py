@@ -171,8 +171,8 @@ class Check:
         laws = LAWS if self.row.commutative else LAWS[:3]
         for (law, operands, *words), (left, right, _) in zip(laws, self._sides(items, begins, range(4)), strict=False):
             self.report.laws += len(groups)
-            scale = torch.maximum(_size(left), _size(right)).clamp(min=float(_size(items).max()))
-            for test in _apart(left, right, scale, 1e-9).nonzero().flatten().tolist():
+            scale = torch.maximum(size_of(left), size_of(right)).clamp(min=float(size_of(items).max()))
+            for test in apart(left, right, scale, 1e-9).nonzero().flatten().tolist():
                 values = [[drawn[index].item() for index in part] for part in groups[test]]
                 shown = [str(part[0]) if len(part) == 1 else f"the elements {part}" for part in values]
                 where = ", ".join(f"{letter} = {part}" for letter, part in zip(operands, shown, strict=False))
@@ -248,7 +248,7 @@ class Check:
         except Exception as problem:  # raised by the operator's own step or output
             words = str(problem).partition("\n")[0]
             return f"the reference raised {type(problem).__name__}: {words} (it is given tensors: use torch.where)"
-        compared, scale, share = torch.ones_like(y, dtype=torch.bool), _size(expected), 0.0
+        compared, scale, share = torch.ones_like(y, dtype=torch.bool), size_of(expected), 0.0
         if wide != y.dtype or y.is_floating_point() or y.is_complex():  # as long as nothing overflows
             ordered = scale.flip(dim) if options["reverse"] else scale
             scale = ordered.cummax(dim).values
@@ -256,7 +256,7 @@ class Check:
             accumulator = torch.float32 if y.dtype in (torch.float16, torch.bfloat16) else y.dtype
             compared = scale < min(math.sqrt(torch.finfo(accumulator).max), torch.finfo(y.dtype).max / 2)
             share = 8 * torch.finfo(y.dtype).eps + (1e-9 if y.dtype == wide else 1e-3)
-        wrong = compared & _apart(y, expected, scale, share)
+        wrong = compared & apart(y, expected, scale, share)
         self.report.scans += 1
         self.report.items += int(compared.sum())
         if not bool(wrong.any()):
@@ -270,13 +270,13 @@ def _finding(law: str, dtype: torch.dtype, example: str) -> Finding:
     return Finding(law, str(dtype).removeprefix("torch."), example)
 
 
-def _size(values: torch.Tensor) -> torch.Tensor:
+def size_of(values: torch.Tensor) -> torch.Tensor:
     """Return magnitudes, at least 1; those of NaN and infinities as 1."""
     sizes = values.to(torch.complex128).abs()
     return torch.where(sizes.isfinite(), sizes, 1.0).clamp(min=1.0)
 
 
-def _apart(y: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor, share: float) -> torch.Tensor:
+def apart(y: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor, share: float) -> torch.Tensor:
     """Return where integers differ, and where floats and complex numbers differ by more than ``share`` of ``scale``."""
     if not (y.is_floating_point() or y.is_complex()):
         return y != expected

@@ -25,7 +25,12 @@ from tools.committed import run
 __all__ = ["EXAMPLES", "docs_files", "main"]
 
 COMMAND = "python -m tools.pages"
-EXAMPLES = ("continuant", "last_valid", "argmax")  # in docs/examples
+EXAMPLES = {  # in docs/examples, with their titles
+    "fields": "Filters, matrices, quaternions: Python functions",
+    "continuant": "A 2x2 matrix product in C++",
+    "last_valid": "Last valid value",
+    "argmax": "Running argmax",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,11 +223,59 @@ def _number(value: Any, kind: str) -> str:
 def _own(examples: Mapping[str, str]) -> str:
     shown = "\n".join(
         f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python g++ slow\n{examples[name]}```\n"
-        for name, title in zip(EXAMPLES, ("A 2x2 matrix product", "Last valid value", "Running argmax"), strict=True)
+        for name, title in EXAMPLES.items()
     )
     return f"""{_written()}# Your own operator
 
-An operator is a few C++ expressions and the same recurrence in Python.
+An operator is a few Python functions, of one or several tensors, that are traced and rendered to CUDA, with gradients;
+or a few C++ expressions and the same recurrence in Python.
+
+## Python functions
+
+```python
+import torch, scanops
+
+mean = scanops.operator(  # y[i] = (w[0] x[0] + ... + w[i] x[i]) / (w[0] + ... + w[i])
+    fields=("weight", "total"),
+    lift=lambda x, w: (w, w * x),
+    combine=lambda older, newer: (older.weight + newer.weight, older.total + newer.total),
+    project=lambda state: state.total / state.weight,
+)
+x, w = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 1.0, 2.0])
+print(scanops.scan((x, w), mean, 0).tolist())  # [1.0, 1.5, 3.75]
+```
+
+A state has named `fields`, in the dtype of the items or in one of their own. `lift` makes the state of an item from the
+items of the tensors (without it they are the fields), `combine` is the associative operator on an `older` and a `newer`
+state, `identity` its neutral state, and `project` makes up to four results of a state. The functions may do what those
+of [`map` and `then`](fusion.md#what-a-function-may-do) may, which go with such operators: `lift` gets what `map`
+returns, and `then` what `project` returns, a tuple if there are several.
+
+**A recurrence** of any order that is linear in its state is given by its `step` alone, and its combine is derived:
+
+```python g++
+import torch, scanops
+
+resonator = scanops.operator(  # y[i] = x[i] - a y[i-1] - b y[i-2]
+    fields=("last", "before"),
+    step=lambda y, x, a, b: (x - a * y.last - b * y.before, y.last),
+    project=lambda y: y.last,
+)
+x = torch.randn(2, 500, requires_grad=True)
+a, b = -1.2 * torch.ones(2, 1), 0.5 * torch.ones(2, 1)  # for each line; numbers and tensors of x's shape serve as well
+with scanops.emulate():  # the kernels, on a CPU
+    y = scanops.scan((x, a, b), resonator, 1)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+torch.testing.assert_close(scanops.scan((x, a, b), resonator, 1), y)
+print(scanops.check_operator(resonator, lengths=(6, 601)).ok)  # True
+```
+
+**Gradients** are scans: the gradient of a state is a linear recurrence from the other end, whose matrix is the
+derivative of a combine by its older state. Entries of it that are 0 or equal in every product are left out or shared;
+where more than 24 are left, or a kernel would read more than 8 tensors, PyTorch differentiates its own log2(n) passes.
+These also compute results on CPU tensors; `vmap`, `torch.compile` and export take the operator as other scans.
+
+## C++ expressions
 
 ```python
 import torch, scanops

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from scanops.codegen.exports.launcher import units_of
-from scanops.codegen.exports.module import python_text
+from scanops.codegen.exports.texts import python_text, units_of
 from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment

@@ -4,6 +4,10 @@ Intermediate values do not overflow: the scan state is the maximum and the sum o
 item of -inf and a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the
 result is inf, from the first NaN on it is NaN. Half types accumulate in float32.
 
+Complex items compare by their real parts. The imaginary part of a result is that of the greatest item, the first of
+equals, plus at most pi; torch's may differ by multiples of 2 pi, as it depends on the order torch adds in. Where the
+real part is infinite the imaginary part is meaningless.
+
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); here the sum leaves out the
 maximum's own 1, which preserves small terms.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.spec import MAX_LENGTH, ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, MAX_LENGTH, ScanSpec
 from scanops.codegen.strategies import panel
 from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.panel import PanelPlan
@@ -144,7 +144,7 @@ def _made(
         blocks=blocks,
     )
     totals_bytes = 2 * made.warps * made.columns * made.code.state_bytes  # of two tiles
-    declared = max(DECLARED_BYTES, totals_bytes)
+    declared = max(DECLARED_BYTES, totals_bytes + lanes * ACCESS_BYTES * len(spec.per_line))
     if made.shared_bytes + declared <= target.block_shared_bytes and declared <= MOST_DECLARED_BYTES:
         return made
     stages, threads = (stages - 1, threads) if stages > 2 else (stages, threads // 2)

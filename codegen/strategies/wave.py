@@ -68,9 +68,7 @@ class WavePlan(RowPlan):
             Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
             Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
             Constant("kGroups", groups, "of 32 tiles each, whose totals a block reads in one step of its look-back"),
-            Constant(
-                "kShares", bool(self.shifted) or self.in_runs, "lanes read items that other lanes of the warp copied"
-            ),
+            Constant("kShares", bool(self.shifted or self.in_runs), "lanes read what others of the warp copied"),
             Constant("kSerial", self.serial, "the results of an access follow from each other"),
         )
 

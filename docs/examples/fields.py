@@ -44,14 +44,16 @@ log_product = scanops.operator(
 )
 
 
-def farther(older, newer):
-    """The state of the greater magnitude, the older of equals."""
-    wins = newer.value.abs() > older.value.abs()
-    return torch.where(wins, newer.value, older.value), torch.where(wins, newer.payload, older.payload)
-
-
-# The item of greatest magnitude so far, and what another tensor holds beside it.
-farthest = scanops.operator(fields=("value", "payload"), combine=farther)
+# The item of greatest magnitude so far, the first of equals, and what another tensor holds beside it.
+farthest = scanops.operator(
+    fields={"size": None, "value": None, "payload": None},
+    identity=(-1, 0, 0),  # of less magnitude than any item
+    lift=lambda x, payload: (x.abs(), x, payload),
+    combine=lambda older, newer: [
+        torch.where(newer.size > older.size, new, old) for old, new in zip(older, newer, strict=True)
+    ],
+    project=lambda state: (state.value, state.payload),
+)
 
 # A second-order filter y[i] = x[i] + 1.6 y[i-1] - 0.8 y[i-2], by its step: the combine is derived.
 filter = scanops.operator(

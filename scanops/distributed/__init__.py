@@ -7,13 +7,14 @@ start, the traffic, and what happens when ranks disagree or end.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
 from scanops.distributed.groups import group_of
-from scanops.distributed.node import sharded
+from scanops.distributed.node import answered, sharded
 from scanops.errors import UnsupportedRequest
 from scanops.extrema import Pair, ValuesAndIndices
 from scanops.ops.dispatch import broadcast_gates, plain_name
@@ -134,8 +135,19 @@ def _extreme(
 def _called(
     who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    group, check = group_of(options.pop("group", None)), options.pop("check", "first")
-    return sharded(who, lambda: _request(who, x, op, dim, options, gate), group, check)
+    check = options.pop("check", "first")
+    if type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor":
+        from scanops.distributed.placed import placed  # which few programs need, and which takes long to import
+
+        at = placed(who, x, gate, dim, options)
+        if at is None:  # the operators of one GPU know these shardings
+            options.pop("group", None)
+            return answered(*_request(who, x, op, dim, options, gate))
+        final = bool(options.get("return_final"))
+        request = partial(_request, who, at.x, op, at.dim, at.options, at.gate)
+        return at.wrapped(sharded(who, request, at.group, check), final)
+    group = group_of(options.pop("group", None))
+    return sharded(who, partial(_request, who, x, op, dim, options, gate), group, check)
 
 
 def _request(

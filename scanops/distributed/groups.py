@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,8 +28,7 @@ _REFUSED, _LENGTH = 0, 1  # places in a header; the digests of a call's parts fo
 _AGREED: dict[str, set[int]] = {}  # by the name of a group: digests of calls that all ranks have agreed on
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The ranks that hold the shards of one scanned dimension."""
 
     process_group: Any  # torch.distributed.ProcessGroup
@@ -131,23 +129,29 @@ class Group:
             ) from problem
 
 
+def _trade(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    packed = group._by_member(_packed(tensors)).contiguous()
+    found = torch.empty_like(packed)
+    group._exchange(lambda: dist.all_to_all_single(found, packed, group=group.process_group))
+    return _unpacked(group._by_position(found), [each[0] for each in tensors])
+
+
 class _Trade(torch.autograd.Function):
     """Row r of each tensor goes to the rank at position r: an all-to-all, which is its own derivative."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, *tensors: Tensor) -> Any:
         ctx.group = group
-        packed = group._by_member(_packed(tensors)).contiguous()
-        found = torch.empty_like(packed)
-        group._exchange(lambda: dist.all_to_all_single(found, packed, group=group.process_group))
-        traded = _unpacked(group._by_position(found), [each[0] for each in tensors])
+        traded = _trade(group, *tensors)
         ctx.mark_non_differentiable(*[each for each in traded if not (each.is_floating_point() or each.is_complex())])
         return traded
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         wanted = [k for k, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
-        traded = _Trade.apply(ctx.group, *[grads[k] for k in wanted])  # type: ignore[no-untyped-call]
+        # A compiler traces one derivative, and no node within the derivative of a node.
+        again = _trade if is_compiling() else _Trade.apply
+        traded = again(ctx.group, *[grads[k] for k in wanted])
         found = dict(zip(wanted, traded, strict=True))
         return (None, *[found.get(k) for k in range(len(grads))])
 
@@ -194,7 +198,9 @@ def _digest(text: str) -> int:
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:
     """The rows of all tensors as bytes, one row for each: the first dimension stays."""
-    rows = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(each.shape[0], -1) for each in tensors]
+    # A clone: a tensor of one item counts as contiguous whatever its strides, which a view as bytes does not take.
+    rows = [each.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg() for each in tensors]
+    rows = [each.reshape(each.shape[0], -1) for each in rows]
     parts = [row.reshape(-1).view(torch.uint8).reshape(len(row), row.shape[1] * row.itemsize) for row in rows]
     return torch.cat([torch.nn.functional.pad(part, (0, -part.shape[1] % UNIT)) for part in parts], 1)
 

@@ -18,7 +18,7 @@ from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
 from scanops.requests.segments import check_offsets
 
-__all__ = ["sharded"]
+__all__ = ["answered", "sharded"]
 
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
@@ -34,7 +34,7 @@ def sharded(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, 
     try:
         call, given = request()
         shard = _checked(call, given, check)
-        parts = _parts(given, shard)
+        parts = parts if is_compiling() else _parts(given, shard)
     except Exception as refused:  # whatever it is: the other ranks have to hear of it
         problem = refused
     lengths: list[int] = []
@@ -45,9 +45,14 @@ def sharded(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, 
         assert problem is not None
         raise problem
     if group.size == 1:
-        found = shards.scanned(call, given.x, **{name: getattr(given, name) for name in shards.OTHERS})
-        return found if isinstance(found, tuple) else (found,)
+        return answered(call, given)
     return _Work(shard, group).outputs(given.initial, lengths)
+
+
+def answered(call: Call, given: Inputs) -> Outputs:
+    """Return the outputs of the scan of one GPU."""
+    found = shards.scanned(call, given.x, **{name: getattr(given, name) for name in shards.OTHERS})
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _checked(call: Call, given: Inputs, check: str) -> Shard:
@@ -58,7 +63,7 @@ def _checked(call: Call, given: Inputs, check: str) -> Shard:
             value=f"check={shown(check)}",
             hint="leave check out",
         )
-    if is_transformed():
+    if not is_compiling() and is_transformed():
         raise UnsupportedRequest(
             f"{call.name}: a sharded scan does not run under torch.func transforms or forward mode",
             allowed="eager code, backward passes and torch.compile",
@@ -112,7 +117,8 @@ class _Work:
         if shard.lines.numel() == 0:  # there is nothing to exchange, on any rank
             empty = tensors.x.new_empty(shard.lines, dtype=shard.carry)
             return self._with_final(shards.finish(self.shard, Carry(None, empty), self.start), empty)
-        if not (read.differentiates and (shard.result.is_floating_point or shard.result.is_complex)):
+        recorded = torch.is_grad_enabled() if is_compiling() else read.differentiates
+        if not (recorded and (shard.result.is_floating_point or shard.result.is_complex)):
             carry = self.carried(shards.totals(self.shard, self.start), initial)
             return self._with_final(shards.finish(self.shard, carry, self.start), carry.final)
         if is_compiling():
@@ -152,7 +158,7 @@ class _Work:
             if offsets is not None:
                 check_offsets(shard.call.name, offsets, x.new_empty(1).expand(sum(lengths)), 0)
         else:
-            found = self.group.gathered([torch.tensor(shard.length, device=x.device)])[0]
+            found = self.group.gathered([torch.full((), shard.length, device=x.device)])[0]
             self.start = found[:position].sum()
         if offsets is not None:
             flags = shards.flags_of(offsets, x, shard.call.dim, self.start)

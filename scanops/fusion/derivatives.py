@@ -15,8 +15,6 @@ from scanops.fusion.expressions import Graph, Term, arguments_of, is_float
 from scanops.fusion.rows import Field
 
 Entries = dict[int, Term]
-Part = tuple[Term | None, Entries]  # a term, None for 0, and the factors of older fields by their places
-_TERM = -1  # in the place of a field
 
 
 # ---- derivatives
@@ -198,67 +196,37 @@ def number_of(term: Term | None) -> float | None:
     return float(term.node[2]) if term.node[0] == "number" else None
 
 
-def affine_parts(graph: Graph, root: int) -> Part:
-    """Return an expression as a term, and the factors of the older fields that it adds, by their places.
+def affine_parts(graph: Graph, root: int) -> tuple[Term | None, Entries]:
+    """Return an expression as a term, None for 0, and the factors of the older fields that it adds, by their places.
 
     Raises UnsupportedRequest where it is no such sum.
     """
-    found: dict[int, Part] = {}
+    rest: dict[int, Term | None] = {}  # of the nodes that follow from the older state, without it
     for at in graph.reached(root):
         operation, dtype, *_ = graph.nodes[at]
         terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
-        parts = [found[each.at] for each in terms]
-        if operation == "older":
-            found[at] = None, {graph.nodes[at][2]: graph.number(1, dtype)}
-        elif not any(entries for _, entries in parts):
-            found[at] = Term(graph, at), {}
-        else:
-            varies = [bool(entries) for _, entries in parts]
-            rule = _LINEAR.get((operation, *varies)) if is_float(dtype) else None
-            if rule is None:
+        varies = [each.at in rest for each in terms]
+        if operation == "older" or any(varies):
+            left = [rest.get(each.at, each) for each in terms]
+            if operation == "where" and not varies[0] and left[1] is not left[2]:
+                rest[at] = terms[0].select(*(0.0 if each is None else each for each in left[1:]))
+            elif operation in ("add", "sub") and None in left:
+                one, other = left
+                rest[at] = one if other is None else -other if operation == "sub" else other
+            elif None in left or operation == "older":
+                rest[at] = None
+            else:
+                rest[at] = graph.add(operation, dtype, *(each.at for each in left if each is not None))
+            fits = operation in ("older", "add", "sub", "neg", "cast") or (operation, varies[1:]) == ("div", [False])
+            fits = fits or (operation == "mul" and not all(varies)) or (operation == "where" and not varies[0])
+            if not (fits and is_float(dtype)):
                 raise UnsupportedRequest(
                     f"scan: step is not linear in the state: {operation} of it",
                     allowed="sums of fields of the state times values of the tensors, and of such values",
                     value=operation,
                     hint="give an associative combine instead of step, or scan item by item",
                 )
-            # A factor of a product, a divisor and a condition go with every part; what is added, with its own.
-            shared = operation in ("mul", "div", "where")
-            fixed = [each if shared and not varied else None for each, varied in zip(terms, varies, strict=True)]
-            if operation == "where":
-                fixed = [terms[0], None, None]
-            values: Entries = {}
-            for key in (_TERM, *dict.fromkeys(key for _, entries in parts for key in entries)):
-                picked = [part[0] if key == _TERM else part[1].get(key) for part in parts]
-                value = rule(*(each or other for each, other in zip(fixed, picked, strict=True)))
-                values |= {} if value is None else {key: value}
-            found[at] = values.pop(_TERM, None), values
-    return found[root]
-
-
-def _sum(x: Term | None, y: Term | None) -> Term | None:
-    return y if x is None else x if y is None else x + y
-
-
-def _negative(x: Term | None) -> Term | None:
-    return None if x is None else -x
-
-
-def _chosen(condition: Term, x: Term | None, y: Term | None) -> Term | None:
-    return None if x is y is None else condition.select(0.0 if x is None else x, 0.0 if y is None else y)
-
-
-_ADDED: dict[str, Any] = {"add": _sum, "sub": lambda x, y: _sum(x, _negative(y))}
-_LINEAR: dict[tuple[Any, ...], Callable[..., Term | None]] = {  # by the operation, and which arguments have the state
-    **{
-        (name, *varies): rule
-        for name, rule in _ADDED.items()
-        for varies in ((True, False), (False, True), (True, True))
-    },
-    **{("where", False, *varies): _chosen for varies in ((True, False), (False, True), (True, True))},
-    ("neg", True): _negative,
-    ("cast", True): lambda x: x,
-    ("mul", True, False): lambda x, factor: None if x is None else x * factor,
-    ("mul", False, True): lambda factor, x: None if x is None else x * factor,
-    ("div", True, False): lambda x, divisor: None if x is None else x / divisor,
-}
+    factors = pulled_back(graph, [(Term(graph, root), graph.number(1, graph.nodes[root][1]))])
+    leaves = {at: graph.nodes[at] for at in factors}
+    entries = {node[2]: factors[at] for at, node in leaves.items() if node[0] == "older"}
+    return rest.get(root, Term(graph, root)), entries

@@ -155,6 +155,9 @@ class Fusion:
         fewer = self._bytes(of_items | of_lines) <= self._bytes(operands)
         return tuple(sorted(of_items | of_lines if fewer else operands))
 
+    def _varies(self, at: int) -> bool:
+        return bool(self.nodes[at][0] == "operand") and self._is_of_item(at)
+
     def _is_of_item(self, at: int) -> bool:
         return bool(self.nodes[at][0] != "operand" or self.operands[self.nodes[at][2]].layout != "line")
 
@@ -163,8 +166,13 @@ class Fusion:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of registers for what outputs take of an item; operands of a whole line are held once."""
-        return self._bytes(self.held)
+        """Bytes of registers for what outputs take of an item, and for its state if that is of ``fields``.
+
+        Operands of a whole line are held once, and constants in no register.
+        """
+        graph = Graph(self.nodes)
+        of_items = [at for at in set(self.elements) if self.fields and any(map(self._varies, graph.reached(at)))]
+        return self._bytes({*self.held, *of_items})
 
     @property
     def plain(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
 from collections import namedtuple
@@ -75,16 +76,14 @@ def operator(
 
     Example:
         >>> import torch, scanops
-        >>> farthest = scanops.operator(  # the value of greatest magnitude so far, and its label
-        ...     fields={"value": None, "label": torch.int64},
-        ...     combine=lambda older, newer: (
-        ...         torch.where(newer.value.abs() > older.value.abs(), newer.value, older.value),
-        ...         torch.where(newer.value.abs() > older.value.abs(), newer.label, older.label),
-        ...     ),
-        ...     identity=(0, -1),
+        >>> mean = scanops.operator(
+        ...     fields=("weight", "total"),
+        ...     lift=lambda x, w: (w, w * x),
+        ...     combine=lambda older, newer: (older.weight + newer.weight, older.total + newer.total),
+        ...     project=lambda state: state.total / state.weight,
         ... )
-        >>> scanops.scan((torch.tensor([1., -3., 2.]), torch.tensor([7, 8, 9])), farthest, 0)
-        (tensor([ 1., -3., -3.]), tensor([7, 8, 8]))
+        >>> scanops.scan((torch.tensor([1., 2., 6.]), torch.tensor([1., 1., 2.])), mean, 0)
+        tensor([1.0000, 1.5000, 3.7500])
     """
     dtypes = dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(fields)
     most = MOST_FIELDS if step is None else MOST_STEPS
@@ -132,6 +131,13 @@ class FieldOperator:
     def functions(self) -> tuple[Function | None, ...]:
         """The functions that are traced."""
         return self.combine, self.lift, self.project, self.step
+
+    @property
+    def inputs(self) -> int:
+        """The number of tensors that the operator scans."""
+        if self.step is not None:
+            return len(inspect.signature(self.step).parameters) - 1
+        return len(self.dtypes) if self.lift is None else len(inspect.signature(self.lift).parameters)
 
     @functools.cached_property
     def facts(self) -> tuple[object, ...]:

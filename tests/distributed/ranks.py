@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -252,6 +253,52 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         assert torch.equal(sd.cumsum(x, 1, group=group)[:, -1], torch.full((2,), 3.0 * (rank + 1)))
 
 
+def dtensors(rank: int, wanted: Expected) -> None:
+    """Shards of the scanned dimension stay where they are, in eager code, backward and compiled; no items travel."""
+    from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor, init_device_mesh
+
+    import scanops.distributed as sd
+
+    mesh, pair = init_device_mesh("cpu", (2, 4)), DeviceMesh("cpu", [0, 1])
+    make, sharded = torch.Generator().manual_seed(0), (Shard(0), Shard(1))
+    tensors = [torch.rand(s, generator=make, dtype=DTYPE) for s in ((3, 7), (3, 7), (3,), (3, 1))]
+    places: Any = (sharded, sharded, (Shard(0), Replicate()), (Replicate(), Replicate()))
+
+    def model(module: Any, a: Any, b: Any, h: Any, w: Any) -> Any:
+        y, final = module.linear_scan(a * w, b, 1, initial=h, return_final=True)
+        return y, final, module.cumsum(y, 1, reverse=True, mask=a > 0.3), module.linear_scan(w, b, 1)
+
+    def short(module: Any, a: Any, b: Any, h: Any, w: Any) -> Any:
+        return module.linear_scan(a, b, 1, initial=h, return_final=True)
+
+    def results(call: Any, leaves: list[Any]) -> Any:
+        found = call(*(each.requires_grad_() for each in leaves))
+        sum((each * each).sum() for each in found).backward()
+        return [*found, *(each.grad for each in leaves if each.grad is not None)]
+
+    short_compiled = torch.compile(partial(short, sd), backend="aot_eager", fullgraph=True)
+    for on, call, same in ((mesh, partial(model, sd), model), (pair, short_compiled, short)):
+        if on is pair and rank > 1:
+            continue
+        at = [place[-on.ndim :] for place in places]
+        found = results(call, [distribute_tensor(t, on, p) for t, p in zip(tensors, at, strict=True)])
+        assert [each.placements for each in found[:2]] == [at[0], at[2]]
+        expected = results(partial(same, scanops), [each.clone() for each in tensors])
+        torch.testing.assert_close([each.full_tensor() for each in found], [each.detach() for each in expected])
+    a = tensors[0].detach()
+    x = distribute_tensor(a, mesh, sharded)
+    assert torch.equal(sd.cummax(x, 1).indices.full_tensor(), torch.cummax(a, 1).indices)
+    assert torch.equal(sd.cumsum(x, 0).redistribute(placements=sharded).full_tensor(), torch.cumsum(a, 0))
+    turned = DeviceMesh("cpu", [1, 0])
+    if rank < 2:
+        with pytest.raises(UnsupportedRequest, match="orders its ranks otherwise"):
+            sd.cumsum(distribute_tensor(a, turned, [Shard(1)]), 1)
+        assert sd.exscan(torch.tensor(rank + 5), group=turned) == (6 if rank == 0 else 0)
+    for bad in ({"mask": a > 0}, {"group": GROUPS[2]}):
+        with pytest.raises(UnsupportedRequest, match="cannot be scanned where they lie"):
+            sd.cumsum(x, 1, **bad)
+
+
 def ranks_that_leave(rank: int, wanted: Expected) -> None:
     """A rank that is late and one that ends: a typed error within the timeout on those that wait."""
     import scanops.distributed as sd
@@ -275,7 +322,7 @@ def work(rank: int, folder: str, wanted: Expected) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=max(WORLDS))
     GROUPS.update({world: dist.new_group(range(world)) for world in WORLDS})
-    for check in (every_case, calls_that_differ, ranks_that_leave):
+    for check in (every_case, calls_that_differ, dtensors, ranks_that_leave):
         check(rank, wanted)
     print("right", flush=True)
     os._exit(0)

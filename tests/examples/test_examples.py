@@ -18,6 +18,7 @@ import scans
 import selective_state_space
 import spline_flow
 import training
+from tests.scripts import ran
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Module -> the operators whose kernels serve it, and a part of the first loss that the last ones stay below.
@@ -41,6 +42,12 @@ def test_the_curves_are_the_same(module: object, device: str) -> None:
         assert statistics.mean(curve.losses[-last:]) < (part if device == "cpu" else 1) * curve.losses[0], name
         assert device == "cpu" or curve.peak_bytes > 0, name
     assert device == "cuda" or operators <= {scanops.ScanSpec.parse(slug).op for slug in outcome.kernels}
+
+
+def test_a_sequence_over_two_ranks_trains_as_on_one() -> None:
+    words = ("--nproc-per-node", 2, EXAMPLES / "distributed_recurrence.py", "--steps", 8, "--length", 24)
+    said = ran(sys.executable, "-m", "torch.distributed.run", *words, OMP_NUM_THREADS="1").stdout
+    assert "[8, 16] of the time steps" in said and "losses agree" in said
 
 
 def test_a_slightly_wrong_scan_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
 
 import scanops
+from scanops.errors import UnsupportedRequest
 from scanops.fusion.operators import FieldOperator
+from tests.requests.checks import refused
 from tests.scripts import loaded
 
 EXAMPLES = loaded("docs/examples/fields.py")
@@ -32,7 +36,7 @@ def expected(op: FieldOperator, tensors: Any, dim: int, mask: Any, reverse: bool
         else:
             lifted = op.lift(*lines[at]) if op.lift else lines[at]
             after = op.combine(s, state(**lifted) if isinstance(lifted, dict) else state(*lifted))
-        after = after if isinstance(after, tuple) else (after,)
+        after = after if isinstance(after, tuple | list) else (after,)
         after = state(*(torch.where(keep[at], one, other) for one, other in zip(after, s, strict=True)))
         made = project(s if exclusive else after)
         found.append(made if isinstance(made, tuple) else (made,))
@@ -84,3 +88,121 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     for one, other in [*zip(found[0], (*wanted, *exact), strict=False), *zip(*found, strict=True)]:
         scale = max(1.0, float(other.detach().abs().max())) * (1 if dtype == torch.float64 else 1e5)
         torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_are_lawful(name: str) -> None:
+    """check_operator finds nothing in the examples."""
+    report = scanops.check_operator(getattr(EXAMPLES, name), lengths=(6, 127, 601))
+    assert report.ok and report.laws == 1800 and report.items > 1000, str(report)
+
+
+def made(**options: Any) -> FieldOperator:
+    """An operator of two fields that differs in some arguments."""
+    first: dict[str, Any] = {"fields": ("a", "b"), "combine": lambda older, newer: (older.a + newer.a, newer.b)}
+    return scanops.operator(**{**first, **options})
+
+
+def test_wrong_laws_are_found() -> None:
+    for options, law in (
+        ({"combine": lambda older, newer: (older.a - newer.a, newer.b)}, "identity on the left"),
+        ({"combine": lambda older, newer: (older.a + newer.a, newer.b)}, "identity on the right"),
+        ({"fields": ("a",), "combine": lambda older, newer: torch.maximum(older.a, newer.a) + older.a * newer.a * 0.5,
+          "identity": 0, "lift": lambda x: x.abs()}, "associativity"),
+    ):  # fmt: skip
+        findings = scanops.check_operator(made(**options), lengths=()).findings
+        assert [each.law for each in findings] == [law], findings
+
+
+X = torch.ones(2, 5)
+WRONG: dict[str, Any] = {
+    "operator: invalid fields": lambda: made(fields=("a", "a")),
+    "operator: invalid fields: got fields=torch.int8": lambda: made(fields={"a": torch.int8, "b": None}),
+    "operator: invalid functions": lambda: made(combine=None),
+    "operator: invalid combine": lambda: made(combine=3),
+    "operator: invalid identity": lambda: made(identity=(1, 2, 3)),
+    "operator: invalid start": lambda: made(combine=None, step=lambda h, x: (x, x), start={"a": 1}),
+    "lift must give 2 values, for the fields a, b: got 1 values": lambda: scanops.scan(X, made(), 1),
+    "combine must give values for a, b: got a, c values": lambda: scanops.scan(
+        (X, X), made(combine=lambda older, newer: {"a": newer.a, "c": newer.b}), 1
+    ),
+    "line": lambda: scanops.scan((X, X), made(combine=lambda older, newer: (torch.fft.fft(newer.a), newer.b)), 1),
+    "a branch that depends on values": lambda: scanops.scan(
+        (X, X), made(combine=lambda older, newer: newer if newer.a > 0 else older), 1
+    ),
+    "combine gives torch.float32 for the field 'a', which is torch.int64": lambda: scanops.scan(
+        (X.int(), X), made(fields={"a": torch.int64, "b": None}, combine=lambda o, n: (o.b, n.b)), 1
+    ),
+    "step is not linear in the state: mul of it": lambda: scanops.scan(
+        X, made(combine=None, step=lambda h, x: (h.a * h.b, x)), 1
+    ),
+    "project must give 1 to 4 values: got 5 values": lambda: scanops.scan(
+        (X, X), made(project=lambda state: (state.a,) * 5), 1
+    ),
+    "invalid step": lambda: scanops.scan(X.int(), made(combine=None, step=lambda h, x: (h.b, x)), 1),
+    "invalid identity: got identity=-inf": lambda: scanops.scan((X.int(), X.int()), made(identity=-math.inf), 1),
+    "initial does not go with": lambda: scanops.scan((X, X), made(), 1, initial=1.0),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_is_named(words: str) -> None:
+    assert words in str(refused(UnsupportedRequest, WRONG[words]))
+
+
+def test_dtypes_and_followed_calls() -> None:
+    """Half types keep their dtype; integers and bool have fields of their own; compiled, batched and nested calls."""
+    last = scanops.operator(
+        fields={"at": torch.int64, "some": torch.bool, "value": None}, identity=(-1, 0, 0), name="last",
+        combine=lambda older, newer: {
+            "at": torch.where(newer.some, newer.at, older.at), "some": older.some | newer.some,
+            "value": torch.where(newer.some, newer.value, older.value),
+        },
+    )  # fmt: skip
+    x = torch.tensor([[0.5, -1.0, 0.25, 0.0]], dtype=torch.bfloat16)
+    for place in (scanops.emulate(), torch.enable_grad()):
+        with place:
+            at, some, value = scanops.scan((torch.arange(4, dtype=torch.int16), x > 0, x), last, 1)
+            assert (at.dtype, some.dtype, value.dtype) == (torch.int64, torch.bool, torch.bfloat16)
+            assert at.tolist() == [[0, 0, 2, 2]] and some.all() and value.tolist() == [[0.5, 0.5, 0.25, 0.25]]
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    one = lambda x: scanops.scan(x, EXAMPLES.filter, -1)  # noqa: E731
+    wanted = one(x)
+    assert torch.equal(torch.compile(one, fullgraph=True, backend="aot_eager")(x), wanted)
+    assert torch.equal(torch.vmap(one)(x), wanted)
+    torch.testing.assert_close(torch.func.jvp(one, (x,), (x,))[1], wanted)
+    started = scanops.operator(fields=("h",), step=lambda h, x: (0.5 * h.h + x,), start=8)
+    assert scanops.scan(torch.zeros(3), started, 0).tolist() == [4, 2, 1]
+    assert scanops.scan(torch.zeros(3), started, 0, exclusive=True, then=lambda h, x: h + 1).tolist() == [9, 5, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_sums_modulo_a_period(dtype: torch.dtype) -> None:
+    """10^6 items against integers, others against fractions: the error is one rounding; gradients are those of sums."""
+    generator = torch.Generator().manual_seed(3)
+    period, unit = 6588397 / 2**20, 2.0**-20
+    whole = torch.randint(-(2**24), 2**24, (10**6,), generator=generator)
+    whole = (whole * unit).to(dtype).double().div(unit).long()
+    wanted = whole.cumsum(0).remainder(6588397) * unit
+    eps = torch.finfo(dtype).eps
+    with scanops.emulate():
+        found = scanops.cumsum((whole * unit).to(dtype), 0, modulo=period).double()
+    apart = (found - wanted).abs()
+    assert float(torch.minimum(apart, period - apart).max()) <= eps * period and 0 <= found.min() < found.max() < period
+    x = (torch.randn(2, 700, generator=generator, dtype=torch.float64) * 5).to(dtype).requires_grad_()
+    for emulated, reverse in itertools.product((True, False), repeat=2):
+        with scanops.emulate() if emulated else torch.enable_grad():
+            y = scanops.cumsum(x, 1, modulo=2 * math.pi, reverse=reverse, exclusive=True)
+            (gradient,) = torch.autograd.grad((y * y.detach()).sum(), x)
+            (exact,) = torch.autograd.grad(
+                (scanops.cumsum(x, 1, reverse=reverse, exclusive=True, dtype=torch.float64) * y.detach()).sum(), x
+            )
+            torch.testing.assert_close(gradient, exact)
+        total = Fraction(0)
+        for at in range(699, -1, -1) if reverse else range(700):
+            far = abs(Fraction(float(y[1, at])) - total)
+            assert min(far, abs(far - Fraction(2 * math.pi))) <= eps * 2 * math.pi
+            total = (total + Fraction(float(x[1, at]))) % Fraction(2 * math.pi)
+    for wrong in ({"modulo": 0.0}, {"modulo": math.inf}, {"modulo": 1.0, "dtype": torch.int64}):
+        assert "beside modulo" in str(refused(UnsupportedRequest, lambda wrong=wrong: scanops.cumsum(x, 1, **wrong)))
+    assert "initial" in str(refused(UnsupportedRequest, lambda: scanops.cumsum(x, 1, modulo=1.0, initial=1.0)))

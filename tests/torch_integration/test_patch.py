@@ -185,6 +185,7 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "is_jit_traced": (lambda: [traced(), under(jit, lambda _: traced())], [False, True]),
     "is_wrapped": (lambda: [names.is_wrapped(ONE), under(vmap, names.is_wrapped)], [False, True]),
     "is_zero": (lambda: [names.is_zero(ONE), names.is_zero(torch._efficientzerotensor(2))], [False, True]),
+    "ragged_dim": (lambda: names.ragged_dim(torch.nested.nested_tensor([ONE], layout=torch.jagged)), 1),
     "raw_stream": (lambda: CUDA and names.raw_stream(0) != torch.cuda.current_stream(0).cuda_stream, False),
     "recording": (lambda: within(below(), lambda: within(names.recording(), LEAF.sin)).requires_grad, True),
     "register_fake": (lambda: within(FakeTensorMode(), lambda: scanops.cumsum(torch.ones(3), 0)).shape, (3,)),

@@ -1,4 +1,4 @@
-"""The CUDA text of an exported file: a kernel, and a launcher with plain arguments."""
+"""The texts of exported files: kernels, each with a launcher of plain arguments, and the Python around them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import Source
 
-__all__ = ["Parameter", "Unit", "python_name", "scalar", "units_of"]
+__all__ = ["Parameter", "Tensor", "Unit", "python_name", "python_text", "scalar", "units_of"]
 
 # CUDA toolkits that compile for a target: 11.8 was the first for sm_90, and CUDA 13 dropped sm_70.
 TOOLKITS = {
@@ -56,6 +56,16 @@ PARAMETERS = (
     Parameter("multiprocessors", "int", "of the GPU", "multiprocessors"),
     Parameter("stream", "void*", "a cudaStream_t of the current device", "c10::cuda::getCurrentCUDAStream().stream()"),
 )
+# What a tensor of a Python file holds.
+MEANINGS = {
+    "x": "",
+    "mask": ", one per item: a bool mask selects, a numeric one multiplies",
+    "gate": ", one per item: the factor of the result before it",
+    "saved": ", one per item: what the forward scan saved",
+    "segment_starts": ", one per item: True where a segment begins",
+    "offsets": ": 0, the beginning of each further segment, and the length",
+    "initial": " or a number: the carry-in of each line, expandable to x's shape without dim",
+}
 
 
 class Unit(NamedTuple):
@@ -117,3 +127,46 @@ def units_of(plans: Sequence[Plan], *, takes_stream: bool) -> list[Unit]:
         launcher = template.render(plan=plan, parameters=parameters, read=names)
         units.append(Unit(f"kernel_{number}", plan, parameters, render(plan, launcher)))
     return units
+
+
+class Tensor(NamedTuple):
+    """A tensor that a call takes or returns."""
+
+    name: str
+    dtypes: Sequence[str]  # that it may have
+
+    @property
+    def says(self) -> str:
+        """The dtypes and the meaning of the tensor."""
+        return f"{self.name}: {' or '.join(self.dtypes)}{MEANINGS[self.name]}"
+
+    @property
+    def scalars(self) -> str:
+        """The dtypes that the tensor may have, in C++."""
+        return ", ".join(map(scalar, self.dtypes))
+
+
+def python_text(units: Sequence[Unit], format: str, command: str) -> str:
+    """Return the Python file of kernels that take the same kinds of tensors; ``command`` writes it."""
+    spec, board = units[0].plan.spec, format == "gpumode"
+    masks = list(dict.fromkeys(str(unit.plan.spec.mask) for unit in units))
+    operands = [
+        Tensor(python_name(source), masks if source.name == "mask" else [source.dtype.name]) for source in spec.sources
+    ]
+    results = [Tensor("y", [spec.out.name])]
+    results += [Tensor("indices", ["int64" if spec.indexed else spec.out.name])] if spec.doubled else []
+    results += [Tensor("carry_out", [spec.carry.name])] if spec.final else []
+    others = [Tensor("offsets", [str(spec.segments)])] if spec.by_offsets else []
+    others += [Tensor("initial", [spec.carry.name])] if spec.initial else []
+    template = environment().get_template("exports/scan.py.j2")
+    return template.render(
+        units=units,
+        spec=spec,
+        target=units[0].plan.target,
+        parameters=units[0].parameters,
+        board=board,
+        command=command,
+        operands=operands + results[:board],  # GPU MODE passes the output
+        others=others,
+        results=results,
+    )
