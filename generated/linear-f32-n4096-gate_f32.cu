@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 edd2066a1b8381bc of everything below this banner
+// content  sha256 951cb55afe1ad497 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -254,12 +254,6 @@ template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
     if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
-        const Item item = *from;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) access.item[k] = item;
-        return access;
-    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];

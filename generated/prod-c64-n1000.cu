@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 37088d62be6b9574 of everything below this banner
+// content  sha256 e53dfd61d98be417 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -234,12 +234,6 @@ template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
     if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
-        const Item item = *from;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) access.item[k] = item;
-        return access;
-    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];

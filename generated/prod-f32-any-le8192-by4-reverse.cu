@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 bc4c35bdb4c7525b of everything below this banner
+// content  sha256 d4f8a73bf046d4d3 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -229,12 +229,6 @@ template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
     if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
-        const Item item = *from;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) access.item[k] = item;
-        return access;
-    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];

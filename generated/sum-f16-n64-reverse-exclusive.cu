@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 a80b34ec064216d8 of everything below this banner
+// content  sha256 d9202db8c851b85a of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -224,12 +224,6 @@ template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
     if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
-        const Item item = *from;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) access.item[k] = item;
-        return access;
-    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 2b3280c9e883728e of everything below this banner
+// content  sha256 04827bc6154bbf83 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -183,12 +183,6 @@ template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
     if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
     Vector<Item> access = {};
-    if (!dense && guarded && step == 0) {  // one item for the whole line: nothing to guard
-        const Item item = *from;
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) access.item[k] = item;
-        return access;
-    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];

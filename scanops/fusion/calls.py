@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scanops import environment
 from scanops.codegen.operators import is_built_in, listed
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.following import handed_on, text_of
 from scanops.fusion.functions import key_of, traced
-from scanops.fusion.gradients import operated, repeated, run
+from scanops.fusion.gradients import differentiated, operated, run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, remember, shape_of
 from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
 from scanops.requests.call import Call, runs_kernels
-from scanops.runtime import calls
+from scanops.requests.geometry import line_shape
+from scanops.runtime import calls, native
 from scanops.runtime.calls import Key
 
 Function = Callable[..., Any]
@@ -52,25 +54,32 @@ def scan_fused(
         text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
         found = operated(text, (op, dim, reverse, exclusive), tensors)
         return found[0] if len(found) == 1 else found
-    functions, facts = (map, then), (dtype, torch.get_default_dtype())
-    if own is not None:
-        functions, facts = (map, then, *own.functions), (*facts, own.facts)
+    functions = (map, then, *(() if own is None else own.functions))
+    facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
     key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
     plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
     key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key
-    if key is not None and (answer := repeated(key, tensors)) is not None:
+    if key is not None and (answer := _repeated(key, tensors)) is not None:
         return answer
     row = own or listed(op)
+    initial, final = others["initial"], others["return_final"]
+    if own is None:
+        others = {**others, "initial": None, "return_final": isinstance(final, str)}  # of segments
     _check(inputs, None if own else row, (map, then), mask, others)
     shape = _shape(inputs, mask)
-    Call(op, 0, reverse, exclusive, False, dtype).check_options()
+    Call(op, 0, reverse, exclusive, final, dtype).check_options()  # type: ignore[arg-type]
     kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
     fusion = traced(map, then, row, kinds, mask is not None, dtype, key and key[:1])
-    work = Work(fusion, op, checks.check_dim("scan", shape, dim), reverse, exclusive)
+    work = Work(fusion, op, checks.check_dim("scan", shape, dim), reverse, exclusive, bool(final))
+    if initial is not None:
+        x = torch.empty((), dtype=work.carry, device=tensors[0].device).expand(shape)
+        tensors += (checks.check_initial("scan", initial, x, line_shape(shape, work.dim), work.carry),)
     found = run(work, tensors)
     if key is not None and runs_kernels(tensors):
         remember(key, work, tensors)
-    return found[0] if len(found) == 1 else found
+    results = found[: len(found) - work.final]
+    y = results[0] if len(results) == 1 else results
+    return (y, found[-1]) if work.final else y
 
 
 _NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion follows from beside the tensors
@@ -93,6 +102,29 @@ def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -
     return (number, *options)
 
 
+def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
+    """Return the outputs of a call like one before it: by C++, or by the launch that served that; None: not yet."""
+    if native.served is not None and len(tensors) <= len(native.SLOTS):
+        answer = native.served(native.slots(tensors), key)
+        if answer is not None:
+            return answer
+    if not runs_kernels(tensors):
+        return None
+    known = calls.FUSED.get((key, environment.SCOPED.get(), *calls.facts(tensors)))
+    if known is None:
+        return None
+    work, launcher = known
+    if not launcher.own:
+        if calls.superseded((launcher,)):
+            return None
+    elif native.served is None:
+        native.repeated(launcher.kernel.target)
+    elif launcher.generation != native.generation():
+        native.learn_fused(key, tensors, launcher)
+    found = differentiated(work, tensors, lambda work, tensors: launcher.outputs(tensors))
+    return found[0] if len(found) == 1 else found
+
+
 def _check(
     inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
 ) -> None:
@@ -101,7 +133,7 @@ def _check(
     if wrong:
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
-            allowed="mask, reverse, exclusive and dtype",
+            allowed="mask, reverse, exclusive, dtype; initial and return_final with an operator of the table",
             value=f"{wrong[0]}={shown(others[wrong[0]])}",
             hint="call the function first, and scan its result",
         )

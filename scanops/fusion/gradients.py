@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scanops import environment
 from scanops import torch_private as private
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
@@ -27,10 +26,9 @@ from scanops.fusion.kernel import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, 
 from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated, shape_of
 from scanops.ops import schema
 from scanops.ops.backward import summed_to
-from scanops.ops.dispatch import is_followed, is_symbol
-from scanops.requests.call import is_recorded, runs_kernels
+from scanops.ops.dispatch import is_followed
+from scanops.requests.call import is_recorded, is_symbol, runs_kernels
 from scanops.requests.checks import check_dim
-from scanops.runtime import calls, native
 
 _RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
 _MOST_ENTRIES = 24  # fields of a state of a matrix and a vector
@@ -38,34 +36,12 @@ _MOST_ENTRIES = 24  # fields of a state of a matrix and a vector
 
 def run(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs of a fused scan: by one kernel, by one operator, or by torch's operators around a scan."""
-    if runs_kernels(tensors) and shape_of(tensors).numel():
+    plain = len(tensors) == len(work.fusion.operands) and not work.final
+    if runs_kernels(tensors) and shape_of(work.operands(tensors)).numel():
         return differentiated(work, tensors, computed)
-    if is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
-        return operated(work.fusion.text, work[1:], tensors)
+    if plain and is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
+        return operated(work.fusion.text, work[1:5], tensors)
     return composed(work, tensors)
-
-
-def repeated(key: calls.Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
-    """Return the outputs of a call like one before it: by C++, or by the launch that served that; None: not yet."""
-    if native.served is not None and len(tensors) <= len(native.SLOTS):
-        answer = native.served(native.slots(tensors), key)
-        if answer is not None:
-            return answer
-    if not runs_kernels(tensors):
-        return None
-    known = calls.FUSED.get((key, environment.SCOPED.get(), *calls.facts(tensors)))
-    if known is None:
-        return None
-    work, launcher = known
-    if not launcher.own:
-        if calls.superseded((launcher,)):
-            return None
-    elif native.served is None:
-        native.repeated(launcher.kernel.target)
-    elif launcher.generation != native.generation():
-        native.learn_fused(key, tensors, launcher)
-    found = differentiated(work, tensors, lambda work, tensors: launcher.outputs(tensors))
-    return found[0] if len(found) == 1 else found
 
 
 def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:
@@ -95,10 +71,10 @@ def differentiated(work: Work, tensors: Tensors, compute: Callable[[Work, Tensor
 
 def _is_scanned_back(work: Work, tensors: Tensors) -> bool:
     """Whether the gradients are computed by scans."""
-    fusion, wanted = work.fusion, tuple(each.requires_grad for each in tensors)
+    fusion, wanted = work.fusion, tuple(each.requires_grad for each in work.operands(tensors))
     if work.op in _RECURRENCES:
-        return len(tensors) + len(fusion.outputs) < MOST_OPERANDS
-    every = (True,) * len(fusion.outputs), wanted, (True,) * len(tensors)
+        return any(wanted) and len(tensors) + len(fusion.outputs) < MOST_OPERANDS
+    every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
     return bool(fusion.fields) and _adjoint(fusion, work.op, work.exclusive, *every) is not None
 
 
@@ -118,7 +94,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         work, tensors, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
         if is_dynamo_compiling():
-            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:], False)
+            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:5], False)
             return None, None, *(each if need else None for each, need in zip(every, needs, strict=True))
         return None, None, *gradients_of(work, tensors, gradients, needs)
 
@@ -126,28 +102,40 @@ class _Fused(torch.autograd.Function):
 def gradients_of(
     work: Work, tensors: Tensors, gradients: Sequence[torch.Tensor | None], needs: tuple[bool, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of the tensors that ``needs`` are wanted of, from those of the outputs."""
-    given = tuple(each is not None for each in gradients)
-    if not any(given):
+    """Return the gradients of the tensors that ``needs`` are wanted of, from those of the outputs.
+
+    Carries change places: that of the scan from the other end goes in as the gradient of what came out here.
+    """
+    if all(each is None for each in gradients):
         return (None,) * len(tensors)
+    whole_call, tensors = tensors, work.operands(tensors)
+    carried, of_final = len(whole_call) > len(tensors), gradients[len(work.fusion.outputs) :]
+    gradients, carries = gradients[: len(work.fusion.outputs)], tuple(each for each in of_final if each is not None)
+    given = tuple(each is not None for each in gradients)
+    final, needs = any(needs[len(tensors) :]), needs[: len(tensors)]
     shape = shape_of(tensors)
     whole = tuple(each.shape == shape for each in tensors)
     adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, needs, whole)
     assert adjoint is not None
     known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
     read = [*tensors, *known]
-    states = [y for each in adjoint.before for y in run(Work(each, work.op, work.dim, work.reverse, True), tensors)]
+    states = [y for each in adjoint.before for y in run(Work(each, work.op, work.dim, work.reverse, True), whole_call)]
     read += [states.pop(0) if there else tensors[0] for there in adjoint.there]  # nothing reads the latter
     found: list[torch.Tensor] = []
+    of_carry: tuple[torch.Tensor | None, ...] = (None,) * carried
     for fusion in adjoint.parts:
-        found += run(Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive), tuple(read))
+        back = Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive, final)
+        found += run(back, (*read, *carries))
+        if final:
+            of_carry = (summed_to(found.pop(), shape=whole_call[-1].shape, dtype=whole_call[-1].dtype),)
     if adjoint.last is not None:
         outputs = adjoint.last.outputs
         values = evaluated(adjoint.last.nodes, [each.at for each in outputs], {"operand": [*read, *found]}, {})
         dtypes = [getattr(torch, each.dtype) for each in outputs]
         found = [each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
     pairs = zip(tensors, adjoint.of, strict=True)
-    return tuple(None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs)
+    of = (None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs)
+    return (*of, *of_carry)
 
 
 class _Adjoint(NamedTuple):

@@ -11,6 +11,7 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops import environment, workload
+from scanops.codegen.dtypes import DTYPES, accumulator_of
 from scanops.codegen.lines import are_few
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
@@ -19,7 +20,7 @@ from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import called
 from scanops.processes import NO_FORK
-from scanops.requests.call import Call
+from scanops.requests.call import Call, is_traced
 from scanops.requests.geometry import FURTHER, ScanArguments, is_aligned, layout_of, line_shape, split_shape
 from scanops.requests.request import Inputs
 from scanops.runtime import calls
@@ -33,18 +34,29 @@ _NAMES = ("input", *FURTHER)  # and for operands
 
 
 class Work(NamedTuple):
-    """A fused scan without its tensors."""
+    """A fused scan without its tensors: those of the fusion, then the carry-in, if there is one."""
 
     fusion: Fusion
     op: str
     dim: int  # counts from 0
     reverse: bool
     exclusive: bool
+    final: bool = False  # whether the carry-out follows the outputs
+
+    def operands(self, tensors: Tensors) -> Tensors:
+        """Return the tensors without the carry-in."""
+        return tensors[: len(self.fusion.operands)]
+
+    @property
+    def carry(self) -> torch.dtype:
+        """The dtype of carry-in and carry-out."""
+        found: torch.dtype = getattr(torch, accumulator_of(DTYPES[self.fusion.scanned]).name)
+        return found if found.is_floating_point else getattr(torch, self.fusion.scanned)
 
 
 def shape_of(tensors: Tensors) -> torch.Size:
     """The shape that tensors broadcast to. Raises RuntimeError where there is none."""
-    if is_compiling():  # in comparisons symbols of sizes would be constants
+    if is_compiling() or is_traced():  # in comparisons symbols of sizes would be constants
         return torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-any-return, no-untyped-call]
     shapes = [each.shape for each in tensors]
     if all([each == shapes[0] for each in shapes]):
@@ -103,6 +115,10 @@ def remember(key: calls.Key, work: Work, tensors: Tensors) -> None:
 
 def computed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by a kernel; by torch's operators where there is none."""
+    *operands, carry = tensors
+    if len(operands) == len(work.fusion.operands) and carry.numel() > 1:
+        lines = line_shape(shape_of(tuple(operands)), work.dim)
+        tensors = (*operands, carry.expand(lines).contiguous())
     key = (work, environment.SCOPED.get(), *calls.facts(tensors))
     launcher = calls.FUSED.get(key)
     if launcher is None or calls.superseded((launcher,)):
@@ -116,8 +132,9 @@ def computed(work: Work, tensors: Tensors) -> Tensors:
 
 def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
     """Return the spec of the kernel for tensors of these shapes and strides, and which of them it reads, in order."""
-    shape, dim = shape_of(tensors), work.dim
-    views = [each.expand(shape) for each in tensors]
+    operands, dim = work.operands(tensors), work.dim
+    shape = shape_of(operands)
+    views = [each.expand(shape) for each in operands]
     order = _order(work.fusion, [layout_of(each, shape, dim) for each in views])
     views = [views[place] for place in order]
     layouts = [layout_of(each, shape, dim) for each in views]
@@ -131,6 +148,8 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
         out_dtype=fusion.outputs[0].dtype,
         reverse=work.reverse,
         exclusive=work.exclusive,
+        initial=len(tensors) > len(operands),
+        final=work.final,
         inner=inner,
         input_layout=layouts[0],
         map=fusion.text,
@@ -144,7 +163,7 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
 def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
     """The launch for tensors of these shapes and strides, by a kernel that is found or built."""
     spec, order = spec_of(work, tensors)
-    shape, device = shape_of(tensors), device_of(tensors[0])
+    shape, device = shape_of(work.operands(tensors)), device_of(tensors[0])
     few = are_few(spec, line_shape(shape, work.dim).numel(), device.multiprocessors)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
@@ -157,17 +176,22 @@ def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
 
 def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> _Launcher:
     """Return the launch of a kernel on tensors of these shapes and strides, of which it reads some, in this order."""
-    shape, outputs = shape_of(tensors), kernel.spec.fusion.outputs
+    spec, carry = kernel.spec, tensors[-1] if kernel.spec.initial else None
+    shape = shape_of(tensors[: len(tensors) - spec.initial])
+    kinds = [(shape, dtype) for _, dtype in spec.fusion.outputs]
+    places = [(name, *kind) for name, kind in zip(_PLACES, kinds, strict=False)]
+    places += [("carry_out", line_shape(shape, dim), spec.carry.name)] if spec.final else []
     request: Any = SimpleNamespace(  # what a Launcher needs of one
-        call=Call(kernel.spec.op, dim),
-        inputs=Inputs(tensors[0]),
+        call=Call(spec.op, dim),
+        inputs=Inputs(tensors[0], initial=carry),
         x=tensors[0],
         operands={name: tensors[place].expand(shape) for name, place in zip(_NAMES, order, strict=False)},
-        places=tuple((name, shape, getattr(torch, dtype)) for name, (_, dtype) in zip(_PLACES, outputs, strict=False)),
+        places=tuple((name, where, getattr(torch, dtype)) for name, where, dtype in places),
         shape=shape,
     )
     launcher = _Launcher(kernel, request, device_of(tensors[0]), asked, few)
-    launcher.generation, launcher.reads = -1, tuple(zip(_NAMES, order, strict=False))
+    reads = (*zip(_NAMES, order, strict=False), *(() if carry is None else (("carry_in", len(tensors) - 1),)))
+    launcher.generation, launcher.reads = -1, reads
     return launcher
 
 
@@ -189,7 +213,9 @@ _TORCH: dict[str, Any] = {
 
 def composed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by torch's operators around an ordinary scan, which have derivatives of every kind."""
-    fusion, shape = work.fusion, shape_of(tensors)
+    fusion, (initial, *_) = work.fusion, (*tensors[len(work.fusion.operands) :], None)
+    tensors = work.operands(tensors)
+    shape, finals = shape_of(tensors), ()
     results: list[torch.Tensor] = []
     values: dict[int, torch.Tensor] = {}
 
@@ -202,11 +228,12 @@ def composed(work: Work, tensors: Tensors) -> Tensors:
         results += _of_states(work, elements)
     else:
         dtype = getattr(torch, fusion.scanned)
-        given: Any = (element, None, gates[0] if gates else None, None, None, None)
-        y: Any = called(given, (None,), False, (work.op, work.dim, work.reverse, work.exclusive, False, dtype, None))
+        given: Any = (element, None, gates[0] if gates else None, None, None, initial)
+        y: Any = called(given, (None,), False, (*work[1:], dtype, None))
+        y, *finals = y if work.final else (y,)
         results.append(y.to(getattr(torch, wide(fusion.scanned))))
     found = zip(computed([each.at for each in fusion.outputs]), fusion.outputs, strict=True)
-    return tuple(each.to(getattr(torch, output.dtype)).contiguous() for each, output in found)
+    return (*(each.to(getattr(torch, output.dtype)).contiguous() for each, output in found), *finals)
 
 
 def _of_states(work: Work, states: Tensors) -> Tensors:
