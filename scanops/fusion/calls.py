@@ -54,7 +54,8 @@ def scan_fused(
         text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
         found = operated(text, (op, dim, reverse, exclusive), tensors)
         return found[0] if len(found) == 1 else found
-    functions, facts = (map, then), (dtype, torch.get_default_dtype())
+    functions: tuple[Any, ...] = (map, then)
+    facts: tuple[Any, ...] = (dtype, torch.get_default_dtype())
     if own is not None:
         functions, facts = (map, then, *own.functions), (*facts, own.facts)
     key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
@@ -80,7 +81,7 @@ def scan_fused(
         remember(key, work, tensors)
     results = found[: len(found) - work.final]
     y = results[0] if len(results) == 1 else results
-    return (y, found[-1]) if work.final else y
+    return (y, found[-1]) if work.final else y  # type: ignore[return-value]  # of several results a pair with these
 
 
 _NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion follows from beside the tensors
