@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 e262a4ebb597d785 of everything below this banner
+// content  sha256 711f01ada747251d of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -143,18 +143,24 @@ __device__ __forceinline__ Output output_of(State state) {
     return unsegmented::output_of(state.plain);
 }
 
-// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
-__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
-    __syncwarp();  // all lanes have read the marks of the tile before
-    for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
+// The number of segments that begin before `place`, which all lanes of the warp name alike.
+__device__ __forceinline__ int begun_before(const Segments& segments, long long place, int lane) {
     int low = 0, count = segments.count;  // range that holds the first of them
-    while (count > 0) {  // split the rest into 32 parts; count those that end before `first`
+    while (count > 0) {  // split the rest into 32 parts; count those that end before `place`
         const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
-        const bool before = last < count && segments.begin[low + last] < first;
+        const bool before = last < count && segments.begin[low + last] < place;
         const int whole = __popc(__ballot_sync(0xffffffffu, before));
         low += whole * part;
         count = min(count - whole * part, part - 1);
     }
+    return low;
+}
+
+// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
+__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
+    __syncwarp();  // all lanes have read the marks of the tile before
+    for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
+    int low = begun_before(segments, first, lane);
     __syncwarp();
     for (bool inside = true; __all_sync(0xffffffffu, inside); low += 32) {
         const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
@@ -170,6 +176,19 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
     if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
     return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
+}
+
+// The number of segments that begin before `place`.
+__device__ __forceinline__ int begun_before(const Segments& segments, long long place) {
+    int low = 0, high = segments.count;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (segments.begin[middle] < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 // ---- accesses hold items in memory order, Items hold states in scan order

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulator import emulate as emulate
+    from scanops.extrema import reduce_by_key as reduce_by_key
     from scanops.fusion.operators import operator as operator
     from scanops.laws import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
@@ -52,6 +53,7 @@ _NAMES = {  # of each module
     "codegen.spec": ("ScanSpec",),
     "emulator": ("emulate",),
     "fusion.operators": ("operator",),
+    "extrema": ("reduce_by_key",),
     "laws": ("check_operator",),
     "patching": ("patch_torch",),
     "precompile": ("compile", "prepare", "record"),

@@ -9,25 +9,23 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Final, Pair, ValuesAndIndices, cummax, cummin
+from scanops.extrema import Ends, Final, Pair, ValuesAndIndices, cummax, cummin
 from scanops.fusion import operator as operator
 from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from scanops.extrema import Functions, Keywords
+    from scanops.extrema import Chunks, Functions, Keywords
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
 
 @overload
-def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
-) -> Pair: ...
+def scan(x: Tensor, op: str | Operator, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
 def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]
 ) -> Tensor: ...
 @overload
 def scan(x: Tensor | Sequence[Tensor], op: str | Operator, dim: int, **options: Unpack[Functions]) -> Any: ...
@@ -46,15 +44,15 @@ def scan(
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
+    chunk: int | None = None,
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair | tuple[Tensor, ...]:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
-    ``exclusive`` leaves x[i] out of y[i], so that the first result is the identity; ``reverse`` counts i from the last
-    item. CUDA tensors are scanned by a kernel generated for exactly this request, built at its first use and cached,
-    in compiled code and backward passes too; CPU tensors by PyTorch's own operators, with the same results.
+    CUDA tensors are scanned by a kernel generated for exactly this request, built at its first use and cached, in
+    compiled code and backward passes too; CPU tensors by PyTorch's own operators, with the same results.
 
     Args:
         x: a tensor of any shape and strides, or with ``map`` several that broadcast: bool, integers, floats,
@@ -68,7 +66,7 @@ def scan(
         then: likewise of the result and the tensors: what is stored; of several values a tuple.
         mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
-        reverse, exclusive: scan from the last item to the first; leave the item itself out of its result.
+        reverse, exclusive: count i from the last item; leave x[i] out of y[i], so that the first is the identity.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
             without ``dim``, one value per line; with ``offsets`` also to x's shape with the segments in place of
             ``dim``, one value per segment, if it has as many dimensions. An exclusive scan begins with it.
@@ -83,14 +81,15 @@ def scan(
         offsets: segments that are the same in every line, as in ``cu_seqlens``: an int32 or int64 tensor
             [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are read once per tensor (an
             inference tensor's at each call), which waits for the GPU.
+        chunk: begin again every so many items of a line, or of each segment of ``offsets``; the last chunk may be
+            shorter. In reverse chunks hold the same items. Not with other segments, carries or complete results.
         dtype: of the result; items are converted to it before they are scanned. By default x's dtype, or torch's
             promotion of ``x * mask``; float32 for 8-bit floating types, which no result has; int64 for sums and
             products of bool and integers; bool for logical operators. Half types accumulate in float32, the dtype of
             their carries as well.
         accumulate: the dtype to compute in. None for the default: the result's dtype, float32 for half types. A wider
-            one, such as torch.float64 for float32 results, to which items are then converted; or ``"compensated"`` for
-            sums and products of floating dtypes, which carries beside each partial result what rounding has lost
-            (bounds: docs/variants.md).
+            one, such as torch.float64 for float32 results, to which items are then converted; ``"compensated"`` for
+            sums and products of floating dtypes: what rounding has lost is carried beside them (docs/variants.md).
         out: where to put the result: a tensor of its shape on x's device; its dtype is the result's. It may be x.
 
     Returns:
@@ -113,17 +112,18 @@ def scan(
         from scanops.fusion.calls import scan_fused  # which few programs need
 
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
-        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate))
+    options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, options, chunk)
 
 
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
 def cumsum(
-    x: Tensor, dim: int, *, return_final: Literal[False] = ..., modulo: float | None = ..., **options: Unpack[Keywords]
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., modulo: float | None = ..., **options: Unpack[Chunks]
 ) -> Tensor: ...
 def cumsum(
     x: Tensor,
@@ -137,6 +137,7 @@ def cumsum(
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
+    chunk: int | None = None,
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
@@ -158,14 +159,14 @@ def cumsum(
         from scanops.fusion.phases import scan_modulo  # which few programs need
 
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
-        others |= {"segment_starts": segment_starts, "offsets": offsets, "accumulate": accumulate}
+        others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         return scan_modulo(x, modulo, dim, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate))
+    return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate), chunk)
 
 
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]) -> Pair: ...
+def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumprod(
@@ -198,9 +199,7 @@ def cumprod(
 
 
 @overload
-def logcumsumexp(
-    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
-) -> Pair: ...
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def logcumsumexp(
@@ -237,9 +236,7 @@ def logcumsumexp(
 
 
 @overload
-def linear_scan(
-    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True, "segments"], **options: Unpack[Keywords]
-) -> Pair: ...
+def linear_scan(a: Tensor, b: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def linear_scan(
     a: Tensor, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]

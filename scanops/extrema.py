@@ -1,20 +1,23 @@
-"""The public scans that return indices: ``cummax`` and ``cummin``."""
+"""The public scans that return indices, ``cummax`` and ``cummin``, and reductions by key."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
+import torch
 from torch import Tensor
 
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import Given, called
+from scanops.ops.dispatch import Given, called, plain_name
+from scanops.requests import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypedDict
 
-    import torch
     from typing_extensions import Unpack
+
+    from scanops.codegen.operators import Operator
 
     class Variant(TypedDict, total=False):
         """Keywords of every scan; the docstring of ``scan`` explains them."""
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
         accumulate: torch.dtype | str | None
         out: Tensor | None
 
+    class Chunks(Keywords, total=False):
+        """Keywords of scans that may begin again every so many items."""
+
+        chunk: int | None
+
     class Functions(TypedDict, total=False):
         """Keywords of scans with functions of several tensors."""
 
@@ -45,10 +53,11 @@ if TYPE_CHECKING:
         dtype: torch.dtype | None
 
 
-__all__ = ["Final", "Pair", "ValuesAndIndices", "cummax", "cummin"]
+__all__ = ["Ends", "Final", "Pair", "ValuesAndIndices", "cummax", "cummin", "reduce_by_key"]
 
 Pair = tuple[Tensor, Tensor]
-Final = bool | Literal["segments"]
+Ends = Literal[True, "segments"]  # values of return_final with which there are carries-out
+Final = Ends | Literal[False]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -60,7 +69,7 @@ class ValuesAndIndices(NamedTuple):
 
 @overload
 def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummax(
@@ -112,7 +121,7 @@ def cummax(
 
 @overload
 def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[True, "segments"], out: Pair | None = None, **options: Unpack[Variant]
+    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
 ) -> tuple[ValuesAndIndices, Tensor]: ...
 @overload
 def cummin(
@@ -158,3 +167,48 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
     found: Any = called(tensors, outs, False, (*options, None, None))  # not complete, no dtype, the default accumulator
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if options[4] else pair
+
+
+def reduce_by_key(
+    keys: Tensor,
+    x: Tensor,
+    op: str | Operator,
+    dim: int = 0,
+    *,
+    mask: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return ``(unique, y)``: each run of equal keys once, and the reduction by ``op`` of the items of x of that run.
+
+    ``y[k] = x[i] op x[i+1] op ... op x[j]`` along ``dim`` where keys[i] to keys[j] are the k-th run, as
+    ``thrust::reduce_by_key``; of sorted keys each is unique. One pass reads the keys, one scan reads x and writes the
+    carries-out of segments, and results that are dropped: some two copies of x. It waits for the GPU twice, for the
+    number of runs and to check their offsets; ``torch.compile`` breaks the graph there.
+
+    Args:
+        keys: one dimension, a key for each item of x along ``dim``, on x's device.
+        x, op, mask, dtype: as for ``scan``. Reductions have gradients as scans do.
+        dim: the dimension of x that is reduced to one item for each run.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.reduce_by_key(torch.tensor([7, 7, 9]), torch.tensor([1, 2, 3]), "sum")
+        (tensor([7, 9]), tensor([3, 3]))
+    """
+    checks.check_tensor("reduce_by_key", "keys", keys)
+    checks.check_tensor("reduce_by_key", "x", x)
+    dim = checks.check_dim("reduce_by_key", x.shape, dim)
+    if keys.ndim != 1 or not x.ndim or len(keys) != x.shape[dim]:
+        raise UnsupportedRequest(
+            "reduce_by_key: keys must be one for each item along dim",
+            allowed=f"keys of one dimension and x.shape[{dim}] items",
+            value=f"keys.shape={tuple(keys.shape)}, x.shape={tuple(x.shape)}",
+            hint="pass keys.flatten(), or another dim",
+        )
+    checks.check_device("reduce_by_key", "keys", keys, x)
+    unique, counts = torch.unique_consecutive(keys, return_counts=True)
+    # and an empty run, as offsets name one segment at least
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), len(keys))])
+    options = (plain_name(op), dim, False, False, "segments", dtype, None)
+    y, final = called((x, mask, None, None, offsets, None), (None,), False, options)
+    return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

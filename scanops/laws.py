@@ -115,7 +115,7 @@ def _of_fields(
     fusion = traced(None, None, op, ((torch.float64, False),) * count, False, None, None)
     items = drawn(3 * TRIPLES)
     states = evaluated(fusion.nodes, fusion.elements, {"operand": items}, {})
-    a, b, c = zip(*(each.expand(3 * TRIPLES).split(TRIPLES) for each in states), strict=True)
+    a, b, c = zip(*(each.expand(3 * TRIPLES).chunk(3) for each in states), strict=True)
     nothing = tuple(torch.full_like(each, field.identity) for each, field in zip(a, fusion.fields, strict=True))
 
     def combine(older: Any, newer: Any) -> Any:
@@ -144,17 +144,17 @@ def _of_fields(
                 y = scan_fused(given, op, 1, None, None, None, reverse, exclusive, None, {})
             wide = [each.double() for each in given]
             wanted = scan_fused(wide, op, 1, None, None, None, reverse, exclusive, None, {})
-            pairs = [torch.stack(each if isinstance(each, tuple) else (each,)) for each in (y, wanted)]
-            scale = size_of(pairs[1]).amax(0)
+            made, exact = (torch.stack(each if isinstance(each, tuple) else (each,)) for each in (y, wanted))
+            scale = size_of(exact).amax(0)
             scale = (scale.flip(1).cummax(1).values.flip(1) if reverse else scale.cummax(1).values)[None]
             kept = scale < torch.finfo(dtype).max ** 0.5
             report.scans, report.items = report.scans + 1, report.items + int(kept.sum())
-            wrong = kept & apart(*pairs, scale, 1e-3 + 8 * torch.finfo(dtype).eps)
+            wrong = kept & apart(made, exact, scale, 1e-3 + 8 * torch.finfo(dtype).eps)
             if bool(wrong.any()):
                 at = tuple(wrong.nonzero()[0].tolist())
-                found, told = (each[at].item() for each in pairs)
-                shown = f"x of shape {shape} along 1: result {at[0]} at {at[1:]} is {found}, in float64 {told}"
-                yield Finding("agreement with float64", str(dtype).removeprefix("torch."), shown)
+                found = f"result {at[0]} at {at[1:]} is {made[at].item()}, in float64 {exact[at].item()}"
+                what = f"x of shape {shape} along 1: {found}"
+                yield Finding("agreement with float64", str(dtype).removeprefix("torch."), what)
 
 
 def _checked(op: object, lengths: Iterable[int], samples: Sequence[complex] | None) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Every private name of PyTorch that the library reads, each with what it is needed for; no other module reads one.
 
 A PyTorch that has moved one is refused here by name, unless a public name serves in its place. What each has to do is
-tested by tests/torch_integration/test_private_names.py. The native call path is built against torch's headers instead.
+tested by tests/torch_integration/test_patch.py. The native call path is built against torch's headers instead.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ check_symbol: Callable[[Any], None] = private("_check")  # a fact about symbolic
 # Whether a tensor has memory that a kernel may read.
 has_storage: Callable[[torch.Tensor], bool] = private("_C._has_storage")
 is_functional: Callable[[torch.Tensor], bool] = private("_is_functional_tensor")
+ragged_dim: Callable[[torch.Tensor], int] = attrgetter("_ragged_idx")  # of a nested tensor of jagged layout
 is_wrapped: Callable[[torch.Tensor], bool] = private("_C._functorch.is_functorch_wrapped_tensor")
 is_zero: Callable[[torch.Tensor], bool] = private("Tensor._is_zerotensor")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")  # raised by every write that autograd sees

@@ -94,13 +94,13 @@ def _by_segment(inputs: Inputs, offsets: torch.Tensor, call: Call) -> tuple[torc
     for number, (begin, end) in enumerate(pairwise([0] * len(offsets) if offsets.is_meta else offsets.tolist())):
         own = (None if each is None else each.expand(shape).narrow(dim, begin, end - begin) for each in inputs[:3])
         start = None if carried is None else carried.expand(carries).select(dim, number)
-        y, *others = outputs(Inputs(*own, initial=start), alone)  # type: ignore[arg-type]
+        y, *others = outputs(Inputs(*own)._replace(initial=start), alone)  # type: ignore[arg-type]
         if operator_named(call.op).indices:
             others[0] = torch.where(others[0] < 0, others[0], others[0] + begin)
         found.append((y, *others))
     *results, last = zip(*found, strict=True)
-    results.append(last if not call.final else [each.unsqueeze(dim) for each in last])
-    return tuple(torch.cat(each, dim) for each in results)
+    last = tuple([each.unsqueeze(dim) for each in last]) if call.final else last
+    return tuple(torch.cat(each, dim) for each in (*results, last))
 
 
 def _widened(terms: torch.Tensor) -> torch.Tensor:

@@ -54,10 +54,8 @@ def scan_fused(
         text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
         found = operated(text, (op, dim, reverse, exclusive), tensors)
         return found[0] if len(found) == 1 else found
-    functions: tuple[Any, ...] = (map, then)
-    facts: tuple[Any, ...] = (dtype, torch.get_default_dtype())
-    if own is not None:
-        functions, facts = (map, then, *own.functions), (*facts, own.facts)
+    functions = (map, then, *(() if own is None else own.functions))
+    facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
     key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
     plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
     key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key

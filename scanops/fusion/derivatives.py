@@ -211,8 +211,8 @@ def affine_parts(graph: Graph, root: int) -> tuple[Term | None, Entries]:
             if operation == "where" and not varies[0] and left[1] is not left[2]:
                 rest[at] = terms[0].select(*(0.0 if each is None else each for each in left[1:]))
             elif operation in ("add", "sub") and None in left:
-                there = [each for each in left if each is not None]
-                rest[at] = -there[0] if operation == "sub" and there and left[0] is None else (there or [None])[0]
+                one, other = left
+                rest[at] = one if other is None else -other if operation == "sub" else other
             elif None in left or operation == "older":
                 rest[at] = None
             else:

@@ -26,8 +26,8 @@ from scanops.fusion.kernel import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, 
 from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated, shape_of
 from scanops.ops import schema
 from scanops.ops.backward import summed_to
-from scanops.ops.dispatch import is_followed, is_symbol
-from scanops.requests.call import is_recorded, runs_kernels
+from scanops.ops.dispatch import is_followed
+from scanops.requests.call import is_recorded, is_symbol, runs_kernels
 from scanops.requests.checks import check_dim
 
 _RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans

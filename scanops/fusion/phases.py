@@ -24,7 +24,7 @@ def scan_modulo(
     exclusive: bool,
     dtype: torch.dtype | None,
     others: Mapping[str, object],
-) -> Any:
+) -> torch.Tensor:
     """Return what ``scanops.cumsum`` returns with ``modulo``."""
     checks.check_tensor("cumsum", "x", x)
     dtype = dtype or x.dtype
@@ -35,7 +35,8 @@ def scan_modulo(
         if not legal:
             what, hint = f"cumsum: {name} must be {allowed} beside modulo", f"pass {allowed}, or leave modulo out"
             raise UnsupportedRequest(what, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)
-    return scan_fused(x, phase(float(modulo), dtype), dim, None, None, mask, reverse, exclusive, None, others)
+    found: Any = scan_fused(x, phase(float(modulo), dtype), dim, None, None, mask, reverse, exclusive, None, others)
+    return found  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,8 +20,9 @@ from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast, is_memory, is_traced, is_transformed, runs_kernels
+from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
+from scanops.requests.packed import is_jagged, unpacked
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
@@ -40,27 +41,31 @@ Given = tuple[
 
 
 def called(
-    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...]
+    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
-    Two results and the carry-out are a tuple of three.
+    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
-    x, *_, offsets, initial = tensors
-    every = type(options[4]) is str and options[4] == "segments"
-    carried = isinstance(initial, torch.Tensor) and offsets is not None
-    per_segment = every or (carried and initial.ndim == getattr(x, "ndim", 0) > 0)
-    # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
-    known = not (per_segment or complete is not False)
+    x = tensors[0]
+    if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
+        inner = unpacked(tensors, outs, complete, options, chunk)
+        return inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+    # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
+    # to Python.
+    known = tensors[4] is None and complete is False
     if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
-    op, dim, *others = options
+    (op, dim, *others), given = options, Inputs(*tensors)  # type: ignore[arg-type]
+    initial = given.initial if given.offsets is not None else None
+    every = type(options[4]) is str and options[4] == "segments"
+    per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
     others[2] = every or options[4]
-    call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-    call = call if known else replace(call, complete=complete, per_segment=per_segment)
+    call = Call(op, dim if type(dim) is int else _whole(dim), *others)
+    call = replace(call, complete=complete, per_segment=per_segment) if per_segment or not known else call
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
@@ -118,6 +123,8 @@ def _let_be_called(handle: Any) -> bool:
 
 def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return b as a view with the shape that both broadcast to, in a dtype that promotes with a's as ``a * b`` does."""
+    if type(b) is not torch.Tensor and is_jagged(b):
+        return b  # its gates are checked with it
     for name, each in (("a", a), ("b", b)):
         check_tensor("linear_scan", name, each)
         check_readable("linear_scan", name, each)
@@ -186,15 +193,6 @@ def _operator(call: Call, given: Inputs) -> Outputs:
 def _changes(x: torch.Tensor, dim: int) -> bool:
     """Whether the length is known as a symbol only."""
     return isinstance(dim, int) and -x.ndim <= dim < x.ndim and is_symbol(x.shape[dim])  # others: 0-d, or refused
-
-
-def is_symbol(length: Any) -> bool:
-    """Whether a length may differ at each call of what is traced."""
-    if is_traced() or (not is_compiling() and type(length) is int):
-        return False
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
-
-    return not has_static_value(length)
 
 
 class First(NamedTuple):

@@ -193,6 +193,15 @@ def is_traced() -> bool:
     return not torch.compiler.is_compiling() and private.is_jit_traced()  # which a compiler cannot look into
 
 
+def is_symbol(length: Any) -> bool:
+    """Whether a length may differ at each call of what is traced."""
+    if is_traced() or (not torch.compiler.is_compiling() and type(length) is int):
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
+
+    return not has_static_value(length)
+
+
 def stretches(size: Any, to: Any) -> bool:
     """Whether a dimension broadcasts. Unknown symbolic sizes do, as in torch: that is checked at run time."""
     if not (torch.compiler.is_compiling() or isinstance(size, torch.SymInt) or isinstance(to, torch.SymInt)):

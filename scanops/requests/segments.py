@@ -14,9 +14,9 @@ from scanops.torch_private import is_wrapped, version_of, without_interpreters
 _DTYPES = (torch.int32, torch.int64)
 
 
-# Offsets already checked, by id while they live: version, address and the length of lines that they are valid for. An
-# attribute of the tensor would be copied and saved with it.
-_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int, int]]] = {}
+# Offsets already checked, by id while they live: version, address and the length of lines that they are valid for, and
+# the offsets of their chunks by size. An attribute of the tensor would be copied and saved with it.
+_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int, int], dict[int, torch.Tensor]]] = {}
 
 
 def check_starts(who: str, starts: torch.Tensor, offsets: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -70,9 +70,42 @@ def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) ->
     if first != 0 or last != length or falling:
         raise _bad_offsets(who, length, f"offsets from {first} to {last}{where}")
     if state is not None:
-        number = id(offsets)
-        _CHECKED[number] = (weakref.ref(offsets, lambda _: _CHECKED.pop(number, None)), state)
+        _remember(offsets, state)
     return offsets.contiguous()
+
+
+def _remember(offsets: torch.Tensor, state: tuple[int, int, int]) -> None:
+    number, known = id(offsets), _CHECKED  # which has no name any more when the interpreter ends
+    known[number] = (weakref.ref(offsets, lambda _: known.pop(number, None)), state, {})
+
+
+def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
+    """Return the offsets of chunks of so many items within each segment; the last chunk of a segment may be shorter.
+
+    As many chunks as any segments of these numbers may have: those that are not needed are empty, at the end.
+    """
+    length = x.shape[dim]
+    if offsets is None:
+        found = torch.arange(0, length + chunk, chunk, device=x.device).clamp(max=length)
+        known = None
+    else:
+        offsets = check_offsets(who, offsets, x, dim)
+        known = _CHECKED.get(id(offsets)) if _has_values(offsets) and not offsets.is_inference() else None
+        if known is not None and chunk in known[2]:
+            return known[2][chunk]
+        begin, end = offsets[:-1].long(), offsets[1:].long()
+        chunks = (end - begin + (chunk - 1)) // chunk  # of each segment
+        last = chunks.cumsum(0)
+        number = torch.arange(len(begin) + length // chunk, device=x.device)
+        own = torch.searchsorted(last, number, right=True)  # the segment of each chunk
+        place = own.clamp(max=len(begin) - 1)
+        first = begin[place] + (number - (last - chunks)[place]) * chunk
+        found = torch.cat([torch.where(own < len(begin), first, length), end[-1:]]).to(offsets.dtype)
+    if _has_values(found) and not found.is_inference():  # made right: their values need not be read
+        _remember(found, (version_of(found), found.data_ptr(), length))
+        if known is not None:
+            known[2][chunk] = found
+    return found
 
 
 def _has_values(offsets: torch.Tensor) -> bool:

@@ -95,3 +95,167 @@ def test_refusals_of_carries(options: dict[str, Any], words: str) -> None:
     given = {"x": torch.ones(2, 4), "op": "sum", "dim": 1, "offsets": torch.tensor([0, 1, 4])}
     with pytest.raises(UnsupportedRequest, match=words):
         scan(**{**given, "return_final": "segments", **options})
+
+
+# ---- chunks
+
+
+def in_chunks(x: torch.Tensor, dim: int, cuts: list[int], size: int, **options: Any) -> torch.Tensor:
+    """Each chunk of each segment scanned alone."""
+    whole = {n: t.expand(x.shape) for n, t in options.items() if isinstance(t, torch.Tensor)}
+    begins = [(at, min(at + size, end)) for begin, end in itertools.pairwise(cuts) for at in range(begin, end, size)]
+    found = []
+    for begin, end in begins:
+        own = {n: t.narrow(dim, begin, end - begin) for n, t in whole.items()}
+        found.append(scanops.cumsum(x.narrow(dim, begin, end - begin), dim, **{**options, **own}))
+    return torch.cat(found, dim)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("cuts", [None, [0, 0, 5, 50, 50, 96, 96]], ids=["lines", "offsets"])
+@pytest.mark.parametrize("length", [96, 100, 7], ids=["whole", "tail", "short"])
+@pytest.mark.parametrize(("before", "behind"), [((2,), (6,)), ((3,), ())], ids=["columns", "rows"])
+def test_chunks(
+    kernels: str, before: tuple[int, ...], behind: tuple[int, ...], length: int, cuts: list[int] | None, reverse: bool
+) -> None:
+    """Of half types in float32, with a scale, and its gradient."""
+    cuts = None if cuts is None else sorted(min(at, length) for at in [*cuts, length])
+    offsets = None if cuts is None else torch.tensor(cuts, dtype=torch.int32, device=kernels)
+    shape = (*before, length, *behind)
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    options: dict[str, Any] = {"dtype": torch.float32, "reverse": reverse, "exclusive": reverse}
+    scale = torch.full((1,) * len(shape), 1.4427, device=kernels)
+    weights = torch.linspace(0.5, 1.5, drawn.numel(), device=kernels).view(shape)
+    x, alone = (drawn.to(kernels, copy=True).requires_grad_() for _ in range(2))
+    y = scanops.cumsum(x, 1, chunk=16, offsets=offsets, mask=scale, **options)
+    wanted = in_chunks(alone, 1, cuts or [0, length], 16, mask=scale, **options)
+    torch.testing.assert_close(y, wanted)
+    gradients = (torch.autograd.grad((each * weights).sum(), of)[0] for each, of in ((y, x), (wanted, alone)))
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=1e-2)
+    out = torch.empty_like(y, requires_grad=False)
+    assert scanops.scan(drawn.to(kernels), "sum", 1, chunk=16, offsets=offsets, mask=scale, out=out, **options) is out
+    torch.testing.assert_close(out, y)
+
+
+def test_transforms_of_chunks() -> None:
+    x, offsets = torch.rand(2, 100, 3), torch.tensor([0, 40, 100])
+    for options in ({}, {"offsets": offsets}):
+        wanted = in_chunks(x, 1, [0, *([40] if options else []), 100], 16)
+        for dynamic in (False, True):
+            f = torch.compile(lambda x, options=options: scanops.cumsum(x, 1, chunk=16, **options),
+                              backend="aot_eager", fullgraph=True, dynamic=dynamic)  # fmt: skip
+            torch.testing.assert_close(f(x), wanted)
+        torch.testing.assert_close(torch.vmap(lambda x, o=options: scanops.cumsum(x, 0, chunk=16, **o))(x), wanted)
+    offsets[1] = 50  # offsets of chunks follow
+    torch.testing.assert_close(scanops.cumsum(x, 1, chunk=16, offsets=offsets), in_chunks(x, 1, [0, 50, 100], 16))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"chunk": 0}, "chunk must be a positive int: got chunk=0"),
+        ({"chunk": True}, "chunk must be a positive int: got chunk=True"),
+        ({"initial": 1.0}, "chunk does not go with initial"),
+        ({"return_final": True}, "chunk does not go with return_final"),
+        ({"complete": True}, "chunk does not go with complete"),
+        ({"segment_starts": torch.zeros(4, dtype=torch.bool)}, "chunk does not go with segment_starts"),
+        ({"mask": torch.ones(7)}, "mask must broadcast"),
+        ({"out": torch.ones(3)}, "out must have x's shape"),
+        ({"then": torch.neg}, "chunk does not go with map, then"),
+    ],
+    ids=["zero", "bool", "initial", "final", "complete", "flags", "mask", "out", "then"],
+)
+def test_refusals_of_chunks(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedRequest, match=words):
+        scanops.scan(torch.ones(2, 4), "sum", 1, **{"chunk": 2, **options})
+
+
+# ---- nested tensors
+
+
+def jagged(turned: bool = False, **options: Any) -> torch.Tensor:
+    """Three sequences of 3, 0 and 5 items of 4 channels, which ``turned`` lie in front of the items."""
+    values = torch.rand(8, 4, generator=torch.Generator().manual_seed(1)).to(**options)
+    x = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 3, 8], device=values.device))
+    return x.transpose(1, 2) if turned else x
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_nested(kernels: str, dim: int, turned: bool) -> None:
+    """Along the ragged dimension and along the other one."""
+    x = jagged(turned, device=kernels)
+    for y in (scanops.cumsum(x, dim), patched(x, dim) if x.is_cuda or kernels == "cpu" else None):
+        if y is not None:
+            assert y.is_nested and y.shape == x.shape
+            for found, alone in zip(y.unbind(), x.unbind(), strict=True):
+                torch.testing.assert_close(found, alone.cumsum(dim - (dim > 0)))
+
+
+def patched(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """torch's own scan, which it has not implemented for these tensors."""
+    with scanops.patch_torch(), scanops.emulate():
+        return torch.cumsum(x, dim)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in front", "behind"])
+def test_nested_carries_and_gradients(kernels: str, turned: bool) -> None:
+    """A carry-in and a carry-out of each sequence, masks, gates and chunks that are nested as well."""
+    x, dim = jagged(turned, device=kernels), 1 + turned
+    initial = torch.rand(3, 4, device=kernels)
+    y, final = scanops.linear_scan(x, x, dim, initial=initial, return_final=True, mask=x > 0.5)
+    for b, (alone, found) in enumerate(zip(x.unbind(), y.unbind(), strict=True)):
+        wanted, last = scanops.linear_scan(
+            alone, alone, dim - 1, initial=initial[b], return_final=True, mask=alone > 0.5
+        )
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(final[b], last)
+    assert scanops.cumsum(x, dim, initial=2.0, return_final=True)[1][1].tolist() == [2.0] * 4
+    assert scanops.cumsum(x, dim, chunk=1).values().equal(x.values())
+    values = torch.rand(8, 4, device=kernels, requires_grad=True)
+    weights = torch.linspace(0.5, 1.5, 32, device=kernels).view(8, 4)
+    y = scanops.cumsum(torch.nested.nested_tensor_from_jagged(values, x.offsets()), 1, reverse=True).values()
+    whole = scanops.cumsum(values, 0, reverse=True, offsets=x.offsets())
+    torch.testing.assert_close(*(torch.autograd.grad((each * weights).sum(), values)[0] for each in (y, whole)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: scanops.cumsum(x, 0), "a dimension behind that of the batch"),
+        (lambda x: scanops.cummax(x, 1), "along the ragged dimension no indices"),
+        (lambda x: scanops.cumsum(x, 2, initial=1.0), "that is not ragged no carries"),
+        (lambda x: scanops.cumsum(x, 1, offsets=x.offsets()), "no out, segments or complete"),
+        (lambda x: scanops.cumsum(x, 1, mask=torch.ones(4)), "masks and gates that are nested"),
+        (lambda x: scanops.cumsum(x, 5), "dim must be"),
+    ],
+    ids=["batch", "indices", "carries", "offsets", "mask", "dim"],
+)
+def test_refusals_of_nested(call: Any, words: str) -> None:
+    with pytest.raises(UnsupportedRequest, match=words):
+        call(jagged())
+
+
+# ---- reductions by key
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "prod", "logcumsumexp"])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_reductions_by_key(kernels: str, op: str, dim: int) -> None:
+    """Against the scan of each run, in values and gradients; of no items, too."""
+    keys = torch.tensor([2, 2, 2, 5, 9, 9], device=kernels)
+    x = (
+        torch.rand((6, 4) if dim == 0 else (4, 6), generator=torch.Generator().manual_seed(1))
+        .to(kernels)
+        .requires_grad_()
+    )
+    unique, y = scanops.reduce_by_key(keys, x, op, dim)
+    wanted = torch.cat([scan(part, op, dim).narrow(dim, -1, 1) for part in x.split([3, 1, 2], dim)], dim)
+    assert unique.tolist() == [2, 5, 9]
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad((each**2).sum(), x)[0] for each in (y, wanted)))
+    unique, y = scanops.reduce_by_key(keys[:0], x.detach().narrow(dim, 0, 0), op, dim)
+    assert unique.numel() == y.numel() == 0
+    assert scanops.reduce_by_key(keys, x.detach().bfloat16(), op, dim)[1].dtype == torch.bfloat16
+    with pytest.raises(UnsupportedRequest, match="keys must be one for each item along dim"):
+        scanops.reduce_by_key(keys[1:], x, op, dim)
