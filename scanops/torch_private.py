@@ -1,7 +1,7 @@
 """Every private name of PyTorch that the library reads, each with what it is needed for; no other module reads one.
 
 A PyTorch that has moved one is refused here by name, unless a public name serves in its place. What each has to do is
-tested by tests/torch_integration/test_private_names.py. The native call path is built against torch's headers instead.
+tested by tests/torch_integration/test_patch.py. The native call path is built against torch's headers instead.
 """
 
 from __future__ import annotations

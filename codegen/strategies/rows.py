@@ -139,13 +139,15 @@ def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
     return max(items, min(to // max(spec.result_bytes), WARP * items))
 
 
-def runs_pay(spec: ScanSpec, vectors: int = 2) -> bool:
-    """Whether the accesses of a thread had better be consecutive: combine is expensive, and rows start on them."""
+def runs_pay(spec: ScanSpec, vectors: int = 2, twice: bool = False) -> bool:
+    """Whether the accesses of a thread had better be consecutive: combine is expensive, or a fused scan's items are
+    scanned ``twice``; and rows start on them.
+    """
     items, operator = spec.access_items, spec.operator
-    dear = vectors > 1 and (operator.append or spec.segments or operator.indices or spec.fusion)
+    dear = vectors > 1 and (operator.append or spec.segments or operator.indices or (twice and spec.fusion))
     misaligned = boundary_of(spec, items) or (items > 1 and "rows" in spec.layouts)
     marked = spec.by_offsets and items * vectors > WARP  # more bits than two words are sure to hold
-    own = operator.own and not spec.fusion
+    own = operator.own and not (twice and spec.fusion)
     return bool(dear) and not (misaligned or marked or spec.takes_length or own or fragments(spec).calls)
 
 

@@ -238,18 +238,20 @@ class Printer:
         uses = [*roots, *(each for at in reached for each in arguments_of(self.nodes[at]))]
         repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
         uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
+        steps = [self.nodes[at] for at in reached if self.nodes[at][0] == "floor" or _is_truncated(self.nodes[at])]
+        floored = {node[2] for node in steps}  # an error of one ulp may change the result
         lines: list[str] = []
         texts: dict[int, str] = {}
         for at in reached:
             node = self.nodes[at]
-            text = self._text(node, texts)
+            text = self._text(node, texts, at in floored)
             if arguments_of(node) and uses.count(at) > 1:
                 lines.append(f"const {DTYPES[node[1]].value} t{at} = {text};")
                 text = f"t{at}"
             texts[at] = text
         return lines, [texts[root] for root in roots]
 
-    def _text(self, node: Node, texts: dict[int, str]) -> str:
+    def _text(self, node: Node, texts: dict[int, str], exact: bool) -> str:
         operation, dtype = node[0], DTYPES[node[1]]
         if operation == "number":
             return _number(node[2], dtype)
@@ -265,12 +267,16 @@ class Printer:
         if operation in ("add", "sub", "mul", "neg") and dtype.kind == "int":  # which wraps around
             given = [f"({dtype.accumulator}){each}" for each in given]
             return f"({dtype.value})({_TEXTS[operation].format(*given)})"
-        if dtype.name == "float32":
+        if dtype.name == "float32" and not exact:
             divisor = self.nodes[node[3]] if operation == "div" else node
             if divisor[0] == "number" and 2**-126 <= abs(divisor[2]) <= 2**126:  # as torch divides by numbers
                 operation, given[1] = "mul", _number(1 / divisor[2], dtype)
             return self.single[operation].format(*given)
         return _TEXTS[operation].format(*given)
+
+
+def _is_truncated(node: Node) -> bool:
+    return bool(node[0] == "cast" and DTYPES[node[1]].kind == "int")
 
 
 def indented(*lines: str) -> str:

@@ -48,23 +48,24 @@ def called(
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
-    x, *_, offsets, initial = tensors
+    x = tensors[0]
     if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
         inner = unpacked(tensors, outs, complete, options, chunk)
         return inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
-    every = type(options[4]) is str and options[4] == "segments"
-    carried = offsets is not None and isinstance(initial, torch.Tensor) and initial.ndim == getattr(x, "ndim", 0) > 0
-    per_segment = every or carried
-    # C++ knows neither of these, and Dynamo cannot look into it; it leaves calls under other tracers to Python.
-    known = not (per_segment or complete is not False)
+    # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
+    # to Python.
+    known = tensors[4] is None and complete is False
     if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
-    op, dim, *others = options
+    (op, dim, *others), given = options, Inputs(*tensors)  # type: ignore[arg-type]
+    initial = given.initial if given.offsets is not None else None
+    every = type(options[4]) is str and options[4] == "segments"
+    per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
     others[2] = every or options[4]
-    call, given = Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors)  # type: ignore[arg-type]
-    call = call if known else replace(call, complete=complete, per_segment=per_segment)
+    call = Call(op, dim if type(dim) is int else _whole(dim), *others)
+    call = replace(call, complete=complete, per_segment=per_segment) if per_segment or not known else call
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):

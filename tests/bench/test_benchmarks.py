@@ -42,15 +42,6 @@ def test_every_cell_has_a_name_and_a_bar_and_every_group_has_cells() -> None:
     assert timed.bars(0.005) == (pytest.approx(0.005 / 0.0104), pytest.approx(0.005 / 0.007))
 
 
-def test_views_have_runs_of_64_bytes_and_offsets_are_in_elements() -> None:
-    for cell in (cell for cell in GRID if cell.strides is not None):
-        runs = [size for size, stride in zip(cell.shape, cell.strides or (), strict=True) if stride == 1]
-        assert max(runs) * cell.what.input.bytes >= 64, cell.name
-        assert allocate(cell, "meta", filled=False).x.stride() == cell.strides
-    case = allocate(Cell(group="offsets", family="", variant="sum", shape=(2, 3), offset=3), "cpu")
-    assert case.x.storage_offset() == 3 and not case.wanted(MULTIPROCESSORS)[0].aligned
-
-
 def small(variant: str, *shape: int) -> Cell:
     return Cell(group="table", family="", variant=variant, shape=shape, dim=1)
 

@@ -10,7 +10,7 @@ import torch
 
 import scanops
 from tests.numbers.oracle import CASES, Case, selection, values
-from tests.torch_integration.on_gpus import GPU_COLUMNS, need, nothing_waits
+from tests.torch_integration.columns import GPU_COLUMNS, need, nothing_waits
 from tests.torch_integration.rows import LENGTH, Row, Tensors, close
 
 pytestmark = pytest.mark.gpu

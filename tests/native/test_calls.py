@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
+import os
 import random
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,18 +28,25 @@ import scanops
 from scanops import environment
 from scanops.cli import doctor, main
 from scanops.cli.doctor import Finding, finding
-from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler
+from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
+from scanops.ops import dispatch
+from scanops.requests.geometry import ScanArguments
 from scanops.runtime import background, calls, native
 from scanops.runtime.native import building
 from scanops.store import packing
+from scanops.store.entry import facts_of
+from scanops.store.library import load
 from scanops.store.store import Store
-from tests.native.conftest import Counted
+from tests.native.conftest import Counted, Driver, entry_of
+from tests.numbers import matrix, oracle
 from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
 from tests.requests.checks import refused
 from tests.requests.recipes import OPS, Built, drawn, holds
 from tests.requests.test_allocations import Recorded
 from tests.scripts import ran
+from tests.torch_integration.compilers import following
+from tests.torch_integration.rows import flat
 
 X = torch.arange(120.0).reshape(3, 40)
 
@@ -332,3 +342,381 @@ def test_it_comes_when_calls_repeat(
         for _ in range(3):
             native.repeated("sm_90")
     assert done == wanted
+
+
+# ---- cubins through an emulated driver: the results of libraries, loads for each GPU, contexts of threads, errors
+
+ROUTES = (
+    *("lanes", "staged_pieces", "one_tile_odd", "wave_odd", "split_odd", "column_loop", "panels_chain"),
+    *("transposed_rows", "any_lanes", "any_staged", "any_one_tile", "any_wave_odd", "any_split_odd"),
+    *("any_short_columns", "any_panels_few", "any_transposed_columns"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(ROUTES)), ids=ROUTES)
+def test_every_strategy(number: int, cuda: Driver) -> None:
+    """With carries and masks, and by turns with strides, head flags and offsets; again with what a launch left."""
+    cell = matrix.Cell(
+        route=ROUTES[number], op="affine", dtype="float32", reverse=("forward", "reverse")[number % 2],
+        exclusive="inclusive", mask="bool", carry="both", segments=("none", "flags", "int32")[number % 3],
+        layout=("dense", "sparse")[number // 2 % 2],
+    )  # fmt: skip
+    with oracle.affine_in_table(), scanops.emulate():
+        given = matrix.operands(cell)
+        for _ in range(3):
+            oracle.compare(cell.op, matrix.run(cell, given), matrix.expected(cell, given))
+    assert len(cuda.calls("cuLaunchKernel")) == 3 + 1  # the first lacked a context
+
+
+@pytest.fixture
+def kernel(cuda: Driver) -> scanops.Kernel:
+    """A cubin that takes more shared memory than a GPU gives by itself."""
+    return scanops.compile(scanops.ScanSpec.parse("prod-f32-n131072"), "cpu")
+
+
+def test_it_is_loaded_once_and_made_ready_for_each_gpu(kernel: scanops.Kernel, cuda: Driver) -> None:
+    shared = kernel.plan.launch.shared_bytes
+    assert shared > 48 * 1024
+    arguments = ScanArguments(lines=2**40, length=kernel.spec.length, multiprocessors=2**30)
+    for device in (0, 1, 0):
+        bound = kernel.code.bind(arguments, device)
+    made = [
+        (
+            f"cuDevicePrimaryCtxRetain {n} 0 0 0",
+            f"cuKernelGetFunction {n} 0 0 0",
+            f"cuKernelSetAttribute 8 {shared} {n} 0",
+        )
+        for n in range(2)
+    ]
+    assert cuda.calls() == ["cuLibraryLoadData 0 0 0 0", "cuLibraryGetKernel 0 0 0 0", *made[0], *made[1]]
+    assert bound.recovers(201) and bound.launch(bound.refer(arguments), 0) == 1  # a grid that no GPU launches
+
+
+def test_prepare_leaves_nothing_to_a_first_call(cuda: Driver) -> None:
+    with scanops.emulate():
+        scanops.prepare(["sum-f32-n40"])
+        assert cuda.calls("cuKernelGetFunction")
+        assert scanops.cumsum(X, 1).equal(X.cumsum(1))
+    assert not cuda.calls("cuKernelGetFunction")
+
+
+@pytest.mark.parametrize(
+    "function", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuDevicePrimaryCtxRetain", "cuKernelGetFunction"]
+)
+def test_a_load_that_fails_and_is_tried_again(function: str, cuda: Driver) -> None:
+    with scanops.emulate():
+        cuda.fails.value = function.encode()
+        error = refused(
+            LaunchFailure, lambda: scanops.cumsum(X, 1), f"error 999 of {function}: CUDA_ERROR_UNKNOWN: bad"
+        )
+        assert "sum-f32-n40 for sm_90" in error.asked
+        cuda.fails.value = b""
+        assert scanops.cumsum(X, 1).equal(X.cumsum(1))
+
+
+def test_a_driver_that_cannot_load_cubins(cuda: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.version.value = 11080
+    for words in ("CUDA 11.8", "libcuda.so.0"):
+        with scanops.emulate():
+            refused(MissingRequirement, lambda: scanops.cumsum(X, 1), words)
+        monkeypatch.setattr("scanops.store.driver.PATH", "libcuda.so.0")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_90a"])
+def test_the_layout_of_cuda_12_is_known_too(target: str, kernel: scanops.Kernel, tmp_path: Path) -> None:
+    entry = entry_of(kernel, tmp_path)
+    path, data = entry.library_path, entry.library_path.read_bytes()
+    path.write_bytes(data[:7] + bytes([51, 7]) + data[9:48] + (0x5A055A).to_bytes(4, "little") + data[52:])
+    entry.manifest.update(target=target, files=entry.manifest["files"] | {path.name: facts_of(path.read_bytes())})
+    assert load(entry)
+
+
+# What is wrong -> the change to the cubin, whether the manifest lists it, and what the error names
+HARMS: dict[str, tuple[Callable[[bytes], bytes], bool, str]] = {
+    "a bit": (lambda data: data[:-2] + b"x\0", False, "SHA-256"),
+    "a byte less": (lambda data: data[:-1], False, "bytes instead of"),
+    "no ELF": (lambda data: b"x" + data[1:], True, "no ELF"),
+    "a part of a header": (lambda data: data[:63], True, "no ELF"),
+    "another layout": (lambda data: data[:8] + b"\11" + data[9:], True, "version 9"),
+    "another processor": (lambda data: data[:18] + b"\x3e" + data[19:], True, "machine 62"),
+    "another target": (lambda data: data[:49] + b"\x50" + data[50:], True, "sm_80"),
+}
+
+
+@pytest.mark.parametrize("harm", [*HARMS, "launch", "mode", "gone"])
+def test_what_is_not_loaded(harm: str, kernel: scanops.Kernel, cuda: Driver, tmp_path: Path) -> None:
+    entry = entry_of(kernel, tmp_path)
+    path, words = entry.library_path, "No such file"
+    assert load(entry)
+    if harm in HARMS:
+        change, listed, words = HARMS[harm]
+        path.write_bytes(change(path.read_bytes()))
+        entry.manifest["files"] |= {path.name: facts_of(path.read_bytes())} if listed else {}
+    elif harm == "launch":
+        entry.manifest["launch"]["threads"], words = 33, "no kernel has"
+    elif harm == "mode":
+        path.chmod(0o666)
+        words = "others may write"
+    else:
+        path.unlink()
+    refused(BadStoreEntry, lambda: load(entry), words)
+    assert cuda.calls() == []
+
+
+def test_a_thread_binds_its_context_once_in_python_and_in_c(cuda: Driver, counted: Counted) -> None:
+    """The first launch of a thread is refused, and made again; C++ launches as Python does."""
+    launches = set()
+
+    def served() -> tuple[int, int, int]:
+        before = counted.calls
+        with scanops.emulate():
+            found = [scanops.cumsum(X, 1, initial=torch.ones(3)) for _ in range(3)]
+        assert all(y.equal(X.cumsum(1) + 1) for y in found)
+        launched, bound = (cuda.calls(name) for name in ("cuLaunchKernel", "cuCtxSetCurrent"))
+        launches.update(launched)
+        return counted.calls - before, len(launched), len(bound)
+
+    assert [served(), served()] == [(1, 4, 1), (3, 3, 0)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(served).result() == (3, 4, 1)
+    assert len(launches) == 1
+
+
+@pytest.mark.parametrize("x", [LINE, X], ids=["python", "c"])
+def test_a_launch_of_a_cubin_that_fails(x: torch.Tensor, cuda: Driver, counted: Counted) -> None:
+    for _ in range(3):
+        scanops.cumsum(x, 1)
+    for codes in ([999], [201, 201]):
+        cuda.codes[: len(codes)] = codes
+        refused(LaunchFailure, lambda: scanops.cumsum(x, 1), f"error {codes[0]}: ")
+    assert scanops.cumsum(x, 1).equal(x.cumsum(1)) and counted.calls == (x is X) * 2
+
+
+def test_a_fork_launches_what_the_parent_loaded(cuda: Driver) -> None:
+    """The child runs no operation of torch that takes threads, which a parent's OpenMP does not survive a fork with."""
+    with scanops.emulate():
+        expected = LINE.cumsum(1).tolist()
+        assert scanops.cumsum(LINE, 1).tolist() == expected
+        child = os.fork()
+        if child == 0:
+            os._exit(scanops.cumsum(LINE, 1).tolist() != expected)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- the native gradient of a scan is autograd's in every respect: values, orders, hooks, versions, lifetimes
+
+SHAPE = (3, 40)
+MASK = torch.arange(40) % 3 != 0
+WEIGHTS = torch.linspace(0, 1, 40)
+GATE = torch.linspace(-1, 1, 120).reshape(SHAPE)
+INCOMING = torch.arange(120.0).reshape(SHAPE).remainder(7)
+FLAGS = torch.arange(40) % 11 == 5
+
+Call = Callable[[torch.Tensor, torch.Tensor], Any]  # of items and of a carry-in, which not every call reads
+# By kernels alone
+ALONE: dict[str, Call] = {
+    "sum": lambda x, _: scanops.cumsum(x, 1),
+    "sum, masked, reverse": lambda x, _: scanops.cumsum(x, 1, mask=MASK, reverse=True),
+    "sum, masked, exclusive": lambda x, _: scanops.cumsum(x, 1, mask=MASK, exclusive=True),
+    "sum of segments": lambda x, _: scanops.cumsum(x, 1, segment_starts=FLAGS),
+    "sum of halves": lambda x, _: scanops.cumsum(x.half(), 1, mask=MASK),
+    "sum of complex numbers": lambda x, _: scanops.cumsum(x.to(torch.complex64), 1),
+    "sum, converted": lambda x, _: scanops.cumsum(x, 1, dtype=torch.float64),
+    "product": lambda x, _: scanops.cumprod(x, 1),
+    "product, masked, exclusive": lambda x, _: scanops.cumprod(x, 1, mask=MASK, exclusive=True),
+    "product of segments": lambda x, _: scanops.cumprod(x, 1, segment_starts=FLAGS),
+    "cummax": lambda x, _: scanops.cummax(x, 1),
+    "cummin of columns": lambda x, _: scanops.cummin(x, 0, reverse=True),
+    "max, masked": lambda x, _: scanops.scan(x, "max", 1, mask=MASK),
+    "logcumsumexp": lambda x, _: scanops.logcumsumexp(x, 1),
+    "recurrence": lambda x, _: scanops.linear_scan(GATE, x, 1),
+    "recurrence of gates": lambda x, _: scanops.linear_scan(x, GATE, 1, exclusive=True),
+    "recurrence of both": lambda x, _: scanops.linear_scan(x, x * 2, 1, exclusive=True),
+}
+CHUNKS: dict[str, Call] = {
+    "chunks of a sum": lambda x, h: scanops.cumsum(x, 1, initial=h, return_final=True),
+    "chunks of a product": lambda x, h: scanops.cumprod(x, 1, initial=h, return_final=True, exclusive=True, mask=MASK),
+    "chunks of a recurrence": lambda x, h: scanops.linear_scan(GATE, x, 1, initial=h, return_final=True, reverse=True),
+    "chunks of gates": lambda x, h: scanops.linear_scan(x, GATE, 1, initial=h, return_final=True),
+    "chunks of a minimum": lambda x, h: scanops.scan(x, "min", 1, initial=h, return_final=True),
+    "chunks of logarithms": lambda x, h: scanops.logcumsumexp(x, 1, initial=h, return_final=True),
+}
+# With something of torch's between
+MIXED: dict[str, Call] = {
+    "weighted": lambda x, _: scanops.cumsum(x, 1, mask=WEIGHTS),
+    "weights": lambda x, _: scanops.cumsum(GATE, 1, mask=x),
+    "a gate for each column": lambda x, _: scanops.linear_scan(x[:1], GATE, 1),
+}
+CALLS = ALONE | CHUNKS | MIXED
+LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda g: g,
+    lambda g: g[:1].expand(g.shape),
+    lambda g: g.t().contiguous().t(),
+)
+
+
+def leaf(scale: float = 1.0) -> torch.Tensor:
+    return torch.arange(-60.0, 60.0).div(scale).reshape(SHAPE).requires_grad_()
+
+
+def slopes(name: str, used: tuple[int, ...], scale: float, spread: Any = LAYOUTS[0]) -> tuple[list[Any], str]:
+    """Return the gradients of some results of a call, and the name of their node."""
+    x, h = leaf(scale), torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
+    results = [y for y in flat(CALLS[name](x, h)) if y.requires_grad]
+    given = [spread(INCOMING) if y.ndim == 2 else h.detach() for y in results]
+    found = torch.autograd.grad(
+        [results[k] for k in used], [x, h], [given[k].to(results[k].dtype) for k in used], allow_unused=True
+    )
+    assert results[0].grad_fn is not None
+    return [each for each in found if each is not None], results[0].grad_fn.name()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_operator(name: str, counted: Counted) -> None:
+    """C++'s gradient is Python's to the bit, for other data, layouts of gradients and whichever results are used."""
+    used = [(0,), (1,), (0, 1)] if name in CHUNKS else [(0,)]
+    layouts = LAYOUTS if name in ALONE else LAYOUTS[:1]
+    cases = list(itertools.product(used, (60.0, 45.0), layouts))
+    for _ in range(4):
+        slopes(name, used[0], 60.0)
+    assert native.learnt() == 1 + (name not in MIXED)  # forward and backward
+    found = [[slopes(name, *case) for case in cases] for _ in range(4)]
+    assert [named for _, named in found[-1]] == ["ScanBackward"] * len(cases) and counted.calls > 0
+    native.served = None
+    for _ in range(2):  # by Python, as it remembers calls, and as it meets them first
+        expected = [slopes(name, *case) for case in cases]
+        assert all(
+            torch.equal(one, other)
+            for turn in found
+            for (mine, _), (right, _) in zip(turn, expected, strict=True)
+            for one, other in zip(mine, right, strict=True)
+        )
+        calls.forget()
+    assert expected[0][1] != "ScanBackward"
+
+
+@pytest.mark.parametrize(
+    "name", ["sum of segments", "sum, masked, reverse", "product", "cummax", "recurrence", "chunks of a recurrence"]
+)
+def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
+    """A native node is one operation to a tracer, whichever scan it is of."""
+    torch.compiler.reset()
+    graphs: list[list[str]] = []
+    used = (0, 1) if name in CHUNKS else (0,)
+    for _ in range(4):
+        expected, named = slopes(name, used, 30.0)
+    for _ in range(2):  # the second time by the graph of the first
+        with following(graphs)():
+            found, named = slopes(name, used, 30.0)
+        assert named == "ScanBackward"
+        torch.testing.assert_close(found, expected)
+    assert graphs == [["scanops.scan_backward.default"]]
+
+
+def native_node(call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return the result of a call that is served natively, backward pass included, on a leaf of its own."""
+    for _ in range(4):
+        y = call(leaf())
+        y.backward(torch.ones_like(y))
+    y = call(leaf())
+    assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
+    return y
+
+
+def test_autograd_s_own_rules(counted: Counted) -> None:
+    y = native_node(lambda x: scanops.cumsum(x, 1))
+    (x,) = [edge.variable for edge, _ in y.grad_fn.next_functions if edge]
+    seen: list[torch.Tensor] = []
+    x.register_hook(lambda gradient: seen.append(gradient) or 2 * gradient)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    expected = torch.ones(3, 40).flip(1).cumsum(1).flip(1)
+    assert x.grad.equal(4 * expected) and [gradient.equal(expected) for gradient in seen] == [True, True]
+    with torch.no_grad():
+        assert scanops.cumsum(x, 1).grad_fn is None
+    assert scanops.cumsum(x.detach(), 1).grad_fn is None
+    y = scanops.cumsum(x, 1)
+    y.mul_(2)  # no gradient reads the result
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.equal(2 * 2 * expected)  # the hook's 2 and this one
+    rows = torch.eye(3)[:, :, None].expand(3, 3, 40)
+    batched = torch.autograd.grad(scanops.cumsum(x, 1), x, rows, is_grads_batched=True)
+    assert batched[0].equal(2 * torch.eye(3)[:, :, None] * expected)
+    assert torch.autograd.grad(scanops.cumsum(x, 1)[0].sum(), x, materialize_grads=True)[0][1:].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("scan", "change"),
+    [
+        (lambda x, mask: scanops.cumsum(x, 1, mask=mask), lambda y, mask: mask.logical_not_()),
+        (lambda x, mask: scanops.logcumsumexp(x, 1), lambda y, mask: y.mul_(2)),  # its gradient reads the result
+    ],
+    ids=["operand", "result"],
+)
+def test_saved_tensors(scan: Callable[..., torch.Tensor], change: Callable[..., object], counted: Counted) -> None:
+    """A saved tensor that was changed or released raises; reference counts alone free what a node holds."""
+    native_node(lambda x: scan(x, MASK))
+    mask = MASK.clone()
+    y = scan(leaf(), mask)
+    change(y, mask)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = scan(leaf(), MASK)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+    for backward in (False, True):
+        x, mask = leaf().detach().clone().requires_grad_(), MASK.clone()
+        y = scan(x, mask)
+        watched = [weakref.ref(each) for each in (x, mask, y)]
+        gc.disable()
+        try:
+            if backward:
+                y.sum().backward()
+            del x, mask, y
+            assert [each() for each in watched] == [None] * 3
+        finally:
+            gc.enable()
+
+
+def test_higher_orders(counted: Counted) -> None:
+    x, gate = (torch.rand(2, 40, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def call(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return scanops.linear_scan(gate, x, 1) + scanops.logcumsumexp(x, 1) + scanops.cumsum(x, 1, mask=MASK) ** 2
+
+    for _ in range(4):
+        call(x, gate).sum().backward()
+    assert counted.calls > 0
+    assert torch.autograd.gradgradcheck(call, (x, gate), fast_mode=True)
+
+
+def test_which_inputs_want_a_gradient(counted: Counted) -> None:
+    """Told apart, although the calls are alike."""
+    for _ in range(4):
+        for wanted in ((True, False), (False, True), (True, True), (False, False)):
+            a, b = (leaf(60).detach().requires_grad_(want) for want in wanted)
+            y = scanops.linear_scan(a, b, 1)
+            assert (y.grad_fn is not None) == any(wanted)
+            if any(wanted):
+                y.sum().backward()
+            assert [each.grad is not None for each in (a, b)] == list(wanted)
+    assert counted.calls > 0 and native.learnt() == 1 + 3
+
+
+def test_a_backward_pass_in_python(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It follows the policy of its forward pass; its error passes through C++ and autograd's engine as it was."""
+    results = []
+    for _ in range(3):
+        for policy in ("generic", "never"):
+            with scanops.policy(policy):
+                results.append((policy, scanops.cumsum(leaf(), 1)))
+
+    def broken(kind: object, needs: object, given: object, policy: str | None) -> None:
+        raise KeyError(policy)
+
+    monkeypatch.setattr(dispatch, "backward_pass", broken)
+    for policy, y in results[-2:]:
+        assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
+        with pytest.raises(KeyError, match=policy):
+            y.sum().backward()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +21,7 @@ from scanops.errors import DimensionOutOfRange, MissingCompiler, ScanopsError, U
 from scanops.requests.geometry import MAX_RANK
 from tests.numbers.oracle import AFFINE
 from tests.requests.checks import refused
+from tests.scripts import ran
 
 untyped: Any = scanops  # these calls are wrong on purpose
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -129,7 +133,7 @@ OPERANDS: list[Row] = [
     (lambda d: untyped.cumsum([10**5000], 0), "a list that has no repr"),
     (lambda d: untyped.cumsum(sparse(d), 0), "x.layout=torch.sparse_coo"),
     (lambda d: untyped.cumsum(nested(d, torch.strided), 1), "x.is_nested=True"),
-    (lambda d: untyped.cumsum(nested(d, torch.jagged), 1), "x.layout=torch.jagged"),
+    (lambda d: untyped.cumsum(nested(d, torch.jagged), 0), "dim=0"),
     (lambda d: scan(d, "sum", torch.complex32), "complex32"),
     (lambda d: untyped.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), "float8_e8m0fnu"),
     (lambda d: scan(d, "sum", torch.float8_e4m3fn, mask=ones(d, 4)), "float8_e4m3fn"),
@@ -376,3 +380,67 @@ def test_the_parts_stand_in_the_message_in_order() -> None:
     for value, more in (("c", []), ("c\ne", ["got: c", "e"])):
         lines = str(ScanopsError("a", allowed="b", value=value, hint="d")).splitlines()
         assert [line.strip() for line in lines] == ["a: got c", "allowed: b", *more, "next: d"]
+
+
+# ---- importing costs nothing and needs nothing; generating needs no torch
+
+# Events of the interpreter while the second half runs. Bytecode is looked for and not written.
+WATCHED = """
+import json, os, sys
+events = []
+sys.addaudithook(lambda name, details: events.append((name, [str(detail) for detail in details])))
+import scanops
+count = len(events)
+seen = events[:count]
+print(json.dumps({"events": seen, "modules": sorted(sys.modules)}))
+"""
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import scanops
+spec = scanops.ScanSpec(op="prod", dtype="bfloat16", length=4096, mask="bool")
+text = scanops.generate(spec, target="sm_80")
+assert "scan_kernel" in text and scanops.make_plan(spec).strategy == "block"
+try:
+    scanops.generate(spec, "sm_12")
+except scanops.errors.UnsupportedRequest as error:
+    assert error.hint
+kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=9), "cpu")
+assert kernel.path.is_file() and kernel.source_path.is_file() and kernel.code
+assert sorted(dir(scanops)) == sorted(scanops.__all__)
+print(len(text))
+"""
+
+
+def python(code: str, folder: Path) -> str:
+    """What a new interpreter prints, its home and its store an empty folder."""
+    home = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "SCANOPS_STORE": str(folder / "store")}
+    more = {"PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    return ran(sys.executable, "-c", code, folder=folder, **home, **more).stdout
+
+
+def test_import_loads_nothing_heavy_and_reads_modules_alone(tmp_path: Path) -> None:
+    watched = json.loads(python(WATCHED, tmp_path))
+    assert not list(tmp_path.iterdir())
+    heavy = {"torch", "jinja2", "numpy", "ctypes", "subprocess", "platformdirs", "filelock", "click", "rich"}
+    assert not heavy & set(watched["modules"])
+    assert [name for name in watched["modules"] if name.startswith("scanops.")] == ["scanops._version"]
+    opened = [details for name, details in watched["events"] if name == "open"]
+    assert opened, "the hook saw nothing"
+    for path, mode, flags in opened:
+        assert Path(path).suffix in (".py", ".pyc"), path
+        assert mode in ("r", "rb", "None") and int(flags) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) == 0
+    touching = ("os.mkdir", "os.remove", "os.rename", "shutil.", "subprocess.", "os.system", "os.posix_spawn",
+                "ctypes.", "socket.", "os.putenv", "os.fork", "os.exec")  # fmt: skip
+    assert [name for name, _ in watched["events"] if name.startswith(touching)] == []
+
+
+def test_generating_and_building_need_no_torch(tmp_path: Path) -> None:
+    assert int(python(WITHOUT_TORCH, tmp_path)) > 1000
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    import scanops
+
+    with pytest.raises(AttributeError, match=r"no attribute 'cumlogical'.*cumsum"):
+        scanops.cumlogical  # noqa: B018

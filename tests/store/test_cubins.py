@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from cryptography.hazmat.primitives.serialization import NoEncryption
 
 import scanops
 from scanops import artifact
@@ -22,16 +21,13 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from scanops.runtime.policies import POLICIES, STRICT
-from scanops.store import layers
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
 from scanops.store.entry import Entry, checked, facts_of, read_entry
 from scanops.store.library import disagreement
 from scanops.store.packing import finish, troubles
 from scanops.store.packs import ANY, read
-from scanops.store.signatures import sign
 from scanops.store.store import Store
-from tests.packs.conftest import PKCS8, PRIVATE, SPKI, keep
 from tests.store.sources import CUDA, flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
 pytestmark = needs_nvrtc
@@ -92,9 +88,6 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
     contents = read(root)
     assert (contents["platform"], contents["targets"]) == (ANY, list(TARGETS))
     write(root, tmp_path / "k.tar.xz")
-    write(root, tmp_path / "kernels-1.0-py3-none-any.whl")
-    with pytest.raises(UnsupportedRequest, match="py3-none-any"):
-        write(root, tmp_path / "kernels-1.0-py3-none-linux_x86_64.whl")
     unpack(tmp_path / "k.tar.xz", tmp_path / "pack")
     here = kernels.request_of(SPEC, "sm_90")
     monkeypatch.setattr(artifact, "PLATFORM", "linux-aarch64")
@@ -162,18 +155,6 @@ def test_a_kernel_agrees_with_its_launch(root: Path, tmp_path: Path) -> None:
     odd = replace(CUDA, builders=("nvrtc",), launch={**CUDA.launch, "parameters": ["input", "output"]})
     with pytest.raises(BuildFailure, match=r"parameters of \[8, 8, 8\] bytes"):
         Store(tmp_path / "own").get_or_build(odd)
-
-
-def test_a_signed_pack_of_cubins(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
-    sign(root, keep(tmp_path / "key.pem", PRIVATE.private_bytes(*PKCS8, NoEncryption())), str)
-    public = keep(tmp_path / "pub.pem", PRIVATE.public_key().public_bytes(*SPKI))
-    for name, value in (("STORE", "absent"), ("PACKS", "store"), ("REQUIRE_SIGNED", public.name)):
-        monkeypatch.setenv(f"SCANOPS_{name}", str(tmp_path / value))
-    assert scanops.compile(SPEC, "sm_80").path == folder(root, "sm_80") / "kernel.cubin"
-    resealed(folder(root), lambda manifest: manifest["launch"].update(threads=64))
-    layers._layer.cache_clear()
-    with pytest.raises(MissingKernel):
-        scanops.compile(SPEC, "sm_90")
 
 
 ONE_KEY = """

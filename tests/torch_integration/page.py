@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.torch_integration.columns import COLUMNS
-from tests.torch_integration.on_gpus import GPU_COLUMNS
+from tests.torch_integration.columns import COLUMNS, GPU_COLUMNS
 from tests.torch_integration.rows import ROWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from tests.torch_integration.on_gpus import need
+from tests.torch_integration.columns import need
 from tests.torch_integration.page import HEAD, PAGE, cells
 from tests.torch_integration.rows import ROWS
 
