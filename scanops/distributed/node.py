@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
 from scanops.requests.segments import check_offsets
+from scanops.torch_private import saved_tensors_hooks
 
 __all__ = ["answered", "sharded"]
 
@@ -174,75 +175,71 @@ class _Work:
 class _Node(torch.autograd.Function):
     """A sharded scan with its gradients: one exchange forward, and one backward, against the scan's direction.
 
-    The node holds the graph of the shard's own scan with its carry-in as an input. Where a backward pass is itself
-    recorded, the call is composed again of differentiable scans and exchanges.
+    The node holds the graph of the shard's own scan with its carry-in as an input. Where hooks watch what is saved, as
+    those of a checkpoint, it is made again in the backward pass. Where a backward pass is itself recorded, the call is
+    composed again of differentiable scans and exchanges.
     """
 
     @staticmethod
     def forward(ctx: Any, work: _Work, number: complex | None, *tensors: Tensor | None) -> Any:
-        ctx.work, ctx.number, shard = work, number, work.shard
-        ctx.save_for_backward(*tensors)
-        initial = tensors[3] if number is None else number
-        ctx.total = shards.totals(shard, work.start)
-        carry = work.carried(ctx.total, initial)
-        needs = ctx.needs_input_grad[2:]
-        x, mask, gate = (
-            None if each is None else each.detach().requires_grad_(need)
-            for each, need in zip(tensors[:3], needs[:3], strict=True)
-        )
-        before = carry.before
-        before = before if before is None else before.detach().to(shard.carry).requires_grad_()
-        valued = shard.valued
-        with torch.enable_grad():
-            ctx.leaves = (x, mask, gate, before)
-            call = replace(valued.call, final=True)
-            given = {"mask": mask, "gate": gate, "starts": shard.tensors.starts, "initial": before}
-            ctx.results = shards.scanned(call, x, **given)  # type: ignore[arg-type]
-        found: Outputs = (ctx.results[0].detach(),)
-        if shard.row.indices:
+        ctx.work, ctx.number, ctx.own, shard = work, number, None, work.shard
+        total = shards.totals(shard, work.start)
+        carry = work.carried(total, tensors[3] if number is None else number)
+        before = None if carry.before is None else carry.before.to(shard.carry)
+        ctx.save_for_backward(*tensors, before, *total)
+        if shard.row.indices or saved_tensors_hooks(True) is not None:
             found = shards.finish(shard, carry, work.start)
-            ctx.mark_non_differentiable(found[1])
+        else:
+            ctx.own = _own_scan(shard, tensors[:3], before, ctx.needs_input_grad[2:])
+            found = (ctx.own[1][0].detach(),)
+        ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)
         return work._with_final(found, carry.final)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        work, shard = ctx.work, ctx.work.shard
+        work, shard, needs = ctx.work, ctx.work.shard, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             return (None, None, *_recorded(ctx, grads))
-        y, final = ctx.results
-        _, _, _, before = ctx.leaves
+        # A checkpoint computes the call again, with its exchanges, where saved tensors are read: here, on all ranks.
+        x, mask, gate, initial, before, *total = ctx.saved_tensors
+        leaves, (y, final) = ctx.own or _own_scan(shard, (x, mask, gate), before, needs)
         grad = torch.zeros_like(y) if grads[0] is None else grads[0]
         of_final = grads[-1] if shard.final else None
         of_final = torch.zeros_like(final) if of_final is None else of_final.contiguous()
         into, rate = torch.zeros_like(final), torch.ones_like(final)
         if before is not None:
-            valued = shard.valued
-            into = shards.entry(valued, y, before, grad).expand(shard.lines).contiguous()
-            total = ctx.total if not shard.row.indices else (ctx.total[0], *ctx.total[2:])
-            rate = shards.slope(valued, total, before)
+            into = shards.entry(shard.valued, y, leaves[3], grad).expand(shard.lines).contiguous()
+            total = [total[0], *total[2:]] if shard.row.indices else total
+            rate = shards.slope(shard.valued, tuple(total), before)
         out, of_initial = work.exchanged_back(into, rate, of_final)
-        return (None, None, *_local(ctx, (grad, out), of_initial))
+        wanted = [leaf for leaf, need in zip(leaves[:3], needs, strict=False) if need]
+        found = iter(torch.autograd.grad((y, final), wanted, (grad, out), retain_graph=True, allow_unused=True)
+                     if wanted else ())  # fmt: skip
+        own: list[Tensor | None] = [next(found) if need else None for need in needs[:3]]
+        if not needs[3]:
+            return (None, None, *own, None)
+        of_initial = of_initial if work.position == 0 else torch.zeros_like(of_initial)  # the first rank's alone
+        return (None, None, *own, of_initial.sum_to_size(initial.shape).to(initial.dtype))
 
 
-def _local(ctx: Any, grads: tuple[Tensor, Tensor], of_initial: Tensor) -> list[Tensor | None]:
-    """The gradients of this rank's own tensors; that of the initial value is given to the first rank alone."""
-    needs, leaves = ctx.needs_input_grad[2:], ctx.leaves[:3]
-    wanted = [leaf for leaf, need in zip(leaves, needs, strict=False) if need]
-    found = iter(
-        torch.autograd.grad(ctx.results, wanted, grads, retain_graph=True, allow_unused=True) if wanted else ()
-    )
-    own: list[Tensor | None] = [next(found) if need else None for need in needs[:3]]
-    initial = ctx.saved_tensors[3]
-    if not needs[3]:
-        return [*own, None]
-    of_initial = of_initial if ctx.work.position == 0 else torch.zeros_like(of_initial)
-    return [*own, of_initial.sum_to_size(initial.shape).to(initial.dtype)]
+def _own_scan(shard: Shard, tensors: Sequence[Tensor | None], before: Tensor | None, needs: Sequence[bool]) -> Any:
+    """The values of a shard as a function of its tensors and its carry-in: these, and results with the carry-out."""
+    leaves = [
+        None if each is None else each.detach().requires_grad_(need)
+        for each, need in zip((*tensors, before), (*needs[:3], True), strict=True)
+    ]
+    x, mask, gate, first = leaves
+    assert x is not None
+    with torch.enable_grad():
+        call = replace(shard.valued.call, final=True)
+        results = shards.scanned(call, x, mask=mask, gate=gate, starts=shard.tensors.starts, initial=first)
+    return leaves, results
 
 
 def _recorded(ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
     """The gradients as functions of inputs and incoming gradients, which can be differentiated."""
-    work, tensors, needs = ctx.work, ctx.saved_tensors, ctx.needs_input_grad[2:]
+    work, tensors, needs = ctx.work, ctx.saved_tensors[:4], ctx.needs_input_grad[2:]
     x, mask, gate, initial = tensors
     read = work.shard.tensors._replace(x=x, mask=mask, gate=gate)
     outputs = work.composed(read, initial if ctx.number is None else ctx.number)

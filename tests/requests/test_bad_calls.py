@@ -133,7 +133,7 @@ OPERANDS: list[Row] = [
     (lambda d: untyped.cumsum([10**5000], 0), "a list that has no repr"),
     (lambda d: untyped.cumsum(sparse(d), 0), "x.layout=torch.sparse_coo"),
     (lambda d: untyped.cumsum(nested(d, torch.strided), 1), "x.is_nested=True"),
-    (lambda d: untyped.cumsum(nested(d, torch.jagged), 1), "x.layout=torch.jagged"),
+    (lambda d: untyped.cumsum(nested(d, torch.jagged), 0), "dim=0"),
     (lambda d: scan(d, "sum", torch.complex32), "complex32"),
     (lambda d: untyped.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), "float8_e8m0fnu"),
     (lambda d: scan(d, "sum", torch.float8_e4m3fn, mask=ones(d, 4)), "float8_e4m3fn"),
