@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from scanops.api import scan
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
-from scanops.fusion.calls import scan_fused
 from scanops.fusion.functions import traced
 from scanops.fusion.kernels import evaluated
 from scanops.fusion.operators import FieldOperator
@@ -141,9 +141,9 @@ def _of_fields(
         for dtype in dtypes or (torch.float64,):
             given = [each.to(dtype) for each in x]
             with emulate(seed=seed):
-                y = scan_fused(given, op, 1, None, None, None, reverse, exclusive, None, {})
+                y = scan(given, op, 1, reverse=reverse, exclusive=exclusive)
             wide = [each.double() for each in given]
-            wanted = scan_fused(wide, op, 1, None, None, None, reverse, exclusive, None, {})
+            wanted = scan(wide, op, 1, reverse=reverse, exclusive=exclusive)
             made, exact = (torch.stack(each if isinstance(each, tuple) else (each,)) for each in (y, wanted))
             scale = size_of(exact).amax(0)
             scale = (scale.flip(1).cummax(1).values.flip(1) if reverse else scale.cummax(1).values)[None]
