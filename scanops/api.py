@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from scanops.extrema import Chunks, Functions, Keywords
+    from scanops.fusion.operators import FieldOperator
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
@@ -28,10 +29,12 @@ def scan(
     x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]
 ) -> Tensor: ...
 @overload
-def scan(x: Tensor | Sequence[Tensor], op: str | Operator, dim: int, **options: Unpack[Functions]) -> Any: ...
+def scan(
+    x: Tensor | Sequence[Tensor], op: str | Operator | FieldOperator, dim: int, **options: Unpack[Functions]
+) -> Any: ...
 def scan(
     x: Tensor | Sequence[Tensor],
-    op: str | Operator,
+    op: str | Operator | FieldOperator,
     dim: int,
     *,
     map: Callable[..., Any] | None = None,

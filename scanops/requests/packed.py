@@ -50,6 +50,7 @@ def unpacked(tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple
         )
     if is_jagged(x):
         return _nested(tensors, outs, complete, options, chunk)
+    assert chunk is not None  # such calls alone, and those of nested tensors, come here
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x.shape, dim)
     length = x.shape[dim] if x.ndim else 1

@@ -239,8 +239,9 @@ def places_for(request: Request) -> tuple[torch.Tensor, ...]:
 def is_readable(request: Request) -> bool:
     """Return whether a kernel reads the carry-in as it is: one value for all lines, or contiguous of its full shape."""
     initial, shape, call = request.inputs.initial, request.carry_shape, request.call
-    alone = initial is None or (initial.numel() == 1 and not call.per_segment)
-    return alone or (initial.shape == shape and initial.is_contiguous())
+    if initial is None or (initial.numel() == 1 and not call.per_segment):
+        return True
+    return initial.shape == shape and initial.is_contiguous()
 
 
 def readable(request: Request) -> Inputs:
