@@ -75,14 +75,13 @@ def fields_of(slug: str, map: str = "") -> dict[str, Any]:
     dtype, *words = rest.split("-")
     values: dict[str, Any] = {"op": op, "dtype": dtype}
     for word in words:
+        name, value = WORDS.get(word, ("", None)) if word != ANY else ("length", None)
         if word.startswith(_MAP):
             from scanops.fusion.kernel import text_named  # which few scans need
 
             name, value = "map", text_named(word.removeprefix(_MAP), map)
         elif found := VALUED.fullmatch(word):
             name, value = PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]
-        else:
-            name, value = ("length", None) if word == ANY else WORDS.get(word, ("", None))
         if not name or name in values:  # no field, or one given twice
             raise _unreadable(slug, word)
         values[name] = value

@@ -79,7 +79,7 @@ def scan_fused(
         remember(key, work, tensors)
     results = found[: len(found) - work.final]
     y = results[0] if len(results) == 1 else results
-    return (y, found[-1]) if work.final else y
+    return (y, found[-1]) if work.final else y  # type: ignore[return-value]  # of several results a pair with these
 
 
 _NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion follows from beside the tensors

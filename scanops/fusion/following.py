@@ -119,14 +119,14 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
     return function if name else None
 
 
-def text_of(map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, *others: Any) -> str:
+def text_of(map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
     """Return the text of the fusion that ``functions.traced`` returns, by code that Dynamo can follow."""
     count = len(kinds) - masked
-    return _text(_follow(map, count), _follow(then, count + 1), op, kinds, masked, *others)
+    return _text(_follow(map, count), _follow(then, count + 1), op, kinds, masked, dtype)
 
 
 @handed_on
-def _text(map: tuple[Any, ...], then: tuple[Any, ...], op: Any, *others: Any) -> str:
+def _text(map: tuple[Any, ...], then: tuple[Any, ...], op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
     row = operator_named(op) if isinstance(op, str) else op.operator  # of expressions: by its handle
-    text: str = traced(_again(*map), _again(*then), row, *others, None).text
+    text: str = traced(_again(*map), _again(*then), row, kinds, masked, dtype, None).text
     return text

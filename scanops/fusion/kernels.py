@@ -215,7 +215,8 @@ def composed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by torch's operators around an ordinary scan, which have derivatives of every kind."""
     fusion, (initial, *_) = work.fusion, (*tensors[len(work.fusion.operands) :], None)
     tensors = work.operands(tensors)
-    shape, finals = shape_of(tensors), ()
+    shape = shape_of(tensors)
+    finals: list[torch.Tensor] = []
     results: list[torch.Tensor] = []
     values: dict[int, torch.Tensor] = {}
 

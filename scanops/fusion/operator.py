@@ -6,6 +6,7 @@ computes it is imported at the first call; the operator is known as soon as scan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def _asked(tensors: Found, text: str, op: str, dim: int, *options: bool) -> tupl
     with NO_FORK:
         from scanops.fusion import gradients
         from scanops.fusion.kernel import fusion_of
+        from scanops.fusion.kernels import Work
     fusion = fusion_of(text)
     wanted, found = [each.dtype for each in fusion.operands], [str(each.dtype)[6:] for each in tensors]
     if wanted != found:
@@ -36,7 +38,7 @@ def _asked(tensors: Found, text: str, op: str, dim: int, *options: bool) -> tupl
             hint="call scanops.scan with functions, which traces them again",
         )
     shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
-    return gradients, gradients.Work(fusion, op, check_dim("scan", shape, dim), *options[:2]), tuple(tensors), shape
+    return gradients, Work(fusion, op, check_dim("scan", shape, dim), *options[:2]), tuple(tensors), shape
 
 
 def _compute(*arguments: Any) -> Found:
@@ -103,11 +105,12 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Found:
     return found
 
 
-for _name, *_how in (
-    ("fused", _compute, _differentiate, _pretend),
-    ("fused_backward", _compute_backward, _differentiate_backward, _pretend_backward),
-):
-    schema.LIBRARY.impl(_name, _how[0], "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    schema.LIBRARY.impl(_name, _how[1], "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    private.register_fake(f"scanops::{_name}", _how[2], schema.LIBRARY)
+_HOW: dict[str, tuple[Callable[..., Found], ...]] = {
+    "fused": (_compute, _differentiate, _pretend),
+    "fused_backward": (_compute_backward, _differentiate_backward, _pretend_backward),
+}
+for _name, (_computes, _differentiates, _pretends) in _HOW.items():
+    schema.LIBRARY.impl(_name, _computes, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    schema.LIBRARY.impl(_name, _differentiates, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    private.register_fake(f"scanops::{_name}", _pretends, schema.LIBRARY)
 torch.library.register_vmap("scanops::fused", _rule, lib=schema.LIBRARY)

@@ -77,6 +77,19 @@ def test_random_expressions(data: st.DataObject) -> None:
         torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "linear"])
+def test_a_gradient_takes_two_kernels_at_most(op: str) -> None:
+    x, w = torch.rand(3, 40, requires_grad=True), torch.rand(40, requires_grad=True)
+    start = torch.rand(3, requires_grad=True)
+    bounded = lambda x, w: (x.sigmoid(), x * w) if op == "linear" else x * w  # noqa: E731
+    with scanops.emulate(), scanops.record() as used:
+        y, final = scanops.scan(
+            (x, w), op, 1, map=bounded, then=lambda y, x, w: y * x, initial=start, return_final=True
+        )
+        (y.sum() + final.sum()).backward()
+    assert sum(used.counts.values()) <= 3
+
+
 EXACT = (
     (F.softplus, F.silu, lambda x: (x / 7).floor() + x / 3 + (x.clamp(-99, 99) / 3).int(), lambda x: 1.5 / x),
     (torch.tanh, torch.exp, torch.log, torch.rsqrt),

@@ -105,12 +105,12 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
 SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
 
 
-def slots(tensors: Tensors) -> Tensors:
+def slots(tensors: tuple[torch.Tensor, ...]) -> Tensors:
     """Return the tensors of a fused scan as C++ reads those of Inputs."""
     return tensors if len(tensors) < len(SLOTS) else (*tensors[:4], None, tensors[4])
 
 
-def learn_fused(key: tuple[object, ...], tensors: Tensors, launcher: Any) -> None:
+def learn_fused(key: tuple[object, ...], tensors: tuple[torch.Tensor, ...], launcher: Any) -> None:
     """Let C++ serve fused scans like this one, which ``launcher`` has served, where no gradient is wanted."""
     launcher.generation = _GENERATION[0]
     if launcher.template is None or len(tensors) > len(SLOTS) or not (tensors[0].is_cuda or emulator.ACTIVE.get()):
