@@ -59,7 +59,7 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
     ]
     state_bytes = held_bytes = _state_bytes(spec, types)
     if spec.fusion and spec.fusion.fields:
-        held_bytes = max(INT_BYTES, spec.fusion.held_bytes) + state_bytes // 12  # there are fewer prefixes than items
+        held_bytes = max(INT_BYTES, spec.fusion.held_bytes) + state_bytes // 8  # there are fewer prefixes than items
     elif operator.own and spec.fusion:
         held_bytes = spec.fusion.held_bytes + _state_bytes(spec, types[: len(operator.passed)])
     elif operator.own:
