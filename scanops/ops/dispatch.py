@@ -59,19 +59,20 @@ def called(
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
-    (op, dim, *others), given = options, Inputs(*tensors)  # type: ignore[arg-type]
+    op, dim, reverse, exclusive, final, dtype, accumulate = options
+    given = Inputs(*tensors)  # type: ignore[arg-type]
     initial = given.initial if given.offsets is not None else None
-    every = type(options[4]) is str and options[4] == "segments"
+    every = type(final) is str and final == "segments"
     per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
-    others[2] = every or options[4]
-    call = Call(op, dim if type(dim) is int else _whole(dim), *others)
+    dim = dim if type(dim) is int else _whole(dim)
+    call = Call(op, dim, reverse, exclusive, every or final, dtype, accumulate)
     call = replace(call, complete=complete, per_segment=per_segment) if per_segment or not known else call
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
         call = replace(call, dtype=autocast(call.op, given.x))
     found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
-    return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
+    return found if final or len(outs) > 1 else found[0]  # type: ignore[return-value]
 
 
 def _whole(dim: Any) -> Any:

@@ -126,7 +126,8 @@ def batched(
     """
     if call.per_segment and dims[4] is not None:  # segments of each element's own: one scan after the other
         alone = [
-            [each] * info.batch_size if each is None or d is None else each.unbind(d) for each, d in zip(inputs, dims, strict=False)
+            [each] * info.batch_size if each is None or d is None else each.unbind(d)
+            for each, d in zip(inputs, dims, strict=False)
         ]
         found = [compute(call, tensors) for tensors in zip(*alone, strict=True)]
         return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
