@@ -59,13 +59,13 @@ def called(
         answer = native.served(tensors, options)
         if answer is not None:
             return answer
-    op, dim, reverse, exclusive, final, dtype, accumulate = options
+    op, dim, reverse, exclusive, final, *others = options
     given = Inputs(*tensors)  # type: ignore[arg-type]
     initial = given.initial if given.offsets is not None else None
     every = type(final) is str and final == "segments"
     per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
     dim = dim if type(dim) is int else _whole(dim)
-    call = Call(op, dim, reverse, exclusive, every or final, dtype, accumulate)
+    call = Call(op, dim, reverse, exclusive, every or final, *others)
     call = replace(call, complete=complete, per_segment=per_segment) if per_segment or not known else call
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])

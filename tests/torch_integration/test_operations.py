@@ -172,7 +172,7 @@ def test_every_operator_is_checked() -> None:
     with Noting() as mode:
         for row in CALLS.values():
             row(*row.tensors())
-    assert {args[7] for _, args, _ in mode.calls} >= BUILT_IN.keys()
+    assert {name for _, args, _ in mode.calls for name in args[7:8]} >= BUILT_IN.keys()  # fused scans have fewer
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if floating(row.tensors())])
