@@ -18,10 +18,13 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
+    "lines of scanops without the emulator": 17_965,
+    "files of scanops without the emulator": 100,
     "files of scanops over 300 lines": 1,
-    "lines of benchmarks": 5_520,
-    "lines of codegen": 5_750,
-    "lines of templates": 3_700,
+    "lines of tests": 17_327,
+    "lines of benchmarks": 5_340,
+    "lines of codegen": 5_500,
+    "lines of templates": 3_550,
 }
 
 
