@@ -37,6 +37,7 @@ from scanops.store.root import (
     create_root,
     make_folders,
     read_index,
+    sweep,
     unwritable,
     write_index,
 )
@@ -135,7 +136,7 @@ class Store:
             entry = self.find(*request.identities.values())
             if entry is not None:
                 return entry
-            usage.sweep(self.root)
+            sweep(self.root)
             return self._built(request)
 
     def _usable(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pruning: the kernels used longest ago go first, and none that is in use; and what dead builders have left behind.
+"""Pruning: the kernels used longest ago go first, and none that is in use.
 
 The time of the last use is the modification time of manifest.json, renewed by lookups now and then. It decides what to
 remove and nothing else. A kernel counts as in use for an hour after its last use, which covers processes that have
@@ -18,11 +18,9 @@ from pathlib import Path
 
 from scanops.files import parse_object, read_file, size_of
 from scanops.store.entry import MANIFEST
-from scanops.store.root import is_free
 
 IDLE_SECONDS = 3600.0
-_PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
-_STALE_SECONDS = 3600.0  # age of what a dead builder has left, and how far clocks of machines may differ
+_SKEW_SECONDS = 3600.0  # how far clocks of machines may differ
 _RENEW_SECONDS = 600.0  # a lookup writes at most this often
 _LOG = logging.getLogger("scanops")
 
@@ -109,12 +107,12 @@ def _last_use(path: Path) -> float | None:
 
 def _age(used: float, now: float) -> float:
     """Return the seconds since ``used``: 0 for a time slightly in the future, infinite for one far in the future."""
-    return float("inf") if used > now + _STALE_SECONDS else max(0.0, now - used)
+    return float("inf") if used > now + _SKEW_SECONDS else max(0.0, now - used)
 
 
 def _removal(root: Path, path: Path) -> OSError | None:
     """Remove an entry, renamed first so that no lookup meets half of it. Return why that was not possible."""
-    aside = root / ".staging" / f"{_PRUNED}{uuid.uuid4().hex}"
+    aside = root / ".staging" / f"pruned-{uuid.uuid4().hex}"
     try:
         aside.parent.mkdir(mode=0o700, exist_ok=True)
         path.rename(aside)
@@ -123,12 +121,3 @@ def _removal(root: Path, path: Path) -> OSError | None:
         return problem
     shutil.rmtree(aside, ignore_errors=True)
     return None
-
-
-def sweep(root: Path) -> None:
-    """Remove what processes that died have left for an hour: builds whose locks nobody holds, half removed entries."""
-    for stage in (root / ".staging").glob("*"):
-        used = _last_use(stage)
-        stale = used is not None and _age(used, time.time()) > _STALE_SECONDS
-        if stale and (stage.name.startswith(_PRUNED) or is_free(root / ".locks", stage.name[:16])):
-            shutil.rmtree(stage, ignore_errors=True)
