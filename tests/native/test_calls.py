@@ -347,9 +347,8 @@ def test_it_comes_when_calls_repeat(
 # ---- cubins through an emulated driver: the results of libraries, loads for each GPU, contexts of threads, errors
 
 ROUTES = (
-    *("lanes", "staged_pieces", "one_tile_odd", "wave_odd", "split_odd", "column_loop", "panels_chain"),
-    *("transposed_rows", "any_lanes", "any_staged", "any_one_tile", "any_wave_odd", "any_split_odd"),
-    *("any_short_columns", "any_panels_few", "any_transposed_columns"),
+    *("lanes", "any_staged", "one_tile_odd", "any_wave_odd", "split_odd", "any_short_columns", "panels_chain"),
+    "any_transposed_columns",
 )
 
 
