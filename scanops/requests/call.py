@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,10 @@ from scanops import emulator
 from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
 
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
