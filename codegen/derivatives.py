@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from scanops.codegen.operator import Operator
 
-# Bytes of the accumulator, and the longest row that a block scans twice in its registers to recompute what a gradient
-# needs; half of it for misaligned rows.
+# Bytes of the accumulator -> the longest aligned row that a block scans twice in its registers; half of it for others.
 AGAIN_LENGTHS = {4: 4096, 8: 2048}
 
 

@@ -32,8 +32,7 @@ _WORDS = (
 KEYWORDS = frozenset(_WORDS.split())
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 _MARKS = re.compile(r"[]()[{};]")
-_NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{MAX_NAME - 1}}}")
-_FIELD = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _FORBIDDEN = re.compile(r"//|/\*|#|\\\n")
 _BOUND = re.compile(r"\b(lowest|highest)\b")
 
@@ -65,7 +64,7 @@ def refuse(row: Operator, mistakes: Iterator[Mistake]) -> None:
 
 def in_texts(row: Operator) -> Iterator[Mistake]:
     """Yield what is wrong with names, numbers of expressions and their texts."""
-    if not (isinstance(row.name, str) and _NAME.fullmatch(row.name)):
+    if not (isinstance(row.name, str) and _NAME.fullmatch(row.name) and len(row.name) <= MAX_NAME):
         allowed = f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters"
         yield "name", allowed, "the name becomes part of file names: pass for example name='last_valid'"
     text = row.formula
@@ -76,7 +75,7 @@ def in_texts(row: Operator) -> Iterator[Mistake]:
         value = getattr(row, name)
         if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
             yield name, "a tuple of strings", "write " + name + "=" + TUPLES.get(name, "('...',)")
-    bad = [name for name in row.fields if not _FIELD.fullmatch(name) or name in KEYWORDS or name in GENERATED]
+    bad = [name for name in row.fields if not _NAME.fullmatch(name) or name in KEYWORDS or name in GENERATED]
     if bad or not row.fields or len(set(row.fields)) < len(row.fields):
         allowed = "distinct names of lower-case letters, digits and _, starting with a letter; no C++ keyword and none "
         yield "fields", f"{allowed}of {', '.join(sorted(GENERATED))}", "name each field by what it holds"

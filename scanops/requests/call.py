@@ -19,6 +19,7 @@ from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.errors import UnsupportedRequest, shown
+from scanops.processes import NO_FORK
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -36,6 +37,14 @@ SCHEMA = {
     "complete": "bool complete=False",
     "per_segment": "bool per_segment=False",
 }
+
+
+@private.at_tracing
+def spec_class() -> type[ScanSpec]:
+    """Return ScanSpec. Repeated calls need none, and importing its class takes milliseconds."""
+    with NO_FORK:
+        from scanops.codegen.spec import ScanSpec
+    return ScanSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from torch.compiler import is_compiling
 
 from scanops.codegen.dtypes import WHOLE_BYTES, default_result
 from scanops.codegen.operators import Operator, listed, operator_named
-from scanops.processes import NO_FORK
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded
+from scanops.requests.call import Call, is_recorded, spec_class
 from scanops.requests.geometry import (
     ALIGNMENT,
     Operands,
@@ -24,7 +23,6 @@ from scanops.requests.geometry import (
     result_shape,
     split_shape,
 )
-from scanops.torch_private import at_tracing
 
 if TYPE_CHECKING:
     from scanops.codegen.slugs import Layout
@@ -154,7 +152,7 @@ class Request:
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
-        return _spec()(
+        return spec_class()(
             length=length,
             saved_results=self.saved_results,
             inner=inner,
@@ -198,14 +196,6 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
         stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride > 1
     ]
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
-
-
-@at_tracing
-def _spec() -> type[ScanSpec]:
-    """Return ScanSpec. Repeated calls need none, and importing its class takes milliseconds."""
-    with NO_FORK:
-        from scanops.codegen.spec import ScanSpec
-    return ScanSpec
 
 
 def make_request(
@@ -265,7 +255,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     if call.per_segment:
         segments.check_carries(who, x, offsets)
     told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
-    spec = _spec()(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
+    spec = spec_class()(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, default_result(spec.operator.gives, spec.term).name))
