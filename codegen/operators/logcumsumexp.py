@@ -118,7 +118,10 @@ ROWS = (
             "fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,\n"
             "        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)))",
         ),
-        quick=("8 * (state.rest - first.rest) <= 1 + first.rest", "plus_near_log(state.high, first.rest, state.rest)"),
+        quick=(
+            "first.rest >= 0x1p-6f && 16 * (state.rest - first.rest) <= 1 + first.rest",
+            "plus_near_log(state.high, first.rest, state.rest)",
+        ),
         combine=(
             "fmax(older.high, newer.high)",
             "fma(1 + (older.high >= newer.high ? newer.rest : older.rest), ratio(older.high, newer.high),\n"
