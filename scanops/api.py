@@ -159,11 +159,12 @@ def cumsum(
         tensor([ 6., 10.])
     """
     if modulo is not None:
-        from scanops.fusion.phases import scan_modulo  # which few programs need
+        from scanops.fusion.phases import phase_of  # which few programs need
 
-        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others: dict[str, Any] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
-        return scan_modulo(x, modulo, dim, mask, reverse, exclusive, dtype, others)
+        op = phase_of(x, modulo, dtype)
+        return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, **others)  # type: ignore[no-any-return]
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate), chunk)
 

@@ -39,7 +39,7 @@ def run(work: Work, tensors: Tensors) -> Tensors:
     plain = len(tensors) == len(work.fusion.operands) and not work.final
     if runs_kernels(tensors) and shape_of(work.operands(tensors)).numel():
         return differentiated(work, tensors, computed)
-    if plain and is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
+    if plain and is_followed(tensors) and not private.is_derived() and type(tensors[0]).__name__ != "DTensor":
         return operated(work.fusion.text, work[1:5], tensors)
     return composed(work, tensors)
 
@@ -51,12 +51,6 @@ def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:
     dim = check_dim("scan", shape, dim)
     any_length = len(shape) > 0 and is_symbol(shape[dim])
     return tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
-
-
-def _is_derived() -> bool:
-    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
-    kinds = [level.key() for level in private.interpreters() or ()]
-    return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
 
 
 def differentiated(work: Work, tensors: Tensors, compute: Callable[[Work, Tensors], Tensors]) -> Tensors:

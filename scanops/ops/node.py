@@ -169,7 +169,7 @@ def _is_differentiated() -> bool:
     kinds = [level.key() for level in private.interpreters() or ()]
     if kinds.count(_JVP) > 1 or not _FUNCTIONS_KNOW.issuperset(kinds):
         return False
-    return private.dual_level() >= 0 or any(kind != _VMAP for kind in kinds)
+    return private.is_derived()
 
 
 # ---- backward passes
