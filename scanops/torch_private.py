@@ -81,12 +81,6 @@ def recording() -> Guard:
     return _with_keys(_included().add(DispatchKey.ADInplaceOrView), left_out)
 
 
-def is_derived() -> bool:
-    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
-    kinds = [level.key() for level in interpreters() or ()]
-    return dual_level() >= 0 or any(kind != TransformType.Vmap for kind in kinds)
-
-
 def register_fake(name: str, function: Callable[..., Any], library: torch.library.Library) -> None:
     """As ``torch.library.register_fake``, which looks through all loaded modules for the line of its caller."""
     registry = private("_library.simple_registry.singleton", torch.library)
