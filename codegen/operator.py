@@ -111,8 +111,8 @@ class Operator:
     # The state whose result belongs to the last element of a thread's total (newer), given the prefix that precedes the
     # thread (older). Empty: append is as cheap for results.
     behind: tuple[str, ...] = ()
-    # For half types: a condition on the state of a thread's first result, made by behind, and an expression over state
-    # of fewer instructions than project, the output of all the thread's results where the condition holds.
+    # A condition on the states of a thread's first and last result, made by behind, and an expression over first and
+    # state of fewer instructions than project, the output of the thread's results where the condition holds.
     quick: tuple[str, ...] = ()
     # Rounding error accumulated so far, over lost (its previous value), older and newer; added to a thread's total
     # where the thread scans its elements serially. Empty: rounding errors are not tracked.

@@ -199,6 +199,12 @@ def is_transformed() -> bool:
     return private.are_transforms_active() or private.dual_level() >= 0
 
 
+def is_derived() -> bool:
+    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
+    kinds = [level.key() for level in private.interpreters() or ()]
+    return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
+
+
 def is_traced() -> bool:
     """Whether torch.jit.trace is active: to it everything but an operator is a constant, and sizes are tensors."""
     return not torch.compiler.is_compiling() and private.is_jit_traced()  # which a compiler cannot look into
