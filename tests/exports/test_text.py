@@ -18,7 +18,7 @@ from scanops.codegen.exports.formats import FORMATS, export
 from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.scripts import ran
 from tools.golden import GOLDEN
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks.instructions import listing
 from scanops import ScanSpec, generate, make_plan
-from scanops.builders import nvrtc
-from scanops.builders.build import unavailable
+from scanops.builders import nvrtc, unavailable
 from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc
 from scanops.codegen.fragments import fragments
 from scanops.codegen.operators import OPERATORS
