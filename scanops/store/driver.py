@@ -46,10 +46,41 @@ class Bound(NamedTuple):
     refer: Callable[[Any], Any]  # from ScanArguments to a reference to them, good for many launches
     launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
     words: Callable[[int], str]  # from an error code to its message
-    function: Any  # the C function behind ``launch``
+    function: Any  # cuLaunchKernel, or scanops_launch of a library, which takes the same
+    kernel: tuple[Any, ...]  # handle, blocks, threads, shared memory in bytes, offsets of parameters
     configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
-    kernel: tuple[Any, ...] = ()  # what ``function`` launches if it is cuLaunchKernel: see store.driver
     recovers: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
+
+
+def bound(launch: Launch, arguments: Any, function: Any, kernel: c_void_p, words: Callable[[int], str]) -> Bound:
+    """Return the launch of a kernel for the shape in ``arguments``, and set their fields that the length chooses."""
+    shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
+    numbers = launch.numbers(*shape)
+    for name, value in zip(launch.chosen, numbers.chosen, strict=True):
+        setattr(arguments, name, value)
+    offsets = tuple(getattr(type(arguments), name).offset for name in launch.parameters)
+    blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which CUDA refuses; more might wrap around
+    addresses = c_void_p * len(offsets)
+    # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
+    one, none = c_uint(1), c_void_p()
+    grid, block, shared = c_uint(blocks), c_uint(numbers.threads), c_uint(numbers.shared_bytes)
+
+    def refer(arguments: Any) -> Any:
+        first = ctypes.addressof(arguments)
+        return addresses(*[first + offset for offset in offsets])
+
+    def queue(parameters: Any, stream: int) -> int:
+        where = c_void_p(stream)
+        return function(kernel, grid, one, one, block, one, one, shared, where, parameters, none)  # type: ignore[no-any-return]
+
+    return Bound(
+        workspace_bytes=numbers.workspace_bytes,
+        refer=refer,
+        launch=queue,
+        words=words,
+        function=function,
+        kernel=(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
+    )
 
 
 @functools.cache
@@ -98,39 +129,14 @@ class Cubin:
         self._ready: set[int] = set()  # indices of GPUs
 
     def bind(self, arguments: Any, device: int) -> Bound:
-        """Return the launch on a GPU for the shape in ``arguments``, and set their fields that the length chooses."""
+        """Return the launch on a GPU for the shape in ``arguments``: see ``bound``."""
         self.ready(device)
-        shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
-        numbers = self.launch.numbers(*shape)
-        for name, value in zip(self.launch.chosen, numbers.chosen, strict=True):
-            setattr(arguments, name, value)
-        offsets = tuple(getattr(type(arguments), name).offset for name in self.launch.parameters)
-        blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which the driver refuses; more might wrap around
-        addresses, function = c_void_p * len(offsets), driver().cuLaunchKernel
-        # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
-        kernel, one, none = self._kernel, c_uint(1), c_void_p()
-        grid, block, shared = c_uint(blocks), c_uint(numbers.threads), c_uint(numbers.shared_bytes)
-
-        def refer(arguments: Any) -> Any:
-            first = ctypes.addressof(arguments)
-            return addresses(*[first + offset for offset in offsets])
-
-        def launch(parameters: Any, stream: int) -> int:
-            queue = c_void_p(stream)
-            return function(kernel, grid, one, one, block, one, one, shared, queue, parameters, none)  # type: ignore[no-any-return]
 
         def recovers(code: int) -> bool:
             return code == _INVALID_CONTEXT and driver().cuCtxSetCurrent(_CONTEXTS[device]) == 0
 
-        return Bound(
-            workspace_bytes=numbers.workspace_bytes,
-            refer=refer,
-            launch=launch,
-            words=words,
-            function=function,
-            kernel=(kernel.value, blocks, numbers.threads, numbers.shared_bytes, offsets),
-            recovers=recovers,
-        )
+        function = driver().cuLaunchKernel
+        return bound(self.launch, arguments, function, self._kernel, words)._replace(recovers=recovers)
 
     def ready(self, device: int) -> None:
         """Load the kernel on a GPU, with the shared memory that it needs: nothing is left to a first launch.

@@ -39,7 +39,7 @@ _COMMON = {  # form of a manifest, as far as it is read later: see require_form
     "flags": [str],
     "toolchain": dict,
 }
-_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {"launch": dict}}
+_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {}}
 _FORM = {
     form: {**_COMMON, **own, "files": {name: {"size": int, "sha256": str} for name in FILES[form]}}
     for form, own in _OWN.items()
@@ -146,8 +146,7 @@ def checked(directory: Path, identity: str, signed: bytes | None = None, signer:
                 return f"{MANIFEST}: SHA-256 differs"
             form = manifest.get("form", LIBRARY)
             require_form(manifest, _FORM[form], MANIFEST)
-            if form == CUBIN:
-                Launch.read(manifest["launch"])
+            launch_of(manifest)
             if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
                 raise TypeError(f"resources: {sorted(set(manifest['resources']) - _RESOURCES)}")
             for name in FILES[form]:
@@ -160,6 +159,14 @@ def checked(directory: Path, identity: str, signed: bytes | None = None, signer:
         return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
     except (ValueError, KeyError, TypeError) as problem:
         return f"{MANIFEST}: unreadable ({problem!r})"
+
+
+def launch_of(manifest: Mapping[str, Any]) -> Launch | None:
+    """Return the launch of a kernel, None for a library without a kernel, as the native call path is.
+
+    Raises KeyError, TypeError and ValueError for a cubin without one, and for what ``Launch.read`` refuses.
+    """
+    return Launch.read(manifest["launch"]) if "launch" in manifest or manifest.get("form") == CUBIN else None
 
 
 def unsafe(directory: Path, names: Iterable[str]) -> str | None:
@@ -208,10 +215,8 @@ def write_manifest(directory: Path, request: BuildRequest, report: BuildReport) 
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "files": {name: facts_of((directory / name).read_bytes()) for name in FILES[form]},
     }
-    if form == CUBIN:
-        manifest |= {"form": CUBIN, "launch": request.launch}
-    else:
-        manifest |= {"abi": ABI, "link_flags": list(LINK_FLAGS)}
+    manifest |= {"form": CUBIN} if form == CUBIN else {"abi": ABI, "link_flags": list(LINK_FLAGS)}
+    manifest |= {"launch": request.launch} if request.launch is not None else {}
     data = manifest_bytes(manifest)
     (directory / MANIFEST).write_bytes(data)
     for name in (*FILES[form], MANIFEST, "."):

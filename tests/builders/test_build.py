@@ -236,12 +236,6 @@ EMULATED = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="cpu")
 ANOTHER = replace(EMULATED, source=CUDA_SOURCE.replace("+ g.lines", "- g.lines"))
 
 
-class Arguments(ctypes.Structure):
-    """ScanArguments of CUDA_SOURCE."""
-
-    _fields_ = (*[(name, ctypes.c_void_p) for name in ("x", "mask", "out", "workspace")], ("lines", ctypes.c_longlong))
-
-
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many sources were compiled so far, into a store of the test's own."""
@@ -254,8 +248,9 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], in
 def answers(entry: Entry) -> list[float]:
     """What the first warp of the kernel gives for 0, 1, 2, ..."""
     x, out = (ctypes.c_float * 512)(*range(512)), (ctypes.c_float * 512)()
-    arguments = Arguments(x=ctypes.addressof(x), out=ctypes.addressof(out), lines=1)
-    assert load(entry).scanops_launch(ctypes.byref(arguments), None) == 0
+    given = *(ctypes.c_void_p(ctypes.addressof(each)) for each in (x, out)), ctypes.c_longlong(1)
+    parameters = (ctypes.c_void_p * 3)(*map(ctypes.addressof, given))
+    assert load(entry).scanops_launch(None, 1, 1, 1, 512, 1, 1, 0, None, parameters, None) == 0
     return list(out)[:32]
 
 
@@ -278,6 +273,6 @@ def test_nothing_of_it_is_seen_outside_a_library(tmp_path: Path) -> None:
     entry = Store(tmp_path / "store").get_or_build(EMULATED)
     symbols = ran("nm", "-D", "--defined-only", entry.library_path).stdout.split()[2::3]
     ours = {name for name in symbols if not name.startswith(("__start_", "__stop_"))}
-    functions = ("abi", "emulator_configure", "error_string", "launch", "workspace_bytes")
+    functions = ("abi", "emulator_configure", "error_string", "launch")
     assert ours == {f"scanops_{name}" for name in functions}
     assert answers(entry) == [1, *range(1, 32)]
