@@ -23,9 +23,9 @@ from tests.scripts import ran
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Module -> the operators whose kernels serve it, and a part of the first loss that the last ones stay below.
 SERVED = {
-    selective_state_space: ({"linear"}, 0.9),
-    monotonic_attention: ({"sum", "logcumsumexp"}, 0.98),
-    spline_flow: ({"prod", "sum"}, 0.96),
+    selective_state_space: ({"linear"}, 0.94),
+    monotonic_attention: ({"sum", "logcumsumexp"}, 0.99),
+    spline_flow: ({"prod", "sum"}, 0.98),
 }
 
 
@@ -33,7 +33,7 @@ SERVED = {
 @pytest.mark.parametrize("module", SERVED, ids=lambda module: module.__name__)
 def test_the_curves_are_the_same(module: object, device: str) -> None:
     example, (operators, part) = module.EXAMPLE, SERVED[module]
-    size, steps, last = ("small", 30, 6) if device == "cpu" else ("large", 50, 5)
+    size, steps, last = ("small", 18, 4) if device == "cpu" else ("large", 50, 5)
     outcome = training.compare(example, example.sizes[size], steps=steps, device=device)
     assert outcome.same, f"{outcome.difference} apart, {outcome.allowed} allowed"
     reference = outcome.curves[next(iter(example.ways))]
