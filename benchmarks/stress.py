@@ -39,7 +39,7 @@ FIRST_LENGTH = 33
 
 
 class Neighbours(ctypes.Structure):
-    """Of no lines."""
+    """Fields of Neighbours, of which rows have none."""
 
     _fields_ = (("size", ctypes.c_longlong),)
 

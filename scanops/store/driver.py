@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
-from scanops.codegen.launch import MOST_BLOCKS, Launch
+from scanops.codegen.launch import Launch
 from scanops.errors import LaunchFailure, MissingRequirement
 from scanops.processes import NO_FORK
-from scanops.store.entry import Entry
+from scanops.store.entry import Bound, Entry, bound
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
 VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
@@ -37,50 +36,6 @@ _FUNCTIONS = {  # argument types; all return a CUresult
     "cuLibraryLoadData": [c_void_p, c_char_p, c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_uint],
 }
 _CONTEXTS: dict[int, c_void_p] = {}  # index of a GPU -> its primary context, which is kept as torch keeps it
-
-
-class Bound(NamedTuple):
-    """A kernel bound to a shape and a device. It is launched by ``launch(refer(arguments), stream)``."""
-
-    workspace_bytes: int  # 0: the kernel has no workspace
-    refer: Callable[[Any], Any]  # from ScanArguments to a reference to them, good for many launches
-    launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
-    words: Callable[[int], str]  # from an error code to its message
-    function: Any  # cuLaunchKernel, or scanops_launch of a library, which takes the same
-    kernel: tuple[Any, ...]  # handle, blocks, threads, shared memory in bytes, offsets of parameters
-    configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
-    recovers: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
-
-
-def bound(launch: Launch, arguments: Any, function: Any, kernel: c_void_p, words: Callable[[int], str]) -> Bound:
-    """Return the launch of a kernel for the shape in ``arguments``, and set their fields that the length chooses."""
-    shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
-    numbers = launch.numbers(*shape)
-    for name, value in zip(launch.chosen, numbers.chosen, strict=True):
-        setattr(arguments, name, value)
-    offsets = tuple(getattr(type(arguments), name).offset for name in launch.parameters)
-    blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which CUDA refuses; more might wrap around
-    addresses = c_void_p * len(offsets)
-    # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
-    one, none = c_uint(1), c_void_p()
-    grid, block, shared = c_uint(blocks), c_uint(numbers.threads), c_uint(numbers.shared_bytes)
-
-    def refer(arguments: Any) -> Any:
-        first = ctypes.addressof(arguments)
-        return addresses(*[first + offset for offset in offsets])
-
-    def queue(parameters: Any, stream: int) -> int:
-        where = c_void_p(stream)
-        return function(kernel, grid, one, one, block, one, one, shared, where, parameters, none)  # type: ignore[no-any-return]
-
-    return Bound(
-        workspace_bytes=numbers.workspace_bytes,
-        refer=refer,
-        launch=queue,
-        words=words,
-        function=function,
-        kernel=(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
-    )
 
 
 @functools.cache

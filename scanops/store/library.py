@@ -17,8 +17,8 @@ from scanops.artifact import ABI, CPU, CUBIN, HOST
 from scanops.codegen.launch import Launch
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder
-from scanops.store.driver import KERNEL, Bound, Cubin, bound
-from scanops.store.entry import Entry, difference, launch_of
+from scanops.store.driver import KERNEL, Cubin
+from scanops.store.entry import Bound, Entry, bound, difference, launch_of
 
 if TYPE_CHECKING:
     from typing import BinaryIO

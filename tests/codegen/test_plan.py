@@ -33,7 +33,7 @@ from scanops.codegen.spec_checks import AGAIN_LENGTHS
 from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
-from scanops.store.driver import bound
+from scanops.store.entry import bound
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
 from tools.golden import GOLDEN
