@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from scanops.cli import doctor, main
 from scanops.cli.doctor import Finding, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
-from scanops.runtime import calls, native
+from scanops.runtime import background, calls, native
 from scanops.runtime.native import building
 from scanops.store import packing
 from scanops.store.entry import facts_of
@@ -319,6 +320,29 @@ def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(native, "_MODULES", [])
     native.prepared("sm_90")  # says so in the log
     assert native.served is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "policy", "wanted"),
+    [("1", "build", [True]), ("1", "never", [False]), ("0", "build", [])],
+)
+def test_it_comes_when_calls_repeat(
+    setting: str, policy: str, wanted: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked for once, by the worker; built where it is not there and the policy allows it."""
+    done: list[object] = []
+    monkeypatch.setenv("SCANOPS_NATIVE", setting)
+    monkeypatch.setattr(native, "_counted", itertools.count(1))
+    monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
+    monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    launcher: Any = SimpleNamespace(kernel=SimpleNamespace(target="sm_90"))
+    with scanops.policy(policy):
+        for _ in range(native._REPEATS - 1):
+            native.repeated(launcher)
+        assert done == []
+        for _ in range(3):
+            native.repeated(launcher)
+    assert done == wanted
 
 
 # ---- cubins through an emulated driver: the results of libraries, loads for each GPU, contexts of threads, errors
