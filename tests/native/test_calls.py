@@ -499,20 +499,17 @@ Call = Callable[[torch.Tensor, torch.Tensor], Any]  # of items and of a carry-in
 ALONE: dict[str, Call] = {
     "sum": lambda x, _: scanops.cumsum(x, 1),
     "sum, masked, reverse": lambda x, _: scanops.cumsum(x, 1, mask=MASK, reverse=True),
-    "sum, masked, exclusive": lambda x, _: scanops.cumsum(x, 1, mask=MASK, exclusive=True),
     "sum of segments": lambda x, _: scanops.cumsum(x, 1, segment_starts=FLAGS),
     "sum of halves": lambda x, _: scanops.cumsum(x.half(), 1, mask=MASK),
     "sum of complex numbers": lambda x, _: scanops.cumsum(x.to(torch.complex64), 1),
     "sum, converted": lambda x, _: scanops.cumsum(x, 1, dtype=torch.float64),
     "product": lambda x, _: scanops.cumprod(x, 1),
     "product, masked, exclusive": lambda x, _: scanops.cumprod(x, 1, mask=MASK, exclusive=True),
-    "product of segments": lambda x, _: scanops.cumprod(x, 1, segment_starts=FLAGS),
     "cummax": lambda x, _: scanops.cummax(x, 1),
     "cummin of columns": lambda x, _: scanops.cummin(x, 0, reverse=True),
     "max, masked": lambda x, _: scanops.scan(x, "max", 1, mask=MASK),
     "logcumsumexp": lambda x, _: scanops.logcumsumexp(x, 1),
     "recurrence": lambda x, _: scanops.linear_scan(GATE, x, 1),
-    "recurrence of gates": lambda x, _: scanops.linear_scan(x, GATE, 1, exclusive=True),
     "recurrence of both": lambda x, _: scanops.linear_scan(x, x * 2, 1, exclusive=True),
 }
 CHUNKS: dict[str, Call] = {
@@ -520,7 +517,6 @@ CHUNKS: dict[str, Call] = {
     "chunks of a product": lambda x, h: scanops.cumprod(x, 1, initial=h, return_final=True, exclusive=True, mask=MASK),
     "chunks of a recurrence": lambda x, h: scanops.linear_scan(GATE, x, 1, initial=h, return_final=True, reverse=True),
     "chunks of gates": lambda x, h: scanops.linear_scan(x, GATE, 1, initial=h, return_final=True),
-    "chunks of a minimum": lambda x, h: scanops.scan(x, "min", 1, initial=h, return_final=True),
     "chunks of logarithms": lambda x, h: scanops.logcumsumexp(x, 1, initial=h, return_final=True),
 }
 # With something of torch's between
