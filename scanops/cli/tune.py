@@ -1,11 +1,9 @@
-"""``scanops tune``, ``bench`` and ``demo``: kernels that run here, measured or compared with float64."""
+"""``scanops tune`` and ``demo``: kernels that run here, measured or compared with float64."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import shutil
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +12,12 @@ import click
 
 from scanops import environment
 from scanops.builders.toolchain import find_cxx
-from scanops.cli.output import Answer, Command, FilePath, Spec, as_json, progress, working
+from scanops.cli.output import Answer, Command, FilePath, Spec, progress, working
 from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import MissingRequirement, UnsupportedRequest
+from scanops.errors import UnsupportedRequest
 from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
 from scanops.tuning import read, write
@@ -27,7 +25,7 @@ from scanops.tuning import read, write
 if TYPE_CHECKING:
     from scanops.measure import Outcome
 
-__all__ = ["bench", "demo", "tune"]
+__all__ = ["demo", "tune"]
 
 # Operator, dimension and an option
 _DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "mask"), ("sum", 1, "exclusive"))
@@ -87,34 +85,6 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     rest = "the planner's own plans serve the others"
     said.append(f"{improved} of {len(wanted)} improved on {device}, kept in {path}; {rest}.")
     return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
-
-
-@click.command(
-    "bench",
-    cls=Command,
-    context_settings={"ignore_unknown_options": True},
-    example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[GRID OPTION]...")
-def bench(arguments: tuple[str, ...]) -> Answer:
-    """Benchmark scans against torch, Triton and CUB.
-
-    The peers include a copy of the same bytes and torch.compile. Runs `python -m benchmarks grid` of a source checkout,
-    whose --help lists the options: the wheel has no benchmarks. Exits with 1 when a result is wrong or could not be
-    measured.
-    """
-    root = Path(__file__).parents[2]
-    if not (root / "benchmarks" / "grid.py").is_file():
-        raise MissingRequirement(
-            "to run the benchmarks",
-            allowed="a source checkout of scanops, which has a folder benchmarks/",
-            value=f"scanops is installed in {root}, without benchmarks",
-            hint="clone the repository and run `python -m benchmarks grid` there",
-        )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    grid = importlib.import_module("benchmarks.grid")  # which prints its results
-    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json() else [])]))
 
 
 def _fields(outcome: Outcome) -> dict[str, object]:

@@ -16,7 +16,7 @@ from scanops.distributed.shards import Carry, Shard
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
-from scanops.requests.segments import check_offsets
+from scanops.requests.segments import check_offsets, flags_along
 from scanops.torch_private import saved_tensors_hooks
 
 __all__ = ["answered", "sharded"]
@@ -162,7 +162,7 @@ class _Work:
             found = self.group.gathered([torch.full((), shard.length, device=x.device)])[0]
             self.start = found[:position].sum()
         if offsets is not None:
-            flags = shards.flags_of(offsets, x, shard.call.dim, self.start)
+            flags = flags_along(None, offsets, x, shard.call.dim, self.start)
             self.shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
 
     def _in_order(self, stacked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

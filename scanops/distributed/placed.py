@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from scanops.distributed.groups import Group
 from scanops.errors import UnsupportedRequest
 from scanops.requests.checks import check_dim
+from scanops.requests.geometry import line_shape
 from scanops.torch_private import at_tracing
 
 __all__ = ["Placed", "placed"]
@@ -41,7 +42,7 @@ class Placed:
         results = found[:-1] if final else found
         whole = [self._wrap(each, self.shape, self.placements) for each in results]
         if final:
-            lines = _without(self.shape, self.dim)
+            lines = line_shape(self.shape, self.dim)
             carry = _Once.apply(found[-1], self.group.position == 0)  # type: ignore[no-untyped-call]
             whole.append(self._wrap(carry, lines, _of_lines(self.placements, self.dim)))
         return tuple(whole)
@@ -86,7 +87,7 @@ def placed(who: str, x: Any, gate: Any, dim: int, options: dict[str, Any]) -> Pl
         )
     local = {name: _local(each, shape, placements, placements) for name, each in beside.items()}
     if isinstance(initial, Tensor):
-        local["initial"] = _local(initial, _without(shape, along), _of_lines(placements, along), placements)
+        local["initial"] = _local(initial, line_shape(shape, along), _of_lines(placements, along), placements)
     if isinstance(offsets, DTensor):
         local["offsets"] = offsets.full_tensor()
     return Placed(
@@ -137,10 +138,6 @@ def _of_lines(placements: Placements, dim: int) -> Placements:
         each if not each.is_shard() else Replicate() if each.dim == dim else Shard(each.dim - (each.dim > dim))
         for each in placements
     )
-
-
-def _without(shape: torch.Size, dim: int) -> torch.Size:
-    return torch.Size([*shape[:dim], *shape[dim + 1 :]])
 
 
 class _Once(torch.autograd.Function):

@@ -3,9 +3,10 @@
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent: a library,
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.cubin, manifest.json}   or a cubin
     root/index/                                                              see store/root.py
-    root/.staging/  .locks/  .quarantine/  .failed/                          builds under way, corrupt entries, logs
+    root/.staging/  .locks/  .failed/                                        builds under way, logs of failed ones
 
-Readers take no lock. They write nothing but the time of the last use, now and then, and move a corrupt entry aside.
+Readers take no lock, and write nothing but the time of the last use, now and then. A corrupt entry is a miss, and the
+build that follows replaces it.
 The user's store has the packs below it (store/layers.py): what it lacks is looked for there.
 """
 
@@ -14,9 +15,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from scanops.store.root import (
     create_root,
     make_folders,
     read_index,
+    sweep,
     unwritable,
     write_index,
 )
@@ -48,7 +50,7 @@ _LOG = logging.getLogger("scanops")
 
 
 class Store:
-    """The kernels below one folder; without ``root`` the user's own store, with the packs below it and a size limit.
+    """The kernels below one folder; without ``root`` the user's own store, with the packs below it.
 
     Making the object touches no disk.
     """
@@ -65,8 +67,8 @@ class Store:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
         ``identities`` are those of a ``BuildRequest``: of several forms, the first that there is serves. A corrupt
-        entry, or one that others could have written, counts as absent, and is moved aside if it is in the store. With
-        SCANOPS_REQUIRE_SIGNED only signed packs are searched.
+        entry, or one that others could have written, counts as absent. With SCANOPS_REQUIRE_SIGNED only signed packs
+        are searched.
 
         Raises:
             BadStoreEntry: others own the root of the store or of a pack, or may write there.
@@ -124,8 +126,6 @@ class Store:
             make_folders(self.root, ".staging", ".locks")
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
-        # A size that makes no sense is an error before a build.
-        most = environment.max_store() if self._users else None
         with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
             import scanops.builders.build
 
@@ -136,11 +136,8 @@ class Store:
             entry = self.find(*request.identities.values())
             if entry is not None:
                 return entry
-            entry = self._built(request)
-        usage.GROWN[self.root] = most
-        if time.monotonic() > usage.due:
-            usage.evict()
-        return entry
+            sweep(self.root)
+            return self._built(request)
 
     def _usable(self) -> bool:
         if environment.require_signed() is not None:
@@ -170,31 +167,13 @@ class Store:
         return None
 
     def _verified(self, directory: Path, identity: str) -> Entry | None:
-        for _ in range(2):  # another process may prune or replace it meanwhile
-            seen = _mark(directory)
-            if seen is None:
-                return None
-            found = checked(directory, identity)
-            if isinstance(found, Entry):
-                return found
-            if _mark(directory) == seen:
-                check_root(self.root)  # raises if it was opened to others since: then no entry is to blame
-                _LOG.warning(
-                    "store entry %s is corrupt (%s); it is moved aside and built again when needed", directory, found
-                )
-                self._quarantine(directory, seen)
-                return None
+        found = checked(directory, identity)
+        if isinstance(found, Entry):
+            return found
+        if os.path.lexists(directory):  # not pruned meanwhile
+            check_root(self.root)  # raises if it was opened to others since: then no entry is to blame
+            _LOG.warning("store entry %s is corrupt (%s); the next build of its kernel replaces it", directory, found)
         return None
-
-    def _quarantine(self, directory: Path, seen: tuple[int, int]) -> None:
-        aside = self.root / ".quarantine" / f"{directory.name}.{uuid.uuid4().hex[:8]}"
-        try:
-            make_folders(self.root, ".quarantine")
-            directory.rename(aside)
-            if _mark(aside) != seen:  # a good one, which another process has put there meanwhile
-                aside.rename(directory)
-        except OSError as problem:
-            _LOG.warning("cannot move %s aside: %s", directory, problem)
 
     def _built(self, request: BuildRequest) -> Entry:
         from scanops.builders.build import build
@@ -225,6 +204,8 @@ class Store:
                 theirs = self._verified(final, entry.identity)
                 if theirs is not None:
                     return theirs
+                with suppress(OSError):  # a corrupt one goes with the folder of this build
+                    final.rename(ready.parent / "replaced")
             else:
                 secure(self.root)
                 return replace(entry, directory=final)
@@ -264,12 +245,3 @@ def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
             hint=f"read {source}; if that is in order: {problem.hint}",
         ) from problem
     return entry
-
-
-def _mark(directory: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one of its name; None when it is gone. Inode numbers are used again."""
-    try:
-        facts = directory.lstat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_mtime_ns

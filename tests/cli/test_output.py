@@ -74,7 +74,6 @@ FILES = {
     "number.toml": "specs = 3",
     "empty.toml": "",
     "plans.json": "{",
-    "earlier.json": '{"cells": []}',
     "plain/file": "",
 }
 SPEC, LONG = "sum-f32-n4", "9" * 5000
@@ -90,7 +89,8 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "precompile absent.toml -o pack --targets cpu": "absent.toml",
         "record -o x": "PROGRAM",
         "record -o - -- true --json": "./-",  # this --json belongs to the program
-        "store prune": "--max-size",
+        "store prune": "--max-gb",
+        "store prune --max-gb much": "much",
         "store verify plain --key no.pem": "does not exist",
     },
     ("UnsupportedRequest", 2): {
@@ -104,18 +104,13 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "plan sum-f32-n8 --ranks 0": "ranks=0",
         f"build {SPEC} --target cpu --target sm_1": "sm_1",
         "tune sum-f32-any": "sum-f32-any",
-        "bench --groups table,everything": "everything",
-        "bench --filter 'no such cell'": "no such cell",
-        "bench --into earlier.json": "earlier.json",
         "precompile one.toml -o pack": "targets",
         "precompile empty.toml -o pack --targets cpu": "empty.toml",
-        "store prune --max-size much": "much",
     },
     ("BadSpecFile", 2): {"precompile number.toml -o pack --targets cpu": "number.toml"},
     ("MissingRequirement", 1): {
         f"generate {SPEC} --import no_such_module": "no_such_module",
         f"tune {SPEC}": "GPU",
-        "bench": "GPU",
         "record -- /no/such/program": "/no/such/program",
     },
     ("UnusableFile", 1): {
@@ -258,7 +253,6 @@ def setting(name: str, value: str) -> Change:
 
 BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("SCANOPS_LOCK_SECONDS", setting("SCANOPS_LOCK_SECONDS", "soon"), ""),
-    ("SCANOPS_MAX_STORE", setting("SCANOPS_MAX_STORE", "9" * 400), ""),
     ("SCANOPS_POLICY", setting("SCANOPS_POLICY", "soon"), ""),
     ("SCANOPS_RECORD", setting("SCANOPS_RECORD", "~no-such-user/specs.toml"), ""),
     ("SCANOPS_REQUIRE_SIGNED", setting("SCANOPS_REQUIRE_SIGNED", ""), ""),
