@@ -22,12 +22,12 @@ from scanops import ScanSpec, make_plan
 from scanops.artifact import CPU, BuildRequest
 from scanops.builders.direct import build
 from scanops.codegen.candidates import candidates
+from scanops.codegen.derivatives import AGAIN_LENGTHS
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.launch import MOST_BLOCKS, Launch
 from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, situations
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
-from scanops.codegen.spec_checks import AGAIN_LENGTHS
 from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
