@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import ABI, BuildRequest, Resources
+from scanops.artifact import ABI, BuildRequest
 from scanops.builders import toolchain
 from scanops.builders.build import build
-from scanops.builders.programs import parse_ptxas
 from scanops.errors import BuildFailure
 from scanops.processes import at_once
 from scanops.store.entry import Entry
@@ -198,25 +197,6 @@ def test_where_no_folder_has_a_safe_name_nothing_is_built(tmp_path: Path, monkey
     monkeypatch.setattr(os, "access", lambda *_: False)  # no folder for temporary files either
     with pytest.raises(BuildFailure, match=r"\$\(id\)[\s\S]*TMPDIR"):
         build(KERNEL, unsafe)
-
-
-PTXAS = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'scan_kernel' for 'sm_90'
-ptxas info    : Function properties for scan_kernel
-    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 4096 bytes smem, 400 bytes cmem[0]
-ptxas info    : Compiling entry function 'clear_kernel' for 'sm_90'
-ptxas info    : Function properties for clear_kernel
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 128 registers, used 0 barriers, 400 bytes cmem[0]
-"""
-
-
-def test_resources_are_the_largest_over_the_kernels() -> None:
-    assert parse_ptxas(PTXAS) == Resources(
-        registers=128, shared_bytes=4096, stack_bytes=16, spill_store_bytes=8, spill_load_bytes=12
-    )
-    assert parse_ptxas("warning: nothing") is None
 
 
 # ---- the emulator's host object: compiled once, linked into each kernel, and no reason for a failed build
