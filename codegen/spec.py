@@ -15,7 +15,6 @@ from scanops.codegen.spec_checks import accumulators, in_fields, in_results, ref
 from scanops.errors import UnsupportedRequest
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
-WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
 
 

@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 43a736eb302372a2 of everything below this banner
+// content  sha256 7a481ec520a70591 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -86,8 +86,8 @@ __device__ __forceinline__ State lift(Value x) {
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
     s.high = fmax(older.high, newer.high);
-    s.rest = fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),
-        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high));
+    s.rest = fma(1 + (older.high >= newer.high ? newer.rest : older.rest), ratio(older.high, newer.high),
+        older.high >= newer.high ? older.rest : newer.rest);
     return s;
 }
 
@@ -213,7 +213,6 @@ __device__ __forceinline__ State state_at(int k, const State& prefix, const Item
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     const bool right = is_right_behind(prefix, s.sum[kRun - 1]);
-
     if (right) {
 #pragma unroll
         for (int k = 0; k < kRun; ++k) use(k, result_of(state_at(k, prefix, s)));

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 1a676d2f89e0aae1 of everything below this banner
+// content  sha256 10573a6e02f3b36d of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -496,13 +496,13 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
         }
 
         // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
-        copy_async_wait<kStages - 1 - kAhead>();
-        if (kShares) __syncwarp();  // lanes read items that other lanes copied
         tile[kAhead].number = loaded[0];
         {
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
+            copy_async_wait<kStages - 1 - kAhead>();
+            if (kShares) __syncwarp();  // lanes read items that other lanes copied
             Accesses a = take(ring, arrived, warp, lane);
             Items s[kRuns];
 #pragma unroll

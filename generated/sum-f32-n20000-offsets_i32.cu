@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 711f01ada747251d of everything below this banner
+// content  sha256 b85ae711322bd39a of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -582,15 +582,15 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         }
 
         // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
-        copy_async_wait<kStages - 1 - kAhead>();
-        if (kShares) __syncwarp();  // lanes read items that other lanes copied
         tile[kAhead].number = loaded[0];
         {
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            Accesses a = take(ring, arrived, warp, lane);
             mark_begins(ring.marks[arrived][warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
+            copy_async_wait<kStages - 1 - kAhead>();
+            if (kShares) __syncwarp();  // lanes read items that other lanes copied
+            Accesses a = take(ring, arrived, warp, lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)

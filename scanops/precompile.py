@@ -112,6 +112,8 @@ def prepare(
 ) -> list[Kernel]:
     """Build and load kernels before they are needed: before a CUDA graph capture, before a server takes requests.
 
+    Of several failures the first in the order asked for is raised, and the log has all. The other kernels serve.
+
     Args:
         what: specs, their short names such as ``"sum-f32-n4096"``, or functions of no argument that call scans as the
             program will. A function is called once, and its scans are computed.
@@ -127,8 +129,6 @@ def prepare(
         UnsupportedRequest: an invalid spec or target, or a function that asks for no kernel.
         BuildFailure: no compiler, or one that refused the source.
         MissingKernel: not in the store, under the policy ``never``. Under any other, kernels are built.
-
-        Of several failures the first in the order asked for is raised, and the log has all. The other kernels serve.
 
     Example:
         >>> import torch, scanops

@@ -6,6 +6,7 @@ globals. A function that sees anything else, such as an object with attributes, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -25,7 +26,6 @@ Kinds = tuple[tuple[torch.dtype, bool], ...]  # dtype of each tensor, and whethe
 
 # ---- what a function can see
 
-_NAMES: dict[CodeType, tuple[str, ...]] = {}  # code -> the names that it may look up among globals
 _CONSTANTS = (bool, int, str, bytes, type(None), torch.dtype)
 
 
@@ -70,15 +70,11 @@ def _seen(value: Any, within: tuple[Any, ...]) -> list[Any]:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
 def _names(code: CodeType) -> tuple[str, ...]:
-    names = _NAMES.get(code)
-    if names is None:
-        inner = (each for each in code.co_consts if isinstance(each, CodeType))
-        names = tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names(each))]))
-        if len(_NAMES) >= _MOST:
-            _NAMES.clear()
-        _NAMES[code] = names
-    return names
+    """The names that code may look up among globals."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names(each))]))
 
 
 # ---- traces

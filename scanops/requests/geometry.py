@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from scanops.codegen.slugs import Layout
 from scanops.errors import UnsupportedRequest
 from scanops.torch_private import has_storage, is_functional
+
+if TYPE_CHECKING:
+    from scanops.codegen.slugs import Layout
 
 Operands = Mapping[str, torch.Tensor]
 """The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""

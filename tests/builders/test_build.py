@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from scanops.artifact import ABI, BuildRequest, Resources
-from scanops.builders import inline, toolchain
+from scanops.builders import toolchain
 from scanops.builders.build import build
 from scanops.builders.programs import parse_ptxas
 from scanops.errors import BuildFailure
@@ -111,17 +111,6 @@ def test_both_routes_give_the_same_bytes(tmp_path: Path) -> None:
     (first, alone), (second, beside) = found
     assert (first, second) == ("load_inline", "nvcc")
     assert alone == beside
-
-
-def test_a_toolkit_without_the_link_to_its_runtime(tmp_path: Path) -> None:
-    runtime, work = tmp_path / "lib" / "libcudart.so.13", tmp_path / "work"
-    runtime.parent.mkdir()
-    runtime.touch()
-    work.mkdir()
-    folder = inline._folder_to_link(runtime, work)
-    assert (folder / "libcudart.so").resolve() == runtime
-    (runtime.parent / "libcudart.so").symlink_to(runtime)
-    assert inline._folder_to_link(runtime, work) == runtime.parent
 
 
 @each_route

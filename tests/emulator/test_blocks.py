@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -441,24 +440,6 @@ def test_parts_of_a_warp_call_on_their_own(collectives: Any, seed: int) -> None:
 
 
 # ---- casts, minima and mathematical functions, as CUDA overloads them
-
-CASTS = """
-__global__ void __launch_bounds__(32) rest(const void* x, void* out, int n) {
-    float* values = (float*)out;
-    values[0] = __uint_as_float(__float_as_uint(1.5f) + 1u);
-    values[1] = (float)min(3, n) + (float)max(2u, 5u) + (float)min(2ll, 3ll) + (float)max(1ull, 2ull);
-    values[2] = max(__uint_as_float(0x7fc00000u), 2.0f);
-    values[3] = (float)min(4.0, 1.0) + __ldg((const float*)x) + __ldcg((const float*)x);
-    values[4] = (float)__funnelshift_r(0x12345678u, 0x9au, 56u);  // 56 counts as 24
-    values[5] = (float)__funnelshift_l(0x12345678u, 0x9au, 40u);  // and 40 as 8
-    values[6] = (float)__funnelshift_r(3u, 5u, 32u) + (float)__funnelshift_l(3u, 5u, 0u);
-}
-"""
-
-
-def test_casts_minima_and_cached_loads(compile_text: Callable[..., Any]) -> None:
-    out = compile_text(CASTS).launch("rest", x=struct.pack("<f", 0.25), out=28, n=1).out
-    assert struct.unpack("<7f", out) == (1.5 + 2**-23, 1 + 5 + 2 + 2, 2.0, 1.5, 0x9A12, 0x9A12, 3 + 5)
 
 
 MATHEMATICS = HEADER_DIRECTORY / "mathematics.h"

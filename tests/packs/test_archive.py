@@ -361,14 +361,6 @@ def test_a_library_swapped_after_reading_is_unused(pack: Path, monkeypatch: pyte
     assert load(read_entry(kernel(pack))).scanops_abi() == ABI
 
 
-def test_handles_used_again_do_not_lead_to_the_library_before(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (load(read_entry(path)) for path in sorted(pack.glob("*-*")) if path.name != "index")
-    assert first._handle != second._handle
-    assert load(read_entry(kernel(pack)))._handle in (first._handle, second._handle)  # one file is loaded once
-    monkeypatch.setattr(library, "_OPENED", pack / "no-proc")  # then its path is loaded
-    assert load(read_entry(kernel(pack))).scanops_abi() == ABI
-
-
 # ---- pack.json: what is written, and every way a pack can differ from it
 
 

@@ -376,12 +376,6 @@ def test_a_kernel_reads_no_tensor_of_another_device(target: str, device: str, wo
             refused(UnsupportedRequest, lambda: kernel(torch.ones(3, 20, device=device)), word)
 
 
-def test_the_parts_stand_in_the_message_in_order() -> None:
-    for value, more in (("c", []), ("c\ne", ["got: c", "e"])):
-        lines = str(ScanopsError("a", allowed="b", value=value, hint="d")).splitlines()
-        assert [line.strip() for line in lines] == ["a: got c", "allowed: b", *more, "next: d"]
-
-
 # ---- importing costs nothing and needs nothing; generating needs no torch
 
 # Events of the interpreter while the second half runs. Bytecode is looked for and not written.

@@ -28,11 +28,11 @@ from tests.store.sources import KERNEL, counting_cxx, needs_nvrtc, python, scrip
 def test_stress() -> None:
     """Run benchmarks/stress.py with few processes; by itself it has 64, and 500 kills."""
     assert ScanArguments._fields_[: len(stress.Arguments._fields_)] == stress.Arguments._fields_
-    found = stress.measure(processes=3, times=4, seed=20)
+    found = stress.measure(processes=2, times=3, seed=20)
     assert stress.is_as_promised(found), found
-    assert found["same"]["builds"] == 1 and found["same"]["right"] == 3
-    assert found["keys"]["builds"] == found["keys"]["sound"] == 3
-    assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 4
+    assert found["same"]["builds"] == 1 and found["same"]["right"] == 2
+    assert found["keys"]["builds"] == found["keys"]["sound"] == 2
+    assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 3
 
 
 def test_a_killed_builder_holds_nobody_up(store: Store, tmp_path: Path) -> None:

@@ -11,19 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.testing._internal.two_tensor import TwoTensor
 
 import scanops
-from scanops.codegen.operators import BUILT_IN
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.ops import BACKWARD
 from scanops.runtime import kernels
 from tests.requests.test_allocations import LAYOUTS as LAID
 from tests.torch_integration.columns import Mine, autocasting
-from tests.torch_integration.rows import DIM, ROWS, Noting, Row, Tensors, close, floating, leaves, step
+from tests.torch_integration.rows import DIM, ROWS, Noting, Row, Tensors, close, floating, step
 
 
 def test_lengths_that_change_have_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,23 +164,6 @@ def test_opcheck(name: str, layout: str, device: str) -> None:
         tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
         tests += ["test_aot_dispatch_dynamic"] if layout == "transposed" else []  # which takes ten times as long
         assert set(opcheck(function, args, kwargs, test_utils=tests).values()) == {"SUCCESS"}
-
-
-def test_every_operator_is_checked() -> None:
-    with Noting() as mode:
-        for row in CALLS.values():
-            row(*row.tensors())
-    assert {name for _, args, _ in mode.calls for name in args[7:8]} >= BUILT_IN.keys()  # fused scans have fewer
-
-
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if floating(row.tensors())])
-def test_second_derivatives(name: str) -> None:
-    """Below a mode a call is an operation, whose derivatives are its own."""
-    with Noting() as mode:
-        assert gradgradcheck(
-            lambda *given: tuple(floating(ROWS[name](*given))), leaves(ROWS[name].tensors())[0], fast_mode=True
-        )
-    assert mode.calls
 
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
