@@ -155,8 +155,7 @@ def _template_lines(templates: Sequence[Path]) -> int:
 
 STUB = """
 int scanops_abi(void) { return %d; }
-int scanops_launch(const void* arguments, void* stream) { return 0; }
-long long scanops_workspace_bytes(long long lines, long long length) { return 0; }
+int scanops_launch(void) { return 0; }
 const char* scanops_error_string(int code) { return ""; }
 void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
 """

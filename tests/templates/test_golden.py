@@ -135,7 +135,7 @@ def test_targets_differ_in_banner_and_intrinsics_alone(target: str) -> None:
 FUNCTION = re.compile(r"^__device__ .*?(\w+)\(", re.MULTILINE)
 CONSTANT = re.compile(r"^constexpr (?:\w+ )+(\w+) = ", re.MULTILINE)
 TYPE = re.compile(r"^(?:typedef .*?(\w+);|struct (?:alignas\(.*\) )?(\w+) \{)", re.MULTILINE)
-EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch"]
+EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_launch"]
 
 
 def faults(source: str) -> set[str]:
