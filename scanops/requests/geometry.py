@@ -52,10 +52,11 @@ _POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "workspac
 
 
 class ScanArguments(ctypes.Structure):
-    """The kernel arguments. templates/base.cu.j2 declares those a kernel reads, rare ones last.
+    """The kernel arguments, rare ones last.
 
     A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and their
-    number are one parameter, and so is the part of the geometry that a kernel has.
+    number are one parameter, and so is the part of the geometry that a kernel has. A number that a kernel takes in 32
+    bits is the low half of the field, as hosts of GPUs are little-endian.
     """
 
     _fields_ = (

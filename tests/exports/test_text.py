@@ -18,7 +18,7 @@ from scanops.codegen.exports.formats import FORMATS, export
 from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.scripts import ran
 from tools.golden import GOLDEN
 
@@ -200,8 +200,7 @@ def run(
     Returns for each file the results of its calls and the Python functions that a repetition of the first call runs.
     """
     # What a store wants of a library, and exported texts lack.
-    beside = f"""extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch(void*, void*) {{ return 0; }}
-    long long scanops_workspace_bytes(long long, long long) {{ return 0; }}
+    beside = f"""extern "C" {{ int scanops_abi() {{ return {ABI}; }} int scanops_launch() {{ return 0; }}
     const char* scanops_error_string(int) {{ return ""; }} }}"""
     jobs = []
     for number, (text, calls) in enumerate(files):

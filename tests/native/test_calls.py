@@ -33,10 +33,9 @@ from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, Missin
 from scanops.ops import dispatch
 from scanops.runtime import background, calls, native
 from scanops.runtime.native import building
-from scanops.store import packing
+from scanops.store import Store, packing
 from scanops.store.entry import facts_of
 from scanops.store.library import load
-from scanops.store.store import Store
 from tests.native.conftest import Counted, Driver, entry_of
 from tests.numbers import matrix, oracle
 from tests.requests import test_bad_calls

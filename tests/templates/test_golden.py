@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks.instructions import listing
 from scanops import ScanSpec, generate, make_plan
-from scanops.builders import nvrtc
-from scanops.builders.build import unavailable
+from scanops.builders import nvrtc, unavailable
 from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc
 from scanops.codegen.fragments import fragments
 from scanops.codegen.operators import OPERATORS
@@ -112,7 +111,7 @@ def test_targets_differ_in_banner_and_intrinsics_alone(target: str) -> None:
 FUNCTION = re.compile(r"^__device__ .*?(\w+)\(", re.MULTILINE)
 CONSTANT = re.compile(r"^constexpr (?:\w+ )+(\w+) = ", re.MULTILINE)
 TYPE = re.compile(r"^(?:typedef .*?(\w+);|struct (?:alignas\(.*\) )?(\w+) \{)", re.MULTILINE)
-EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch"]
+EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_launch"]
 
 
 def faults(source: str) -> set[str]:
