@@ -15,7 +15,7 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, planned
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.cli.output import (
     Answer,
     Command,
@@ -43,7 +43,7 @@ from scanops.precompile import precompile as into_folder
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime.policies import STRICT
 from scanops.specfile import SpecFile, check_writable, load
-from scanops.store.store import Store
+from scanops.store import Store
 
 __all__ = ["build", "precompile", "record"]
 

@@ -17,12 +17,12 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
+from scanops.processes import WORKER
 from scanops.runtime import policies
-from scanops.runtime.background import WORKER
 from scanops.runtime.policies import Policy
+from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.store.library import load
-from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ class Miss(NamedTuple):
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
         if policy.name == policies.FIND.name:
             return None
-        spec, target, command = self.spec, self.target, policies.command_for(self.spec, self.target)
+        spec, target = self.spec, self.target
         if not (policy.may_build or policy.falls_back):
-            raise policies.missing(spec, target, "under the policy never", "", f"build it: {command}")
+            raise policies.missing(
+                spec, target, "under the policy never", "", f"build it: {policies.command_for(spec, target)}"
+            )
         if not policy.may_build:
-            policies.warn(spec, target, "", f"Build it: {command}")
+            policies.warn(spec, target, "", f"Build it: {policies.command_for(spec, target)}")
             return None
         if policy.generic and (kernel := self._generic()) is not None:
             policies.say(f"miss: {spec.slug} for {target}; {kernel.spec.slug} serves")
@@ -101,7 +103,7 @@ class Miss(NamedTuple):
         except MissingCompiler as problem:
             if not policy.falls_back or target == CPU:  # PyTorch is no substitute for the emulator
                 raise
-            hint = f"Precompile it elsewhere: {command}. ({problem.asked}: {problem.value})"
+            hint = f"Precompile it elsewhere: {policies.command_for(spec, target)}. ({problem.asked}: {problem.value})"
             policies.warn(spec, target, " and no compiler to build it", hint)
             return None
 

@@ -23,12 +23,14 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import environment
 from scanops.codegen.operators import is_built_in, operator_named
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
 
 _LOG = logging.getLogger("scanops")
 AHEAD = environment.BUILDERS[1:]  # who builds kernels for GPUs before they are needed, in this order
