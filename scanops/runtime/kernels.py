@@ -48,10 +48,8 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 
     Raises what the policy raises, and BadStoreEntry for a store that cannot be used.
     """
-    if store is None:
-        kernel = recall(spec, target, policy, few)
-        if kernel is not UNKNOWN:
-            return kernel  # type: ignore[return-value]
+    if store is None and (known := recall(spec, target, policy, few)) is not UNKNOWN:
+        return known  # type: ignore[return-value]
     kernel = _obtain(spec, target, policy, store or Store(), few)
     return hold(kernel, spec, target, policy, few) if store is None else kernel
 
@@ -87,9 +85,8 @@ class Miss(NamedTuple):
             return None
         spec, target = self.spec, self.target
         if not (policy.may_build or policy.falls_back):
-            raise policies.missing(
-                spec, target, "under the policy never", "", f"build it: {policies.command_for(spec, target)}"
-            )
+            hint = f"build it: {policies.command_for(spec, target)}"
+            raise policies.missing(spec, target, "under the policy never", "", hint)
         if not policy.may_build:
             policies.warn(spec, target, "", f"Build it: {policies.command_for(spec, target)}")
             return None
