@@ -22,9 +22,8 @@ from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
-from scanops.requests.packed import is_jagged, unpacked
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
-from scanops.requests.segments import check_offsets
+from scanops.requests.segments import check_offsets, is_jagged, unpacked
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
