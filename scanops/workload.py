@@ -14,14 +14,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scanops import environment
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
+
 _LOG = logging.getLogger("scanops")
-_Key = tuple[ScanSpec, str, bool]  # a spec, its target, and whether lines are few
+_Key = tuple["ScanSpec", str, bool]  # a spec, its target, and whether lines are few
 
 
 class Recording:

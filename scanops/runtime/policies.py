@@ -20,12 +20,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import environment
 from scanops.codegen.operators import is_built_in, operator_named
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
 
 AHEAD = environment.BUILDERS[1:]  # who builds kernels for GPUs before they are needed, in this order
 _ON_A_MISS = ("nvrtc", "load_inline", "nvcc")  # and while a call or its stand-in waits: the fastest first
