@@ -17,12 +17,12 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
+from scanops.processes import WORKER
 from scanops.runtime import policies
-from scanops.runtime.background import WORKER
 from scanops.runtime.policies import Policy
+from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.store.library import load
-from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:

@@ -31,12 +31,11 @@ from scanops.cli import doctor, main
 from scanops.cli.doctor import Finding, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
-from scanops.runtime import background, calls, native
+from scanops.runtime import calls, native
 from scanops.runtime.native import building
-from scanops.store import packing
+from scanops.store import Store, packing
 from scanops.store.entry import facts_of
 from scanops.store.library import load
-from scanops.store.store import Store
 from tests.native.conftest import Counted, Driver, entry_of
 from tests.numbers import matrix, oracle
 from tests.requests import test_bad_calls
@@ -334,7 +333,7 @@ def test_it_comes_when_calls_repeat(
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
     monkeypatch.setattr(native, "_counted", itertools.count(1))
     monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
-    monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    monkeypatch.setattr(native.WORKER, "run_later", lambda key, what, work: work())
     launcher: Any = SimpleNamespace(kernel=SimpleNamespace(target="sm_90"))
     with scanops.policy(policy):
         for _ in range(native._REPEATS - 1):
