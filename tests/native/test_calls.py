@@ -31,7 +31,7 @@ from scanops.cli import doctor, main
 from scanops.cli.doctor import Finding, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
-from scanops.runtime import background, calls, native
+from scanops.runtime import calls, native
 from scanops.runtime.native import building
 from scanops.store import Store, packing
 from scanops.store.entry import facts_of
@@ -341,7 +341,7 @@ def test_it_comes_when_calls_repeat(
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
     monkeypatch.setattr(native, "_counted", itertools.count(1))
     monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
-    monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    monkeypatch.setattr(native.WORKER, "run_later", lambda key, what, work: work())
     launcher: Any = SimpleNamespace(kernel=SimpleNamespace(target="sm_90"))
     with scanops.policy(policy):
         for _ in range(native._REPEATS - 1):
