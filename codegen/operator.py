@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import DType, derived, numbers_of, set_derived
@@ -46,8 +46,7 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return (yes if condition else no) if isinstance(condition, bool) else yes.where(condition, no)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(NamedTuple):
     """The combine of an operator on tensors of states: PyTorch's operators scan with it in log2(n) passes."""
 
     combine: Callable[[States, States], States]  # older states, newer states -> states

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 493498779d546f9d of everything below this banner
+// content  sha256 5a5f4a5f293f4a38 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -533,53 +533,19 @@ scan_kernel(const Input* input, Output* output,
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 98304, "shared memory as planned");
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    const void* saved;  // tensor saved by the forward scan
-    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
-    void *third, *fourth;
-    Neighbours neighbours;
-    Geometry geometry;  // its size depends on the operands of a fused scan
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    cudaError_t error =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines / arguments->neighbours.size * ((arguments->neighbours.size + 32 - 1) / 32);
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 98304);
-    if (allowed != cudaSuccess) return failed(allowed);
-    void* parameters[] = {&arguments->input, &arguments->output, &arguments->geometry,
-        &arguments->neighbours};
-    const dim3 grid((unsigned)blocks), block(256);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 98304, (cudaStream_t)stream));
 }
 #endif

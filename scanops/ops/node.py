@@ -8,8 +8,8 @@ transforms follow, to any order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.compiler import is_compiling
@@ -39,8 +39,7 @@ class Work(Protocol):
     def compute(self, tensors: Tensors) -> Outputs: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
+class Below(NamedTuple):
     """The forward pass of an operator's node: the operator, below autograd."""
 
     kind: Kind

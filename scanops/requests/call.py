@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,11 @@ from scanops import emulator
 from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
+from scanops.processes import NO_FORK
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
 
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
@@ -34,6 +37,14 @@ SCHEMA = {
     "complete": "bool complete=False",
     "per_segment": "bool per_segment=False",
 }
+
+
+@private.at_tracing
+def spec_class() -> type[ScanSpec]:
+    """Return ScanSpec. Repeated calls need none, and importing its class takes milliseconds."""
+    with NO_FORK:
+        from scanops.codegen.spec import ScanSpec
+    return ScanSpec
 
 
 @dataclass(frozen=True, slots=True)
