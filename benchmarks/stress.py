@@ -75,7 +75,7 @@ def ask(length: int, start: float, target: str) -> dict[str, Any]:
     from scanops.codegen.spec import ScanSpec
     from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import POLICIES, STRICT
-    from scanops.store.store import Store
+    from scanops.store import Store
 
     lines = Lines()
     logger = logging.getLogger("scanops")
@@ -218,7 +218,7 @@ def empty_store() -> Iterator[Path]:
 
 def measure(processes: int, times: int, seed: int) -> dict[str, dict[str, Any]]:
     """Run the parts, each in an empty store."""
-    from scanops.builders.build import unavailable
+    from scanops.builders import unavailable
 
     found = {}
     with empty_store() as store:

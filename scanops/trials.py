@@ -26,9 +26,9 @@ from scanops.errors import BuildFailure
 from scanops.fallback import reference
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
+from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.store.library import Library, load
-from scanops.store.store import Store
 
 _LOG = logging.getLogger("scanops")
 COLUMNS = 33  # neighbouring lines of a strided scan; odd, so that accesses are ragged

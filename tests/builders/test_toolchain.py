@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from scanops import artifact, environment, files, processes
+from scanops import builders as scanops_builders
 from scanops.artifact import BuildReport, BuildRequest
-from scanops.builders import build, nvrtc, toolchain
+from scanops.builders import nvrtc, toolchain
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.runtime.policies import AHEAD, POLICIES
 from scanops.store.root import check_root, create_root
@@ -387,12 +388,12 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     for name in AHEAD:
         stub = SimpleNamespace(require=id, build=lambda request, directory, name=name: built(name))
-        monkeypatch.setitem(build._BUILDERS, name, stub)
+        monkeypatch.setitem(scanops_builders._BUILDERS, name, stub)
     request = replace(CUDA, builders=builders)
     if outcome in AHEAD:
-        assert build.build(request, tmp_path).toolchain == {"route": outcome}
+        assert scanops_builders.build(request, tmp_path).toolchain == {"route": outcome}
     else:
         with pytest.raises(ScanopsError, match=outcome) as caught:
-            build.build(request, tmp_path)
+            scanops_builders.build(request, tmp_path)
         assert isinstance(caught.value, MissingCompiler) is (outcome == "absent")
     assert asked == order

@@ -22,8 +22,8 @@ import torch
 from benchmarks.common import build_kernels
 from scanops.artifact import ABI, BuildRequest
 from scanops.runtime.kernels import default_target
+from scanops.store import Store
 from scanops.store.library import load
-from scanops.store.store import Store
 from tests.numbers import matrix
 from tests.numbers.matrix import ROUTES, Cell
 

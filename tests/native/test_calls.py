@@ -31,12 +31,11 @@ from scanops.cli import doctor, main
 from scanops.cli.doctor import Finding, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
-from scanops.runtime import background, calls, native
+from scanops.runtime import calls, native
 from scanops.runtime.native import building
-from scanops.store import packing
+from scanops.store import Store, packing
 from scanops.store.entry import facts_of
 from scanops.store.library import load
-from scanops.store.store import Store
 from tests.native.conftest import Counted, Driver, entry_of
 from tests.numbers import matrix, oracle
 from tests.requests import test_bad_calls
@@ -160,6 +159,14 @@ def test_what_is_known(name: str, counted: Counted) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_listing_sees_what_is_served_natively_outside_of_it(counted: Counted) -> None:
+    x = torch.ones(3, 100)
+    for listed, natively in ((0, 3), (5, 0), (0, 3)):
+        with scanops.calls() if listed else contextlib.nullcontext([]) as made:
+            served = counted.during(lambda: [scanops.cumsum(x, 1) for _ in range(5)])
+        assert (len(made), served) == (listed, natively)
+
+
 def test_modes_and_transforms_are_python_s(counted: Counted) -> None:
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -334,7 +341,7 @@ def test_it_comes_when_calls_repeat(
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
     monkeypatch.setattr(native, "_counted", itertools.count(1))
     monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
-    monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    monkeypatch.setattr(native.WORKER, "run_later", lambda key, what, work: work())
     launcher: Any = SimpleNamespace(kernel=SimpleNamespace(target="sm_90"))
     with scanops.policy(policy):
         for _ in range(native._REPEATS - 1):

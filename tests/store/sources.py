@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scanops.artifact import ABI, LIBRARY, BuildRequest
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.codegen.launch import Launch
 from scanops.store.entry import FILES, MANIFEST, SOURCE, facts_of, manifest_bytes, read_entry
 
@@ -92,7 +92,7 @@ sys.modules["torch"] = None
 from pathlib import Path
 from scanops.artifact import ABI, BuildRequest
 from scanops.store.library import load
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL as request
 root = Path(sys.argv[1])
 """

@@ -21,13 +21,13 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from scanops.runtime.policies import POLICIES, STRICT
+from scanops.store import Store
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
 from scanops.store.entry import Entry, checked, facts_of, read_entry
 from scanops.store.library import disagreement
 from scanops.store.packing import finish, troubles
 from scanops.store.packs import ANY, read
-from scanops.store.store import Store
 from tests.store.sources import CUDA, flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
 pytestmark = needs_nvrtc

@@ -26,7 +26,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
 from scanops.measure import Operands
 from scanops.runtime.kernels import CPU, Kernel
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
 
