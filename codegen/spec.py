@@ -58,6 +58,7 @@ class ScanSpec:
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
+    ragged: str | None = None  # lines are the segments of longer ones: dtype of the offsets where they begin and end
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
@@ -87,6 +88,7 @@ class ScanSpec:
     views: bool = derived()  # the same, apart from those of one item per line
     alone: bool = derived()  # whether the input is the only operand
     by_offsets: bool = derived()  # whether segments are given by offsets
+    every_offset: bool = derived()  # whether kernels take all offsets, not only those between the first and the last
     takes_length: bool = derived()  # whether the length is an argument of the kernel
     capacity: int = derived()  # the longest line that the kernel accepts
     indexed: bool = derived()  # whether the second output holds indices
@@ -150,6 +152,7 @@ class ScanSpec:
             views=not layouts <= {"dense", LINE},
             alone=len(sources) == 1,
             by_offsets=self.segments not in (None, "flags"),
+            every_offset=self.per_segment or self.ragged is not None,
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),

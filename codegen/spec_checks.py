@@ -21,6 +21,7 @@ MAX_LENGTH = 2**31
 
 LEGAL: dict[str, tuple[object, ...]] = {
     "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
+    "ragged": (None, "int32", "int64"),
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
     **dict.fromkeys(
@@ -113,6 +114,16 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             told("per_segment", "segments", "initial", "final"),
             hint,
         )
+    if spec.ragged:
+        whole = spec.length is not None or spec.inner == 1 or spec.segments or spec.saved or spec.complete
+        near = {getattr(spec, f"{name}_layout") for name in present}
+        if whole or row.places_items or not near <= {"dense", "columns", LINE}:
+            value = told(
+                "op", "length", "inner", "segments", "saved", "complete", *(f"{name}_layout" for name in present)
+            )
+            allowed = "length=None and inner above 1, without segments, saved tensor, complete results and indices"
+            hint = "pass segments in place of ragged"
+            yield "ragged lines do not fit the other fields", allowed + ", layouts dense, columns or line", value, hint
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

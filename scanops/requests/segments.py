@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 import torch
 
@@ -14,9 +15,17 @@ from scanops.torch_private import is_wrapped, version_of, without_interpreters
 _DTYPES = (torch.int32, torch.int64)
 
 
-# Offsets already checked, by id while they live: version, address and the length of lines that they are valid for, and
-# the offsets of their chunks by size. An attribute of the tensor would be copied and saved with it.
-_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int, int], dict[int, torch.Tensor]]] = {}
+class _Known(NamedTuple):
+    """What is known of offsets that were checked."""
+
+    offsets: weakref.ref[torch.Tensor]
+    state: tuple[int, int, int]  # version, address and the length of lines that they are valid for
+    chunks: dict[int, torch.Tensor]  # the offsets of their chunks by size
+    chunk: int | None  # of chunks: their size, which no segment exceeds
+
+
+# By id while the tensors live: an attribute of the tensor would be copied and saved with it.
+_CHECKED: dict[int, _Known] = {}
 
 
 def check_starts(who: str, starts: torch.Tensor, offsets: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -54,7 +63,7 @@ def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) ->
     # An inference tensor has no version counter: its values are read at every call.
     state = None if offsets.is_inference() else (version_of(offsets), offsets.data_ptr(), length)
     known = _CHECKED.get(id(offsets))
-    if state is not None and known is not None and known[0]() is offsets and known[1] == state:
+    if state is not None and known is not None and known.offsets() is offsets and known.state == state:
         return offsets.contiguous()
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedRequest(
@@ -74,9 +83,15 @@ def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) ->
     return offsets.contiguous()
 
 
-def _remember(offsets: torch.Tensor, state: tuple[int, int, int]) -> None:
+def _remember(offsets: torch.Tensor, state: tuple[int, int, int], chunk: int | None = None) -> None:
     number, known = id(offsets), _CHECKED  # which has no name any more when the interpreter ends
-    known[number] = (weakref.ref(offsets, lambda _: known.pop(number, None)), state, {})
+    known[number] = _Known(weakref.ref(offsets, lambda _: known.pop(number, None)), state, {}, chunk)
+
+
+def chunk_of(offsets: torch.Tensor | None) -> int | None:
+    """Return the size of the chunks that ``offsets_of_chunks`` made these of, which nobody changes; else None."""
+    known = None if offsets is None else _CHECKED.get(id(offsets))
+    return None if known is None or known.offsets() is not offsets else known.chunk
 
 
 def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
@@ -91,8 +106,8 @@ def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, d
     else:
         offsets = check_offsets(who, offsets, x, dim)
         known = _CHECKED.get(id(offsets)) if _has_values(offsets) and not offsets.is_inference() else None
-        if known is not None and chunk in known[2]:
-            return known[2][chunk]
+        if known is not None and chunk in known.chunks:
+            return known.chunks[chunk]
         begin, end = offsets[:-1].long(), offsets[1:].long()
         chunks = (end - begin + (chunk - 1)) // chunk  # of each segment
         last = chunks.cumsum(0)
@@ -102,9 +117,9 @@ def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, d
         first = begin[place] + (number - (last - chunks)[place]) * chunk
         found = torch.cat([torch.where(own < len(begin), first, length), end[-1:]]).to(offsets.dtype)
     if _has_values(found) and not found.is_inference():  # made right: their values need not be read
-        _remember(found, (version_of(found), found.data_ptr(), length))
+        _remember(found, (version_of(found), found.data_ptr(), length), chunk)
         if known is not None:
-            known[2][chunk] = found
+            known.chunks[chunk] = found
     return found
 
 

@@ -16,6 +16,7 @@ from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
+from scanops.requests.segments import chunk_of
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES
@@ -64,7 +65,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, environment.SCOPED.get(), *facts(inputs))
+        key: Key = (call, environment.SCOPED.get(), chunk_of(inputs.offsets), *facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -86,7 +87,7 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        key: Key = (kind, needs, policy, *facts(given))
+        key: Key = (kind, needs, policy, chunk_of(given[-1]), *facts(given))
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None

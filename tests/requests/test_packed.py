@@ -126,7 +126,9 @@ def in_chunks(x: torch.Tensor, dim: int, cuts: list[int], size: int, **options: 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("cuts", [None, [0, 0, 5, 50, 50, 96, 96]], ids=["lines", "offsets"])
 @pytest.mark.parametrize("length", [96, 100, 7], ids=["whole", "tail", "short"])
-@pytest.mark.parametrize(("before", "behind"), [((2,), (6,)), ((3,), ())], ids=["columns", "rows"])
+@pytest.mark.parametrize(
+    ("before", "behind"), [((2,), (6,)), ((2,), (40,)), ((3,), ())], ids=["few columns", "columns", "rows"]
+)
 def test_chunks(
     kernels: str, before: tuple[int, ...], behind: tuple[int, ...], length: int, cuts: list[int] | None, reverse: bool
 ) -> None:
