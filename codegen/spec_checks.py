@@ -115,15 +115,14 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             hint,
         )
     if spec.ragged:
-        whole = spec.length is not None or spec.inner == 1 or spec.segments or spec.saved or spec.complete
-        near = {getattr(spec, f"{name}_layout") for name in present}
-        if whole or row.places_items or not near <= {"dense", "columns", LINE}:
-            value = told(
-                "op", "length", "inner", "segments", "saved", "complete", *(f"{name}_layout" for name in present)
-            )
-            allowed = "length=None and inner above 1, without segments, saved tensor, complete results and indices"
-            hint = "pass segments in place of ragged"
-            yield "ragged lines do not fit the other fields", allowed + ", layouts dense, columns or line", value, hint
+        others = ("inner", "segments", "saved", "complete", "initial", "final")
+        found = {getattr(spec, f"{name}_layout") for name in present}
+        plain = not any(getattr(spec, name) for name in others[1:]) and found <= {"dense", "columns", LINE}
+        if spec.length is not None or spec.inner == 1 or row.places_items or not plain:
+            value = told("op", "length", *others, *(f"{name}_layout" for name in present))
+            allowed = "length=None and inner above 1, without segments, saved tensor, complete results, carries and "
+            allowed += "indices, layouts dense, columns or line"
+            yield "ragged lines do not fit the other fields", allowed, value, "pass segments in place of ragged"
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from scanops.codegen.slugs import Layout
     from scanops.codegen.spec import ScanSpec
 
-RAGGED = 256  # items of a chunk that is a line of its own, at most: those of a tile
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
 Tensors = tuple[torch.Tensor | None, ...]
 Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
@@ -153,23 +152,17 @@ class Request:
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
+        fields = self.call.spec_fields(self.inputs) | {"length": length}
+        if self.inputs.offsets is not None and not self.operator.places_items:
+            row_bytes = inner * min(self.x.dtype.itemsize, self.dtype.itemsize)
+            fields |= segments.as_lines(fields, self.inputs.offsets, row_bytes, {*layouts.values()})
         return spec_class()(
             saved_results=self.saved_results,
             inner=inner,
             aligned=any_boundary or aligned,
-            **self._lines(length, inner, {*layouts.values()}),
+            **fields,
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
-
-    def _lines(self, length: int, inner: int, layouts: set[Layout]) -> dict[str, Any]:
-        """The fields that say what a line is: each short chunk of many columns is one, which needs no look-back."""
-        fields, chunk = self.call.spec_fields(self.inputs), segments.chunk_of(self.inputs.offsets)
-        wide = inner * min(self.x.dtype.itemsize, self.dtype.itemsize) >= WHOLE_BYTES
-        plain = layouts <= {"dense", "columns", "line"} and self.inputs.saved is None
-        if chunk is None or chunk > RAGGED or not (wide and plain) or self.operator.places_items:
-            return fields | {"length": length}
-        ragged = {"length": None, "at_most": 1 << (chunk - 1).bit_length(), "ragged": fields["segments"]}
-        return fields | ragged | {"segments": None, "per_segment": False}
 
     def _transposed(self, layouts: dict[str, Layout], operands: Operands) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
+from scanops.codegen.dtypes import WHOLE_BYTES
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
 from scanops.requests.geometry import carry_shape
 from scanops.torch_private import is_wrapped, version_of, without_interpreters
 
 _DTYPES = (torch.int32, torch.int64)
+LONGEST_LINE = 256  # items of chunks that are lines of their own, at most: those of one tile
 
 
 class _Known(NamedTuple):
@@ -88,9 +91,9 @@ def _remember(offsets: torch.Tensor, state: tuple[int, int, int], chunk: int | N
     known[number] = _Known(weakref.ref(offsets, lambda _: known.pop(number, None)), state, {}, chunk)
 
 
-def chunk_of(offsets: torch.Tensor | None) -> int | None:
+def chunk_of(offsets: torch.Tensor) -> int | None:
     """Return the size of the chunks that ``offsets_of_chunks`` made these of, which nobody changes; else None."""
-    known = None if offsets is None else _CHECKED.get(id(offsets))
+    known = _CHECKED.get(id(offsets))
     return None if known is None or known.offsets() is not offsets else known.chunk
 
 
@@ -121,6 +124,20 @@ def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, d
         if known is not None:
             known.chunks[chunk] = found
     return found
+
+
+def as_lines(fields: Mapping[str, Any], offsets: torch.Tensor, row_bytes: int, layouts: set[Any]) -> dict[str, Any]:
+    """Return the fields of a spec that differ where each segment is a line of its own, which needs no look-back.
+
+    None do but for short chunks along rows of so many bytes or more. ``layouts`` are those of the operands.
+    """
+    chunk = chunk_of(offsets)
+    more = fields["saved"] or fields["initial"] or fields["final"]
+    plain = layouts <= {"dense", "columns", "line"} and not more
+    if chunk is None or chunk > LONGEST_LINE or row_bytes < WHOLE_BYTES or not plain:
+        return {}
+    at_most = 1 << (chunk - 1).bit_length()
+    return {"length": None, "at_most": at_most, "ragged": fields["segments"], "segments": None}
 
 
 def _has_values(offsets: torch.Tensor) -> bool:
