@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
+from scanops.codegen.dtypes import (
+    DTYPES,
+    WHOLE_BYTES,
+    DType,
+    default_result,
+    derived,
+    dtype_named,
+    promote,
+    set_derived,
+)
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
-from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
+from scanops.codegen.slugs import ABSENT, ANY, LINE, MAP, PREFIXES, WORDS, Layout, fields_of
 from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
 from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
+CHUNK_LENGTH = 256  # items of chunks that are lines of their own, at most: those of one tile
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
 
 
@@ -179,10 +189,30 @@ class ScanSpec:
         """Whether the length of every line is a multiple of ``items``."""
         return (self.length or self.multiple) % items == 0
 
+    def in_chunks(self, items: int) -> ScanSpec:
+        """Return the spec of the kernel for segments that are chunks of at most so many items.
+
+        Where a tile holds them, and items of a chunk are rows of WHOLE_BYTES, each is a line and needs no look-back.
+        """
+        wide = self.inner * min(self.input.bytes, self.out.bytes) >= WHOLE_BYTES
+        plain = self.layouts <= {"dense", "columns", LINE} and not self.operator.places_items
+        if not (wide and plain) or items > CHUNK_LENGTH or self.saved or self.initial or self.final:
+            return self
+        at_most = 1 << (items - 1).bit_length()
+        return replace(self, length=None, at_most=at_most, ragged=self.segments, segments=None)
+
     @property
     def slug(self) -> str:
         """The short name, which ``parse`` reads back: usable in file names, stable between versions."""
-        return slug_of(self)
+        values = {name: getattr(self, name) for name in PREFIXES.values()}
+        if self.out == default_result(self.operator.gives, self.term):
+            values["out_dtype"] = None
+        parts = [self.op, self.input.tag, *[ANY] * self.takes_length]
+        for prefix, name in PREFIXES.items():
+            if (value := values[name]) not in (None, ABSENT.get(name)):
+                parts.append(f"{prefix}{DTYPES[value].tag if value in DTYPES else value}")
+        parts += [f"{MAP}{self.fusion.digest}"] if self.fusion else []
+        return "-".join([*parts, *(word for word, (name, value) in WORDS.items() if getattr(self, name) == value)])
 
     def __str__(self) -> str:
         return self.slug

@@ -21,9 +21,9 @@ from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
 from scanops.runtime.native import prepared
+from scanops.store import Store
 from scanops.store.packing import finish
 from scanops.store.root import check_root, create_root
-from scanops.store.store import Store
 
 _LOG = logging.getLogger("scanops")
 FEW = ", few lines"  # behind the name of such a kernel

@@ -16,14 +16,20 @@ this kind, too, and is imported first: a fork takes it after these, as a thread 
 from __future__ import annotations
 
 import contextlib
-import logging  # noqa: F401
+import logging
 import os
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import TypeVar
 
+from scanops.errors import ScanopsError
+
+_LOG = logging.getLogger("scanops")
+_HEAD_START = 0.02  # seconds for the call that asked to finish before the worker wants the interpreter's lock
 _BYTES_PER_JOB = 10**9  # nvcc on one kernel, and the Python that runs it
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)  # whether this build is one of several
@@ -122,3 +128,53 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+# ---- a worker thread builds while calls go on
+
+
+class _Worker:
+    """A queue of jobs, and the one thread that runs them while calls go on.
+
+    Compilers let go of the interpreter's lock: NVRTC in the thread itself, nvcc and g++ as processes, which are killed
+    at exit. Nobody waits for a build then, and what it leaves in the store is swept later.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[object, str, Callable[[], object]]] = queue.SimpleQueue()
+        self._pending: set[object] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def run_later(self, key: object, what: str, work: Callable[[], object]) -> None:
+        """Call ``work`` in the thread, unless a job of this ``key`` waits already. Errors are logged.
+
+        ``what`` is built, in words for the log.
+        """
+        with self._lock:
+            if key in self._pending:
+                return
+            self._pending.add(key)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="scanops-background", daemon=True)
+                self._thread.start()
+        self._jobs.put((key, what, work))
+
+    def _work(self) -> None:
+        BACKGROUND.set(True)
+        SEVERAL.set(True)  # nvcc by itself: load_inline changes the environment of the whole process
+        while True:
+            key, what, work = self._jobs.get()
+            time.sleep(_HEAD_START)
+            try:
+                work()
+            except Exception as problem:
+                trace = not isinstance(problem, ScanopsError)
+                _LOG.error("%s could not be built in the background: %s", what, problem, exc_info=trace)
+            with self._lock:
+                self._pending.discard(key)
+
+
+WORKER = _Worker()
+# Threads do not survive a fork: a child starts over.
+os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]

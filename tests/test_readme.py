@@ -40,7 +40,7 @@ NEEDS = {"gpu", "g++", "slow", "continued"}
 PROGRAM = """
 import json, os, pathlib, shutil, sys, tempfile, traceback, torch, scanops
 from scanops.artifact import request_of
-from scanops.builders.build import build
+from scanops.builders import build
 with tempfile.TemporaryDirectory() as folder:
     shutil.which("g++") and build(request_of(scanops.ScanSpec.parse("sum-f32-n4"), "cpu"), pathlib.Path(folder))
 for line in sys.stdin:

@@ -10,7 +10,7 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.cli.output import Answer, Command, Spec, import_option, resources_text, working
 from scanops.codegen.figures import (
     bytes_in_flight,
@@ -25,9 +25,9 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import POLICIES, STRICT
+from scanops.store import Store
 from scanops.store.entry import read_entry
 from scanops.store.layers import Place, places, refusal, usable_entry
-from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def command(
     plan = plan_for(spec, target, choice, few)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
-        with working(f"building {spec} for {target}"):
-            obtain(spec, target, STRICT, Store(), few)
+        working(f"building {spec} for {target}")
+        obtain(spec, target, STRICT, Store(), few)
     found = look_up(spec, target, few)
     if found["found"]:
         facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)

@@ -152,17 +152,16 @@ class Request:
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
-        fields = self.call.spec_fields(self.inputs) | {"length": length}
-        if self.inputs.offsets is not None and not self.operator.places_items:
-            row_bytes = inner * min(self.x.dtype.itemsize, self.dtype.itemsize)
-            fields |= segments.as_lines(fields, self.inputs.offsets, row_bytes, {*layouts.values()})
-        return spec_class()(
+        spec = spec_class()(
+            length=length,
             saved_results=self.saved_results,
             inner=inner,
             aligned=any_boundary or aligned,
-            **fields,
+            **self.call.spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
+        chunk = segments.chunk_of(self.inputs.offsets) if self.inputs.offsets is not None else None
+        return spec if chunk is None else spec.in_chunks(chunk)
 
     def _transposed(self, layouts: dict[str, Layout], operands: Operands) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""

@@ -65,7 +65,7 @@ class Template(NamedTuple):
     arguments: bytes
     reads: tuple[int, ...]  # byte offset in the arguments of each of the launcher's ``reads``
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
-    launch: int  # address of a library's function, or of cuLaunchKernel
+    launch: int  # address of Bound.function
     configure: int  # address of the emulator's setup function; 0 on a GPU
     kernel: tuple[Any, ...]  # Bound.kernel
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, picture, soak
+from benchmarks import accuracy, soak
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
@@ -20,7 +19,6 @@ from benchmarks.readme import results
 from benchmarks.report import TIE, best_peer, notes, summary
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
-from scanops.errors import UnsupportedRequest
 
 GRID = cells(seed=7)
 TABLE = [cell for cell in GRID if cell.group == "table"]
@@ -142,17 +140,6 @@ def test_the_committed_results_keep_to_the_grid() -> None:
         assert (found["floor"], found["goal"]) == (pytest.approx(floor), None if goal is None else pytest.approx(goal))
         assert found["fraction"] == pytest.approx(found["copy_ms"] / found["ms"])
     assert MEASURED["summary"] == summary(MEASURED["cells"], MEASURED["seed"])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install matplotlib")
-def test_the_picture_knows_its_figures_and_is_the_same_bytes_each_time(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"\.svg or \.png"):
-        picture.require_matplotlib(tmp_path / "bench.jpg")
-    paths = [tmp_path / name for name in ("first.svg", "second.svg")]
-    for path in paths:
-        picture.draw(MEASURED, path)
-        assert picture.is_picture_of(path, MEASURED) and not picture.is_picture_of(path, made(row(0.5)))
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_the_page_of_accuracy_is_current() -> None:

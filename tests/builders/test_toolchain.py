@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from scanops import artifact, environment, files, processes
+from scanops import builders as scanops_builders
 from scanops.artifact import BuildReport, BuildRequest
-from scanops.builders import build, nvrtc, toolchain
+from scanops.builders import nvrtc, toolchain
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.runtime.policies import AHEAD, POLICIES
 from scanops.store.root import check_root, create_root
@@ -50,7 +51,7 @@ def test_the_order_of_the_search_and_the_pip_layout(bare: Path, monkeypatch: pyt
     found, root = toolchain.find_nvcc(), bare / "pathfinder"
     assert (found.path, found.found_by, found.root, found.version) == (nvcc[root.name], "cuda-pathfinder", root, "13.0")
     assert found.targets == ("sm_80", "sm_87", "sm_90", "sm_120")
-    assert (found.include, found.runtime) == (root / "include", root / "lib" / "libcudart.so.13")
+    assert found.runtime == root / "lib" / "libcudart.so.13"
     monkeypatch.setenv("CUDA_PATH", str(bare / "cuda-path"))
     assert toolchain.find_nvcc().found_by == "CUDA_PATH"
     monkeypatch.setenv("CUDA_HOME", str(bare / "cuda-home"))
@@ -387,12 +388,12 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     for name in AHEAD:
         stub = SimpleNamespace(require=id, build=lambda request, directory, name=name: built(name))
-        monkeypatch.setitem(build._BUILDERS, name, stub)
+        monkeypatch.setitem(scanops_builders._BUILDERS, name, stub)
     request = replace(CUDA, builders=builders)
     if outcome in AHEAD:
-        assert build.build(request, tmp_path).toolchain == {"route": outcome}
+        assert scanops_builders.build(request, tmp_path).toolchain == {"route": outcome}
     else:
         with pytest.raises(ScanopsError, match=outcome) as caught:
-            build.build(request, tmp_path)
+            scanops_builders.build(request, tmp_path)
         assert isinstance(caught.value, MissingCompiler) is (outcome == "absent")
     assert asked == order

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -199,26 +198,6 @@ def test_asynchronous_copies_need_their_wait(library: Any) -> None:
         assert one[:512] == FLOATS[:512] and one[512:] != FLOATS[512:] and none[:512] != FLOATS[:512]
     early = library.launch("staged", x=FLOATS, out=1024, n=0, seed=1).out
     assert early != b"\xff" * 1024  # with a seed some copies land at once
-
-
-def test_libraries_do_not_share_state_and_threads_take_turns(library: Any, compile_text: Callable[..., Any]) -> None:
-    other = compile_text(TEXT)
-    assert other.handle._handle != library.handle._handle
-
-    def launched(number: int) -> Any:
-        kernel = "privacy" if number % 3 else "backwards"
-        return library.launch(kernel, blocks=4, threads=64, out=1024, seed=5)
-
-    with ThreadPoolExecutor(4) as pool:
-        for number, outcome in enumerate(pool.map(launched, range(24))):
-            if number % 3:
-                assert (outcome.code, outcome.out) == (0, kept(4, 64))
-            else:
-                assert (outcome.code, "waits for a flag nobody sets" in outcome.report) == (710, True)
-    failed = launched(0)
-    assert other.launch("privacy", blocks=2, threads=64, out=512).code == 0
-    assert other.handle.scanops_error_string(710) == b""
-    assert library.handle.scanops_error_string(710).decode() == failed.report
 
 
 # ---- misuse: every kind that the emulator knows is reported with block, thread and line, and the library stays usable

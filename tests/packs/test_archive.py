@@ -37,7 +37,7 @@ from scanops.errors import (
     UnusableFile,
 )
 from scanops.runtime import kernels
-from scanops.store import archive, library
+from scanops.store import Store, archive, library
 from scanops.store import signatures as signing
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
@@ -46,7 +46,6 @@ from scanops.store.library import load
 from scanops.store.packing import finish, verify
 from scanops.store.packs import PACK, SIGNATURE, files_of, following, parse, read
 from scanops.store.root import read_index
-from scanops.store.store import Store
 from tests.packs.conftest import OTHER, PKCS8, PRIVATE, SPEC, SPKI, edit_pack, keep, kernel
 from tests.scripts import ran
 from tests.store.sources import CPU_SOURCE, DAMAGES, ENTRIES, RECORDS, Harm, each_case, flipped, linked, resealed, umask

@@ -20,10 +20,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
+from scanops.store import Store
 from scanops.store.entry import Entry, checked, read_entry
 from scanops.store.library import load
 from scanops.store.root import read_index, write_index
-from scanops.store.store import Store
 from tests.store.sources import (
     CPU_SOURCE,
     ENTRIES,
@@ -224,6 +224,6 @@ def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
         shutil.rmtree(directory)
         return found
 
-    monkeypatch.setattr("scanops.store.store.checked", pruned)
+    monkeypatch.setattr("scanops.store.checked", pruned)
     assert Store().find(entry.identity) is None
     assert "corrupt" not in caplog.text

@@ -12,18 +12,17 @@ from pathlib import Path
 import pytest
 
 import scanops
-import scanops.builders.build
+import scanops.builders
 from scanops.artifact import ABI, BuildReport, BuildRequest
 from scanops.builders import toolchain
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel
 from scanops.files import format_size, size_of
 from scanops.runtime import kernels
-from scanops.store import usage
+from scanops.store import Store, usage
 from scanops.store.entry import MANIFEST, Entry, read_entry, unsafe
 from scanops.store.library import load
 from scanops.store.root import building, check_root, read_index
-from scanops.store.store import Store
 from scanops.store.usage import prune
 from tests.store.sources import BEGIN, CPU_SOURCE, KERNEL, each_case, needs_root, python, relisted, replaced, umask
 
@@ -40,7 +39,7 @@ def test_a_kernel_is_built_once_and_found_under_any_name(store: Store, monkeypat
     assert str(store.root) not in (entry.directory / "manifest.json").read_text()
     assert (entry.resources, entry.build_seconds > 0, store.root.stat().st_mode & 0o777) == (None, True, 0o700)
     store.remember("key", entry)
-    monkeypatch.setattr(scanops.builders.build, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(scanops.builders, "build", lambda *_: pytest.fail("built again"))
     later = Store(store.root)
     assert later.get_or_build(KERNEL) == later.get_or_build(replace(KERNEL, name="another-name")) == entry
     assert later.lookup("sum-f32", "cpu", "other", "key") == entry
@@ -79,14 +78,14 @@ def test_a_second_publisher_replaces_a_corrupt_entry(tmp_path: Path, monkeypatch
     winner, loser = Store(tmp_path / "winner"), Store(tmp_path / "loser")
     entry = winner.get_or_build(KERNEL)
     replaced(entry.library_path, entry.library_path.read_bytes()[:-1])
-    honest = scanops.builders.build.build
+    honest = scanops.builders.build
 
     def overtaken(request: BuildRequest, directory: Path) -> BuildReport:
         report = honest(request, directory)
         entry.directory.rename(loser.root / entry.directory.name)
         return report
 
-    monkeypatch.setattr(scanops.builders.build, "build", overtaken)
+    monkeypatch.setattr(scanops.builders, "build", overtaken)
     used = loser.get_or_build(KERNEL)
     assert used.directory.parent == loser.root
     assert list((loser.root / ".staging").iterdir()) == []

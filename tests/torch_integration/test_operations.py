@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
@@ -20,7 +21,8 @@ from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.ops import BACKWARD
 from scanops.runtime import kernels
 from tests.requests.test_allocations import LAYOUTS as LAID
-from tests.torch_integration.columns import Mine, autocasting
+from tests.torch_integration.columns import Mine, autocasting, need
+from tests.torch_integration.page import HEAD, PAGE, cells
 from tests.torch_integration.rows import DIM, ROWS, Noting, Row, Tensors, close, floating, step
 
 
@@ -177,3 +179,36 @@ def test_modes_see_what_kernels_compute(tracing_mode: str) -> None:
         opcheck(*mode.calls[0])
         graph = make_fx(lambda x: scanops.cummax(x, 1).indices, tracing_mode=tracing_mode)(x)
         assert torch.equal(graph(other), scanops.cummax(other, 1).indices)
+
+
+# ---- docs/pytorch.md says what is so: each cell of its table is tried again
+
+PAGES = cells(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    """Start the process group that DTensor needs."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        pytest.param(name, title, marks=[pytest.mark.gpu] * bool(column.gpus))
+        for name in ROWS
+        for title, column in HEAD.items()
+    ],
+)
+def test_a_cell(name: str, column: str) -> None:
+    need(HEAD[column].gpus)
+    assert HEAD[column].cell(ROWS[name]) == PAGES[name, column], (
+        "python -m tests.torch_integration.page writes the page"
+    )
+
+
+def test_the_table_is_of_these_rows_and_columns() -> None:
+    assert list(PAGES) == [(name, column) for name in ROWS for column in HEAD]
