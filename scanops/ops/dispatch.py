@@ -220,7 +220,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     request = checked(call, given, outs)
     if not eager:
         if request.x.is_cpu:
-            workload.note_on_cpu()
+            workload.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
         return by_torch(request)
     # A call is cached if the kernel reads its tensors as they were given.
     if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)) or (
