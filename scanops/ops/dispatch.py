@@ -40,14 +40,24 @@ Given = tuple[
 ]
 
 
+SHARDED: list[Any] = []  # the open blocks of scanops.distributed.sharded, the innermost last
+
+
 def called(
-    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
+    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None, blocks: bool = True
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
-    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
+    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items. ``blocks``:
+    whether blocks of ``scanops.distributed.sharded`` apply, which is not so for the scans within a sharded one.
     """
+    if SHARDED and blocks:
+        from scanops.distributed.blocks import answered_in_block
+
+        found = answered_in_block(tensors, outs, complete, options, chunk)
+        if found is not None:
+            return found
     x = tensors[0]
     if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
         inner = unpacked(tensors, outs, complete, options, chunk)
@@ -71,7 +81,7 @@ def called(
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
         call = replace(call, dtype=autocast(call.op, given.x))
-    found = served(call, given, outs, eager=True) if eager else _not_eager(call, given, outs, plain)
+    found = served(call, given, outs, eager=True) if eager else followed(call, given, outs, plain)
     return found if final or len(outs) > 1 else found[0]  # type: ignore[return-value]
 
 
@@ -147,7 +157,7 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
-def _not_eager(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
+def followed(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
     """Return the results by the fallback, or by the operator where torch follows the code."""
     if not is_followed(given):
         return served(call, given, outs, eager=False)
@@ -177,10 +187,10 @@ def _operator(call: Call, given: Inputs) -> Outputs:
     """The call by one of ``torch.ops.scanops``."""
     listed(call.op)
     x, initial = given.x, given.initial
-    if type(x).__name__ == "DTensor":
-        from scanops.ops.sharding import know_shardings
+    if any([type(each).__name__ == "DTensor" for each in given]):
+        from scanops.distributed.placed import scan_placed  # which takes long to import
 
-        know_shardings()
+        return scan_placed(call, given)
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
     if not (is_compiling() or is_traced()):
         checked(call, given)
