@@ -18,7 +18,7 @@ from scanops.distributed.spans import Layout, cut, described, layout_of, span_ta
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
-from scanops.requests.segments import check_offsets
+from scanops.requests.segments import check_offsets, flags_along
 
 __all__ = ["How", "answered", "scan_shards"]
 
@@ -240,7 +240,7 @@ class Work:
         if lengths:
             check_offsets(shard.call.name, offsets, x.new_empty(1).expand(size), 0)
         pieces = zip(cut(Inputs(x), dim, layout.lengths), layout.starts, strict=True)
-        flags = torch.cat([shards.flags_of(offsets, piece.x, dim, start) for piece, start in pieces], dim)
+        flags = torch.cat([flags_along(None, offsets, piece.x, dim, start) for piece, start in pieces], dim)
         self.shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
 
     def _in_order(self, stacked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

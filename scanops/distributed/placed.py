@@ -20,6 +20,7 @@ from scanops.ops.dispatch import followed, served
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call, runs_kernels
 from scanops.requests.checks import check_dim
+from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, checked
 from scanops.torch_private import at_tracing
 
@@ -56,7 +57,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     initial, offsets = given.initial, given.offsets
     if isinstance(initial, Tensor):
         of_segments = call.per_segment and initial.ndim == x.ndim
-        local["initial"] = _local(who, initial, *((None, placements) if of_segments else (_without(shape, dim), lines)),
+        local["initial"] = _local(who, initial, *((None, placements) if of_segments else (line_shape(shape, dim), lines)),
                                   placements)  # fmt: skip
     if isinstance(offsets, DTensor):
         local["offsets"] = offsets.full_tensor()
@@ -75,7 +76,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     if call.final and call.per_segment:
         whole.append(_wrapped(found[-1], shape, mesh, placements, dim))
     elif call.final:
-        whole.append(_wrapped(found[-1], _without(shape, dim), mesh, lines, None))
+        whole.append(_wrapped(found[-1], line_shape(shape, dim), mesh, lines, None))
     return tuple(whole)
 
 
@@ -159,10 +160,6 @@ def _of_lines(placements: Placements, dim: int) -> Placements:
         each if not each.is_shard() else Replicate() if each.dim == dim else Shard(each.dim - (each.dim > dim))
         for each in placements
     )
-
-
-def _without(shape: torch.Size, dim: int) -> torch.Size:
-    return torch.Size([*shape[:dim], *shape[dim + 1 :]])
 
 
 class _Once(torch.autograd.Function):

@@ -26,6 +26,7 @@ from scanops.codegen.operators import Operator, listed
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import called
 from scanops.requests.call import Call, autocast
+from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, checked
 
 __all__ = ["Carry", "Shard", "entry", "finish", "fold", "fold_back", "shard_of", "slope", "totals"]
@@ -66,8 +67,7 @@ class Shard:
     @property
     def lines(self) -> torch.Size:
         """x's shape without the scanned dimension."""
-        shape = self.tensors.x.shape
-        return torch.Size([*shape[: self.call.dim], *shape[self.call.dim + 1 :]])
+        return line_shape(self.tensors.x.shape, self.call.dim)
 
     @property
     def valued(self) -> Shard:
@@ -188,15 +188,6 @@ def finish(shard: Shard, carry: Carry, start: Tensor | int) -> States:
         hidden = Call("logical_or", call.dim, call.reverse, call.reverse)
         led = torch.where(scanned(hidden, starts.expand(x.shape)), -1, led)
     return values, torch.where(indices < 0, led, indices + start)
-
-
-def flags_of(offsets: Tensor, x: Tensor, dim: int, start: Tensor | int) -> Tensor:
-    """Return the head flags of a shard from the offsets of the whole line, as a view that broadcasts to x's shape."""
-    length = x.shape[dim]
-    places = offsets[1:-1].long() - start
-    places = torch.where((places < 0) | (places > length), length, places)
-    flags = torch.zeros(length + 1, dtype=torch.bool, device=x.device).index_fill(0, places, True)
-    return flags[:length].reshape([-1 if d == dim else 1 for d in range(x.ndim)])
 
 
 def _is_reducible(shard: Shard) -> bool:

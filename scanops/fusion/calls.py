@@ -110,17 +110,15 @@ def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
             return answer
     if not runs_kernels(tensors):
         return None
-    known = calls.FUSED.get((key, environment.SCOPED.get(), *calls.facts(tensors)))
+    known = calls.WORKS.get((key, environment.SCOPED.get(), *calls.facts(tensors)))
     if known is None:
         return None
     work, launcher = known
     if not launcher.own:
         if calls.superseded((launcher,)):
             return None
-    elif native.served is None:
-        native.repeated(launcher.kernel.target)
-    elif launcher.generation != native.generation():
-        native.learn_fused(key, tensors, launcher)
+    elif native.repeated(launcher) and len(tensors) <= len(native.SLOTS):
+        native.learn(key, native.slots(tensors), launcher, slots=native.SLOTS)
     found = differentiated(work, tensors, lambda work, tensors: launcher.outputs(tensors))
     return found[0] if len(found) == 1 else found
 

@@ -10,23 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops import environment, workload
+from scanops import environment
 from scanops.codegen.dtypes import DTYPES, accumulator_of
-from scanops.codegen.lines import are_few
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
 from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import called
-from scanops.processes import NO_FORK
 from scanops.requests.call import Call, is_traced
-from scanops.requests.geometry import FURTHER, ScanArguments, is_aligned, layout_of, line_shape, split_shape
+from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, split_shape
 from scanops.requests.request import Inputs
 from scanops.runtime import calls
-from scanops.runtime.launcher import Launcher, Template, device_of
-from scanops.runtime.policies import POLICIES
-from scanops.torch_private import current_device
+from scanops.runtime.launcher import Launcher, device_of
 
 Tensors = tuple[torch.Tensor, ...]
 _PLACES = ("output", "indices", "third", "fourth")  # the fields of ScanArguments for outputs
@@ -75,42 +71,12 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 # ---- by a kernel
 
 
-class _Launcher(Launcher):
-    """A launch that reads tensors by their places in the call."""
-
-    __slots__ = ("generation", "reads")
-    reads: tuple[tuple[str, int], ...]  # field of ScanArguments, place of the tensor
-    generation: int  # of the native table that knows it
-
-    def __call__(self, inputs: Sequence[torch.Tensor | None], outs: Tensors) -> None:
-        """Launch on the tensors of a call."""
-        where = outs[0].device
-        if where.type == "cuda" and where.index != current_device():
-            with torch.cuda.device(where):
-                return self(inputs, outs)
-        arguments, reference = self._taken()
-        for name, place in self.reads:
-            setattr(arguments, name, inputs[place].data_ptr())  # type: ignore[union-attr]
-        for (name, _, _), out in zip(self.places, outs, strict=True):
-            setattr(arguments, name, out.data_ptr())
-        self._queue(arguments, reference, where)
-
-    def _template(self) -> Template | None:
-        at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
-        whole = super().template
-        return whole and whole._replace(
-            arguments=bytes(self._arguments), reads=tuple(at[name] for name, _ in self.reads)
-        )
-
-    template = property(_template)
-
-
 def remember(key: calls.Key, work: Work, tensors: Tensors) -> None:
     """Let the next call of ``key`` with such tensors be launched as this one, if a kernel has served it."""
     around = (environment.SCOPED.get(), *calls.facts(tensors))
     launcher = calls.FUSED.get((work, *around))
     if launcher is not None:
-        calls.remember(calls.FUSED, (key, *around), (work, launcher))
+        calls.remember(calls.WORKS, (key, *around), (work, launcher))
 
 
 def computed(work: Work, tensors: Tensors) -> Tensors:
@@ -160,21 +126,15 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
     return spec, order
 
 
-def _launcher(work: Work, tensors: Tensors) -> _Launcher | None:
+def _launcher(work: Work, tensors: Tensors) -> Launcher | None:
     """The launch for tensors of these shapes and strides, by a kernel that is found or built."""
     spec, order = spec_of(work, tensors)
-    shape, device = shape_of(work.operands(tensors)), device_of(tensors[0])
-    few = are_few(spec, line_shape(shape, work.dim).numel(), device.multiprocessors)
-    with NO_FORK:
-        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
-
-    if workload.OPEN or environment.given("SCANOPS_RECORD"):
-        workload.note(spec, device.target, few)
-    kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
+    lines = line_shape(shape_of(work.operands(tensors)), work.dim).numel()
+    kernel, few = calls.kernel_for(spec, lines, device_of(tensors[0]))
     return None if kernel is None else bound(kernel, work.dim, tensors, order, spec, few)
 
 
-def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> _Launcher:
+def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> Launcher:
     """Return the launch of a kernel on tensors of these shapes and strides, of which it reads some, in this order."""
     spec, carry = kernel.spec, tensors[-1] if kernel.spec.initial else None
     shape = shape_of(tensors[: len(tensors) - spec.initial])
@@ -189,10 +149,8 @@ def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: 
         places=tuple((name, where, getattr(torch, dtype)) for name, where, dtype in places),
         shape=shape,
     )
-    launcher = _Launcher(kernel, request, device_of(tensors[0]), asked, few)
-    reads = (*zip(_NAMES, order, strict=False), *(() if carry is None else (("carry_in", len(tensors) - 1),)))
-    launcher.generation, launcher.reads = -1, reads
-    return launcher
+    reads = [*zip(_NAMES, order, strict=False), *([] if carry is None else [("carry_in", len(tensors) - 1)])]
+    return Launcher(kernel, request, device_of(tensors[0]), asked, few, tuple((*each, 0) for each in reads))
 
 
 def _order(fusion: Fusion, layouts: list[Any]) -> list[int]:

@@ -258,10 +258,8 @@ def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
     if not known.launcher.own or call.complete or call.per_segment:  # which C++ does not know
         return
-    if native.served is None:
-        native.repeated(known.launcher.kernel.target)
-    elif known.kind.generation != native.generation():
-        native.learn(call, given, known.launcher, known.kind, adjoints(known.kind, given))
+    if native.repeated(known.launcher):
+        native.learn(call.values(), given, known.launcher, call.final, adjoints(known.kind, given))
 
 
 # ---- the gradients that C++ may be asked for after a call that it served

@@ -273,7 +273,7 @@ class Kind:
     Equal to itself alone: caches keep what they know of such calls under it.
     """
 
-    __slots__ = ("final", "generation", "inclusive", "indexed", "keeps", "lasts", "request", "shapes")
+    __slots__ = ("final", "inclusive", "indexed", "keeps", "lasts", "request", "shapes")
 
     def __init__(self, request: Request) -> None:
         self.request = replace(request, inputs=_NOTHING, outs=())
@@ -287,7 +287,6 @@ class Kind:
         # Which of x, mask, gate, initial, result and indices a gradient reads, by the gradients that are wanted.
         self.keeps: dict[Needs, tuple[bool, ...]] = {}
         self.lasts = False  # whether the call cache holds it
-        self.generation = -1  # of the native table that knows it
 
 
 _NOTHING = Inputs(x=torch.empty(0))

@@ -140,14 +140,24 @@ def check_carries(who: str, x: torch.Tensor, offsets: torch.Tensor | None) -> No
 
 
 def flags_along(
-    starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor, dim: int
+    starts: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    x: torch.Tensor,
+    dim: int,
+    begin: torch.Tensor | int | None = None,
 ) -> torch.Tensor | None:
-    """Return head flags as a view with x's shape; those made from offsets leave out the first segment's."""
+    """Return head flags as a view with x's shape; those made from offsets leave out the first segment's.
+
+    ``begin``: where the items of x begin in the lines of the offsets; None: they are whole lines.
+    """
     if offsets is None:
         return None if starts is None else starts.expand(x.shape)
     length = x.shape[dim]
-    flags = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device)
-    flags = flags.index_fill(0, offsets[1:-1].long(), True)[:length]
+    places = offsets[1:-1].long()
+    if begin is not None:
+        places = places - begin
+        places = torch.where((places < 0) | (places > length), length, places)
+    flags = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device).index_fill(0, places, True)[:length]
     return flags.reshape([-1 if d == dim else 1 for d in range(x.ndim)]).expand(x.shape)
 
 

@@ -7,7 +7,7 @@ no environment is read and no device asked. The package's docstring says what th
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,9 +17,13 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native
-from scanops.runtime.launcher import Launcher, computed, device_of, places_for
+from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES
 from scanops.runtime.results import Recipe
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
+    from scanops.runtime.kernels import Kernel
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -40,15 +44,15 @@ class Known(NamedTuple):
 
 CALLS: dict[Key, Known] = {}
 GRADIENTS: dict[Key, Recipe] = {}
-FUSED: dict[Key, Any] = {}  # launches of fused scans
+FUSED: dict[Key, Launcher] = {}  # launches of fused scans, by the scan
+WORKS: dict[Key, tuple[Any, Launcher]] = {}  # the same by the call, whose functions are not traced again, with the scan
 Value = TypeVar("Value")
 
 
 def forget() -> None:
     """Empty the call cache and the native table: every call passes all checks again."""
-    CALLS.clear()
-    GRADIENTS.clear()
-    FUSED.clear()
+    for cache in (CALLS, GRADIENTS, FUSED, WORKS):
+        cache.clear()
     native.forget()
 
 
@@ -114,6 +118,18 @@ def facts(tensors: Tensors) -> list[object]:
     ]
 
 
+def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:
+    """Return the kernel for so many lines, None where PyTorch is to compute the scan; and whether the lines are few."""
+    with NO_FORK:
+        from scanops.codegen.lines import are_few
+        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
+
+    few = are_few(spec, lines, device.multiprocessors)
+    if workload.OPEN or environment.given("SCANOPS_RECORD"):
+        workload.note(spec, device.target, few)
+    return obtain(spec, device.target, POLICIES[environment.policy()], few=few), few
+
+
 def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | None:
     """Compute a request by a kernel, on the GPU of its tensors or emulated; None where PyTorch is to compute it.
 
@@ -123,15 +139,8 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     outs = places_for(request)
     if not request.x.numel():
         return None if request.call.complete else (computed(None, request, outs), None)
-    with NO_FORK:
-        from scanops.codegen.lines import are_few
-        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
-
     spec = request.spec(outs[0])
-    few = are_few(spec, request.line_shape.numel(), device.multiprocessors)
-    if workload.OPEN or environment.given("SCANOPS_RECORD"):
-        workload.note(spec, device.target, few)
-    kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
+    kernel, few = kernel_for(spec, request.line_shape.numel(), device)
     if kernel is None:
         return None
     launcher = Launcher(kernel, request, device, spec, few)

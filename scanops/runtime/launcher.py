@@ -42,6 +42,7 @@ class Device(NamedTuple):
     multiprocessors: int
 
 
+Reads = tuple[tuple[str, int, int], ...]  # field of ScanArguments, place of the tensor in a call, bytes to skip
 _READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
 
 
@@ -62,7 +63,7 @@ class Template(NamedTuple):
     """Everything that the C++ call path needs for a launch, except the pointers of the tensors."""
 
     arguments: bytes
-    reads: tuple[int, ...]  # byte offset of each of Inputs' pointers in the arguments
+    reads: tuple[int, ...]  # byte offset in the arguments of each of the launcher's ``reads``
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
     launch: int  # address of a library's function, or of cuLaunchKernel
     configure: int  # address of the emulator's setup function; 0 on a GPU
@@ -72,9 +73,11 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_bound", "_spare", "asked", "few", "kernel", "own", "places")
+    __slots__ = ("_arguments", "_bound", "_spare", "asked", "few", "generation", "kernel", "own", "places", "reads")
 
-    def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool) -> None:
+    def __init__(
+        self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool, reads: Reads = ()
+    ) -> None:
         outer, length, inner = split_shape(request.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
@@ -91,37 +94,28 @@ class Launcher:
         self.few = few  # whether its lines are few
         self.own = (kernel.spec, kernel.few) == (asked, few)
         self.places = request.places
+        # Without carries of segments not the first offset: the first segment begins at 0.
+        skipped = {} if kernel.spec.per_segment else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
+        there = enumerate(zip(_READ_BY, request.inputs, strict=True))
+        given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
+        self.reads = reads or tuple(given)
+        self.generation = -1  # of the native table that knows it
         self._bound = kernel.code.bind(arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
 
     def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
-        x, mask, gate, starts, offsets, initial, saved = inputs
-        assert x is not None
-        device = x.get_device()
-        if device >= 0 and device != current_device():
-            with torch.cuda.device(device):
+        where = outs[0].device
+        if where.type == "cuda" and where.index != current_device():
+            with torch.cuda.device(where):
                 return self(inputs, outs)
         arguments, reference = self._taken()
-        arguments.input = x.data_ptr()
+        for name, place, skipped in self.reads:
+            setattr(arguments, name, inputs[place].data_ptr() + skipped)  # type: ignore[union-attr]
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
-        # One by one, as this is the hot path of calls that C++ does not serve.
-        if mask is not None:
-            arguments.mask = mask.data_ptr()
-        if gate is not None:
-            arguments.gate = gate.data_ptr()
-        if starts is not None:
-            arguments.starts = starts.data_ptr()
-        if offsets is not None:
-            # Without carries of segments not the first one: the first segment begins at 0.
-            arguments.offsets = offsets.data_ptr() + (0 if self.kernel.spec.per_segment else offsets.itemsize)
-        if initial is not None:
-            arguments.carry_in = initial.data_ptr()
-        if saved is not None:
-            arguments.saved = saved.data_ptr()
-        self._queue(arguments, reference, x.device)
+        self._queue(arguments, reference, where)
 
     def _taken(self) -> tuple[ScanArguments, Any]:
         """Arguments that no other call uses, and a reference to them."""
@@ -150,7 +144,7 @@ class Launcher:
         self._spare.append((arguments, reference))
 
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        """Launch the scan of ``inputs``, in the order of ``Inputs``, into new tensors and return them."""
+        """Launch the scan of ``inputs``, in the order of ``Inputs`` or of a fused call, and return the results."""
         x = inputs[0]
         assert x is not None
         device = x.device
@@ -165,8 +159,8 @@ class Launcher:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
-            arguments=bytes(self._arguments)[:BEFORE_FURTHER],
-            reads=tuple(at[name] for name in _READ_BY),
+            arguments=bytes(self._arguments)[: None if self.kernel.spec.map else BEFORE_FURTHER],
+            reads=tuple(at[name] for name, _, _ in self.reads),
             outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
             launch=_address(self._bound.function),
             configure=_address(self._bound.configure),

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,12 +336,13 @@ def test_it_comes_when_calls_repeat(
     monkeypatch.setattr(native, "_counted", itertools.count(1))
     monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
     monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    launcher: Any = SimpleNamespace(kernel=SimpleNamespace(target="sm_90"))
     with scanops.policy(policy):
         for _ in range(native._REPEATS - 1):
-            native.repeated("sm_90")
+            native.repeated(launcher)
         assert done == []
         for _ in range(3):
-            native.repeated("sm_90")
+            native.repeated(launcher)
     assert done == wanted
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -31,8 +31,7 @@ from scanops.runtime.policies import POLICIES
 if TYPE_CHECKING:
     import torch
 
-    from scanops.requests.call import Call
-    from scanops.requests.request import Inputs, Kind, Tensors
+    from scanops.requests.request import Tensors
     from scanops.runtime.launcher import Launcher, Template
     from scanops.runtime.results import Recipe
 
@@ -82,24 +81,26 @@ def learnt() -> int:
     return sum(module.size() for module in _MODULES)
 
 
-def generation() -> int:
-    """Return the number of the table; ``forget`` starts another one."""
-    return _GENERATION[0]
-
-
-def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: tuple[object, ...]) -> None:
+def learn(
+    key: tuple[object, ...],
+    tensors: Tensors,
+    launcher: Launcher,
+    final: bool = False,
+    adjoints: tuple[object, ...] = (),
+    slots: Sequence[int] = range(7),
+) -> None:
     """Let C++ serve calls like this one, which ``launcher`` has served.
 
-    ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient it may be asked for.
+    ``tensors`` are an Inputs; ``slots``: where in it the launcher's tensors are. ``adjoints``: (needs as bits, number,
+    saved tensors as bits, Python's part) of each gradient that the call may be asked for.
     """
-    kind.generation = _GENERATION[0]
-    template = launcher.template
-    on_gpu = inputs.x.is_cuda
-    if template is None or inputs.offsets is not None or not (on_gpu or emulator.ACTIVE.get()):
+    launcher.generation = _GENERATION[0]
+    template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
+    given = [slots[place] for _, place, _ in launcher.reads]
+    if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
-    given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
-    launches = (Launch(template, given, launcher),)
-    _MODULES[0].learn(call.values(), inputs, call.final, _multiprocessors(on_gpu), launches, adjoints)
+    reads = tuple((which, _PLACES[slot]) for which, slot in enumerate(given))
+    _MODULES[0].learn(key, tensors, final, _multiprocessors(on_gpu), (Launch(template, reads, launcher),), adjoints)
 
 
 SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
@@ -108,16 +109,6 @@ SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
 def slots(tensors: tuple[torch.Tensor, ...]) -> Tensors:
     """Return the tensors of a fused scan as C++ reads those of Inputs."""
     return tensors if len(tensors) < len(SLOTS) else (*tensors[:4], None, tensors[4])
-
-
-def learn_fused(key: tuple[object, ...], tensors: tuple[torch.Tensor, ...], launcher: Any) -> None:
-    """Let C++ serve fused scans like this one, which ``launcher`` has served, where no gradient is wanted."""
-    launcher.generation = _GENERATION[0]
-    if launcher.template is None or len(tensors) > len(SLOTS) or not (tensors[0].is_cuda or emulator.ACTIVE.get()):
-        return
-    reads = tuple((which, _PLACES[SLOTS[place]]) for which, (_, place) in enumerate(launcher.reads))
-    launches = (Launch(launcher.template, reads, launcher),)
-    _MODULES[0].learn(key, slots(tensors), False, _multiprocessors(tensors[0].is_cuda), launches, ())
 
 
 class Launch(NamedTuple):
@@ -146,10 +137,12 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
     launches, end = [], _BEGIN
     for _, reads, launcher in recipe.steps:
         template = None if launcher is None or not launcher.own else launcher.template
-        read = [(which, place) for which, place in enumerate(reads) if place]
-        if launcher is None or template is None or any(place not in places for _, place in read):
+        if launcher is None or template is None:
             return
-        launches.append(Launch(template, tuple((which, places.index(place)) for which, place in read), launcher))
+        read = [reads[place] for _, place, _ in launcher.reads]
+        if not set(places).issuperset(read):
+            return
+        launches.append(Launch(template, tuple((which, places.index(at)) for which, at in enumerate(read)), launcher))
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
     gradient = tensors[0]
@@ -175,11 +168,14 @@ _REPEATS = 256
 _counted = itertools.count(1)
 
 
-def repeated(target: str) -> None:
-    """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
-    if target != CPU and next(_counted) == _REPEATS and environment.native():
+def repeated(launcher: Launcher) -> bool:
+    """Return whether C++ is to learn a call like one before it; the ``_REPEATS``-th asks a worker for the library."""
+    if served is not None:
+        return launcher.generation != _GENERATION[0]
+    if launcher.kernel.target != CPU and next(_counted) == _REPEATS and environment.native():
         may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
         background.WORKER.run_later("native", "what serves calls natively", lambda: _load(may_build, logging.INFO))
+    return False
 
 
 def prepared(target: str) -> None:
