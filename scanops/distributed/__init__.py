@@ -19,8 +19,8 @@ from scanops.distributed.calls import How, scan_shards
 from scanops.distributed.groups import Group, group_of
 from scanops.errors import UnsupportedRequest
 from scanops.extrema import Pair, ValuesAndIndices
-from scanops.ops.dispatch import SHARDED, broadcast_gates, plain_name
-from scanops.requests.call import Call
+from scanops.ops.dispatch import broadcast_gates, plain_name
+from scanops.requests.call import SHARDED, Call
 from scanops.requests.request import Inputs
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]

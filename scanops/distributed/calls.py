@@ -14,7 +14,7 @@ from scanops.distributed import node, shards
 from scanops.distributed.groups import CHECKS, Agreed, Group
 from scanops.distributed.planner import chosen
 from scanops.distributed.shards import Carry, Shard
-from scanops.distributed.spans import Layout, cut, described, layout_of, span_table
+from scanops.distributed.spans import Layout, cut, described, joined, layout_of, span_table
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
@@ -62,7 +62,7 @@ def scan_shards(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gro
     if shard is None:
         assert problem is not None
         raise problem
-    if group.size == 1 and layout.count == 1:
+    if group.size == 1 and layout.width == 1:
         return answered(call, given)
     return Work(shard, group, layout).outputs(given.initial, agreed, how.method)
 
@@ -139,7 +139,7 @@ class Work:
         return 0 in self.layout.positions
 
     def scan_rank(self, position: int) -> int:
-        """Return the position in the group of the rank at a position in scan order, counted from the end if negative."""
+        """Return the position in the group of the rank at a position in scan order; -1 is the last."""
         position %= self.group.size
         return self.group.size - 1 - position if self.shard.call.reverse else position
 
@@ -152,16 +152,15 @@ class Work:
     def outputs(self, initial: Initial, agreed: Agreed, method: str) -> Outputs:
         """Return results and carry-out, with a node of autograd where gradients are recorded."""
         shard, tensors = self.shard, self.shard.tensors
-        if shard.row.indices or tensors.offsets is not None:
-            self._place(agreed.lengths)
-            tensors = self.shard.tensors
+        self.place(agreed.lengths)
+        tensors = self.shard.tensors
         read = _with_tensor(tensors, initial)
         if shard.lines.numel() == 0:  # there is nothing to exchange, on any rank
             empty = tensors.x.new_empty(shard.lines, dtype=shard.carry)
-            return self.with_final(self.finished([Carry(None, empty)] * self.layout.count), empty)
+            return self.with_final(self.finished([Carry(None, empty)] * self.layout.width), empty)
         recorded = torch.is_grad_enabled() if is_compiling() else read.differentiates
         recorded = recorded and (shard.result.is_floating_point or shard.result.is_complex)
-        bands = 0 if is_compiling() or self.layout.count > 1 else chosen(method, shard, self.group.size, agreed)
+        bands = 0 if is_compiling() or self.layout.width > 1 else chosen(method, shard, self.group.size, agreed.items)
         if bands:
             return node.chained(self, bands, initial, recorded=recorded)
         if not recorded:
@@ -185,7 +184,7 @@ class Work:
 
     def carried(self, total: tuple[Tensor, ...], initial: Initial) -> list[Carry]:
         """Return the carry into each span of this rank; the states of all ranks are exchanged."""
-        return shards.fold(self.shard, self._in_order(self.group.gathered(total)), initial, self.layout.positions)
+        return shards.fold(self.shard, self.in_order(self.group.gathered(total)), initial, self.layout.positions)
 
     def composed(self, tensors: Inputs, initial: Initial) -> Outputs:
         """Return the outputs by differentiable scans and exchanges, which have derivatives of every order."""
@@ -193,9 +192,9 @@ class Work:
         valued, ranks = shard.valued, self.group.size
         parts = self.parts(valued)
         total = _stacked([shards.totals(part, 0, recorded=True) for part in parts])
-        states = self._in_order(self.group.traded([each.expand(ranks, *each.shape) for each in total]))
+        states = self.in_order(self.group.traded([each.expand(ranks, *each.shape) for each in total]))
         carries = shards.fold(valued, states, initial, self.layout.positions, recorded=True)
-        found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], shard)
+        found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], shard.call.dim)
         if shard.row.indices:
             with torch.no_grad():
                 found = (*found, self.finished(self.carried(self.totals(), initial))[1])
@@ -209,7 +208,7 @@ class Work:
         outputs = self.composed(read, initial if number is None else number)
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
         pairs = [(y, torch.zeros_like(y) if g is None else g) for y, g in pairs]
-        wanted = [each for each, need in zip(tensors, needs, strict=True) if need]
+        wanted = [each for each, need in zip(tensors, needs, strict=True) if need and each is not None]
         found = iter(torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], create_graph=True,
                                          allow_unused=True))  # fmt: skip
         return [next(found) if need else None for need in needs]
@@ -217,33 +216,40 @@ class Work:
     def exchanged_back(self, entry: Tensor, slope: Tensor, grad_final: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the gradients of the carries out of this rank's spans, and that of the initial value."""
         *own, finals = self.group.gathered((entry, slope, grad_final))
-        entries, slopes = self._in_order(tuple(own))
+        entries, slopes = self.in_order(tuple(own))
         into, of_initial = shards.fold_back(slopes, entries, finals.sum(0))
         return [into[position] for position in self.layout.positions], of_initial
 
     def finished(self, carries: list[Carry]) -> Outputs:
         each = zip(self.parts(self.shard), carries, self.layout.starts, strict=True)
-        return joined([shards.finish(part, carry, start) for part, carry, start in each], self.shard)
+        return joined([shards.finish(part, carry, start) for part, carry, start in each], self.shard.call.dim)
 
-    def _place(self, lengths: list[int]) -> None:
-        """Set where the shard lies, and turn offsets into head flags; without known lengths they are exchanged."""
+    def place(self, lengths: list[int]) -> None:
+        """Set where the shard lies if that counts, and turn offsets into head flags.
+
+        ``lengths`` are those of all shards; where they are not known they are exchanged.
+        """
         shard, position, layout = self.shard, self.group.position, self.layout
-        x, offsets, dim, size = shard.tensors.x, shard.tensors.offsets, shard.call.dim, sum(lengths)
-        if layout.count == 1 and lengths:
+        if shard.tensors.offsets is None and not shard.row.indices:
+            return
+        x, offsets, dim = shard.tensors.x, shard.tensors.offsets, shard.call.dim
+        if layout.width == 1 and lengths:
             layout = layout._replace(starts=(sum(lengths[:position]),))
-        elif layout.count == 1:
+        elif layout.width == 1:
             found = self.group.gathered([torch.full((), shard.length, device=x.device)])[0]
             layout = layout._replace(starts=(found[:position].sum(),))
         self.layout = layout
         if offsets is None:
             return
         if lengths:
-            check_offsets(shard.call.name, offsets, x.new_empty(1).expand(size), 0)
-        pieces = zip(cut(Inputs(x), dim, layout.lengths), layout.starts, strict=True)
-        flags = torch.cat([flags_along(None, offsets, piece.x, dim, start) for piece, start in pieces], dim)
+            check_offsets(shard.call.name, offsets, x.new_empty(1).expand(sum(lengths)), 0)
+        line = x.new_empty(1).expand([shard.length if d == dim else 1 for d in range(x.ndim)])
+        pieces = zip(cut(Inputs(line), dim, layout.lengths), layout.starts, strict=True)
+        of_spans: Any = [flags_along(None, offsets, piece.x, dim, start) for piece, start in pieces]
+        flags = of_spans[0] if len(of_spans) == 1 else torch.cat(of_spans, dim)
         self.shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
 
-    def _in_order(self, stacked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def in_order(self, stacked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """States [rank, span, ...] as [position in scan order, ...]."""
         rows = list(self.layout.rows)
         flat = tuple(each.flatten(0, 1) for each in stacked)
@@ -255,8 +261,3 @@ class Work:
 
 def _stacked(states: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return tuple(torch.stack(each) for each in zip(*states, strict=True))
-
-
-def joined(results: Sequence[Outputs], shard: Shard) -> Outputs:
-    """The results of all spans of a rank, one after the other."""
-    return results[0] if len(results) == 1 else tuple(torch.cat(of, shard.call.dim) for of in zip(*results, strict=True))

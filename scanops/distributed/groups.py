@@ -51,9 +51,7 @@ class Group(NamedTuple):
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return each tensor of every rank, stacked by position; shapes and dtypes must be equal on all ranks."""
         packed = _packed([each.unsqueeze(0) for each in tensors])
-        found = packed.new_empty(self.size * packed.shape[1])
-        self._exchange(lambda: _gather(found, packed.reshape(-1), group=self.process_group))
-        return _unpacked(self._by_position(found.reshape(self.size, -1)), tensors)
+        return _unpacked(self._by_position(self._gathered_bytes(packed)), tensors)
 
     def traded(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return slice [this position] of each tensor of every rank, stacked by position; the first dimension is ranks.
@@ -136,6 +134,18 @@ class Group(NamedTuple):
             hint="make the same call, in the same order of calls, on every rank of the group",
         )
 
+    def _gathered_bytes(self, packed: Tensor) -> Tensor:
+        """Return the row of each rank, by its rank in the group."""
+        found = packed.new_empty(self.size * packed.shape[1])
+        self._exchange(lambda: _gather(found, packed.reshape(-1), group=self.process_group))
+        return found.reshape(self.size, -1)
+
+    def _traded_bytes(self, packed: Tensor) -> Tensor:
+        """Return the row for this rank of each rank, by its rank in the group."""
+        found = torch.empty_like(packed)
+        self._exchange(lambda: dist.all_to_all_single(found, packed, group=self.process_group))
+        return found
+
     def _staged(self, packed: Tensor) -> Tensor:
         """On the CPU where the group's backend moves no memory of GPUs from rank to rank, as gloo."""
         backends = dist.distributed_c10d.get_backend_config(self.process_group)
@@ -176,9 +186,7 @@ class Group(NamedTuple):
 
 def _trade(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
     packed = group._by_member(_packed(tensors)).contiguous()
-    found = torch.empty_like(packed)
-    group._exchange(lambda: dist.all_to_all_single(found, packed, group=group.process_group))
-    return _unpacked(group._by_position(found), [each[0] for each in tensors])
+    return _unpacked(group._by_position(group._traded_bytes(packed)), [each[0] for each in tensors])
 
 
 class _Trade(torch.autograd.Function):
@@ -206,6 +214,8 @@ def group_of(given: Any) -> Group:
 
     Raises UnsupportedRequest for anything else, and where there is no process group or this process is outside it.
     """
+    if isinstance(given, Group):
+        return given
     if not (dist.is_available() and dist.is_initialized()):
         raise UnsupportedRequest(
             "scanops.distributed: there is no process group",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scanops.distributed import shards
-from scanops.distributed.spans import narrowed
+from scanops.distributed.spans import joined, narrowed
 from scanops.ops import schema
 from scanops.torch_private import saved_tensors_hooks
 
@@ -41,7 +41,7 @@ class TwoPass(torch.autograd.Function):
             found = work.finished(carries)
         else:
             ctx.own = _own_scans(work, tensors[:3], befores, ctx.needs_input_grad[2:])
-            found = joined([(y.detach(),) for y in ctx.own.results], shard)
+            found = joined([(y.detach(),) for y in ctx.own.results], shard.call.dim)
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)
         return work.with_final(found, carries[0].final)
@@ -53,20 +53,21 @@ class TwoPass(torch.autograd.Function):
             return (None, None, *work.gradients(ctx.saved_tensors[:4], ctx.number, needs, grads))
         # A checkpoint computes the call again, with its exchanges, where saved tensors are read: here, on all ranks.
         x, mask, gate, initial, *saved = ctx.saved_tensors
-        count, dim = work.layout.count, shard.call.dim
+        count, dim = work.layout.width, shard.call.dim
         befores, total = saved[:count], saved[count:]
         own = ctx.own or _own_scans(work, (x, mask, gate), befores, needs)
         of_final = torch.zeros_like(own.finals[0])
         if shard.final and grads[-1] is not None:
             of_final = grads[-1].contiguous()
         grad = torch.zeros_like(x, dtype=shard.result) if grads[0] is None else grads[0]
-        pieces = grad.split(list(work.layout.lengths), dim)
+        pieces = torch.split(grad, list(work.layout.lengths), dim)
         total = [total[0], *total[2:]] if shard.row.indices else total
         entries, slopes = [], []
         for k, part in enumerate(work.parts(shard.valued)):
             into, rate = torch.zeros_like(of_final), torch.ones_like(of_final)
-            if befores[k] is not None:
-                into = shards.entry(part, own.results[k], own.befores[k], pieces[k])
+            before = own.befores[k]
+            if before is not None:
+                into = shards.entry(part, own.results[k], before, pieces[k])
                 rate = shards.slope(part, tuple(each[k] for each in total), befores[k])
             entries.append(into.expand(shard.lines))
             slopes.append(rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,8 +39,9 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     where several mesh dimensions or strided shards divide the dimension. Raises UnsupportedRequest.
     """
     who, x = call.name, given.x
+    mesh: Any = getattr(next(each for each in given if type(each).__name__ == "DTensor"), "device_mesh", None)
     tensors = [each for each in given._replace(offsets=None) if isinstance(each, Tensor)]
-    if not all(isinstance(each, DTensor) and each.device_mesh == tensors[0].device_mesh for each in tensors) or (
+    if not all(isinstance(each, DTensor) and each.device_mesh == mesh for each in tensors) or (
         group is not None or how.spans is not None
     ):
         raise UnsupportedRequest(
@@ -52,17 +54,17 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
         checked(call, given)
     shape, dim = x.shape, check_dim(who, x.shape, call.dim)
     placements, axis = _placements(call, given, dim)
-    mesh, lines = x.device_mesh, _of_lines(placements, dim)  # type: ignore[attr-defined]
+    lines = _of_lines(placements, dim)
     local = {name: _local(who, getattr(given, name), shape, placements, placements) for name in ("x", *_BESIDE)}
     initial, offsets = given.initial, given.offsets
     if isinstance(initial, Tensor):
         of_segments = call.per_segment and initial.ndim == x.ndim
-        local["initial"] = _local(who, initial, *((None, placements) if of_segments else (line_shape(shape, dim), lines)),
-                                  placements)  # fmt: skip
+        carried, own = (None, placements) if of_segments else (line_shape(shape, dim), lines)
+        local["initial"] = _local(who, initial, carried, own, placements)
     if isinstance(offsets, DTensor):
         local["offsets"] = offsets.full_tensor()
-    read = given._replace(**local)  # type: ignore[arg-type]
-    call = call if call.dim == dim else Call(*(dim if name == "dim" else getattr(call, name) for name in call.__slots__))
+    read = given._replace(**local)
+    call = replace(call, dim=dim)
     if axis is not None:
         along = _group(who, mesh, axis)
         found = scan_shards(who, lambda: (call, read), along, how)
@@ -125,7 +127,7 @@ def _along(mesh: Any, axis: int) -> tuple[tuple[int, ...], int]:
     return tuple(dist.get_group_rank(found, rank) for rank in ranks), here[axis]
 
 
-def _local(who: str, operand: Any, shape: Any, wanted: Placements, placements: Placements) -> Tensor | None:
+def _local(who: str, operand: Any, shape: Any, wanted: Placements, placements: Placements) -> Any:
     """The local part of an operand that broadcasts to ``shape``, placed as ``wanted`` as far as it has the items.
 
     Where x is sharded, as ``placements`` say, what is replicated has a part of its gradient on each rank. Without a
@@ -150,7 +152,9 @@ def _local(who: str, operand: Any, shape: Any, wanted: Placements, placements: P
         Partial() if each.is_replicate() and along.is_shard() else each
         for each, along in zip(own, placements, strict=True)
     ]
-    found: Tensor = operand.redistribute(placements=own).to_local(grad_placements=parts)
+    if tuple(own) != operand.placements:  # whose derivative would sum gradients over the ranks
+        operand = operand.redistribute(placements=own)
+    found: Tensor = operand.to_local(grad_placements=parts)
     return found
 
 

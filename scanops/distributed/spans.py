@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.request import Inputs
 
-__all__ = ["HEAD_TAIL", "Layout", "Table", "cut", "described", "layout_of", "span_table"]
+__all__ = ["HEAD_TAIL", "Layout", "Table", "cut", "described", "joined", "layout_of", "narrowed", "span_table"]
 
 HEAD_TAIL = "head_tail"
 Table = tuple[tuple[tuple[int, int], ...], ...]  # of each rank its spans (start, stop), in the order of its items
@@ -30,7 +31,7 @@ class Layout(NamedTuple):
     starts: tuple[int | Tensor, ...]  # where this rank's spans lie in the line; of one shard set when ranks have agreed
 
     @property
-    def count(self) -> int:
+    def width(self) -> int:
         """The number of spans of each rank: those with fewer have empty ones."""
         return len(self.positions)
 
@@ -114,7 +115,10 @@ def cut(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
     ends = list(accumulate(lengths, initial=0))
     return [
         tensors._replace(
-            **{name: narrowed(getattr(tensors, name), tensors.x.ndim, dim, *ends) for name in ("mask", "gate", "starts")},
+            **{
+                name: narrowed(getattr(tensors, name), tensors.x.ndim, dim, *ends)
+                for name in ("mask", "gate", "starts")
+            },
             x=tensors.x.narrow(dim, ends[0], ends[1] - ends[0]),
         )
         for ends in pairwise(ends)
@@ -127,3 +131,8 @@ def narrowed(operand: Tensor | None, rank: int, dim: int, start: int, stop: int)
         return None
     at = dim - rank + operand.ndim
     return operand if at < 0 or operand.shape[at] == 1 else operand.narrow(at, start, stop - start)
+
+
+def joined(results: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
+    """Return the results of all spans of a rank, one after the other."""
+    return results[0] if len(results) == 1 else tuple(torch.cat(of, dim) for of in zip(*results, strict=True))

@@ -21,7 +21,7 @@ from scanops.fusion.kernels import Tensors, Work, remember, shape_of
 from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
-from scanops.requests.call import Call, runs_kernels
+from scanops.requests.call import SHARDED, Call, runs_kernels
 from scanops.requests.geometry import line_shape
 from scanops.runtime import calls, native
 from scanops.runtime.calls import Key
@@ -46,6 +46,8 @@ def scan_fused(
     own = op if isinstance(op, FieldOperator) else None
     op = known_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
+    if SHARDED:
+        _refuse_sharded(dim, tensors)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
         _check(inputs, None, (map, then), mask, others)
         if own is None:
@@ -80,6 +82,19 @@ def scan_fused(
     results = found[: len(found) - work.final]
     y = results[0] if len(results) == 1 else results
     return (y, found[-1]) if work.final else y  # type: ignore[return-value]  # of several results a pair with these
+
+
+def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
+    """Raise where an open block of ``scanops.distributed.sharded`` shards the dimension."""
+    from scanops.distributed import is_sharded_in_block
+
+    if is_sharded_in_block(dim, max(getattr(each, "ndim", 0) for each in tensors)):
+        raise UnsupportedRequest(
+            "scan: a scan with functions or several tensors is not for sharded dimensions",
+            allowed="scans of one tensor and linear_scan inside scanops.distributed.sharded",
+            value=f"dim={dim}",
+            hint="compute the elements first, or call it outside of the block",
+        )
 
 
 _NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion follows from beside the tensors

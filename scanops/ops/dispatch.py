@@ -20,7 +20,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
+from scanops.requests.call import SHARDED, Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
 from scanops.requests.packed import is_jagged, unpacked
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
@@ -40,24 +40,21 @@ Given = tuple[
 ]
 
 
-SHARDED: list[Any] = []  # the open blocks of scanops.distributed.sharded, the innermost last
-
-
 def called(
     tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None, blocks: bool = True
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
     Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
-    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items. ``blocks``:
-    whether blocks of ``scanops.distributed.sharded`` apply, which is not so for the scans within a sharded one.
+    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
+    ``blocks``: whether ``scanops.distributed.sharded`` applies, which is not so for the scans within a sharded one.
     """
     if SHARDED and blocks:
-        from scanops.distributed.blocks import answered_in_block
+        from scanops.distributed import answered_in_block
 
-        found = answered_in_block(tensors, outs, complete, options, chunk)
-        if found is not None:
-            return found
+        sharded: Any = answered_in_block(tensors, outs, complete, options, chunk)
+        if sharded is not None:
+            return sharded  # type: ignore[no-any-return]
     x = tensors[0]
     if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
         inner = unpacked(tensors, outs, complete, options, chunk)

@@ -21,9 +21,10 @@ from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
 
+SHARDED: list[Any] = []  # the open blocks of scanops.distributed.sharded, the innermost last
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
-    "dim": "int dim",  # first: DTensor keeps the shardings by what stands from the first whole number on
+    "dim": "int dim",
     "op": "str op",
     "reverse": "bool reverse=False",
     "exclusive": "bool exclusive=False",
