@@ -14,7 +14,7 @@ SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templa
 TYPED := build/typed
 PREBUILT := $(CURDIR)/build/native
 
-.PHONY: help demo test test-fast tests lint format types wheel figures golden docs pytorch-page gpu-test test-against clean
+.PHONY: help demo test test-fast tests lint format types linked wheel figures golden docs pytorch-page site gpu-test test-against clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,11 +41,13 @@ format: $(STAMPS)/tools  ## ruff, in place
 	$(BIN)/ruff format
 
 # A type checker cannot see the package-dir mapping of pyproject.toml, so the packages are linked into place.
-types: $(STAMPS)/tools  ## strict mypy on the packages of the wheel, the benchmarks and the tools
+types: $(STAMPS)/tools linked  ## strict mypy on the packages of the wheel, the benchmarks and the tools
+	cd $(TYPED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops -p benchmarks -p tools
+
+linked:
 	rm -rf $(TYPED) && mkdir -p $(TYPED)/scanops
 	ln -s $(CURDIR)/scanops/* $(CURDIR)/codegen $(CURDIR)/templates $(TYPED)/scanops/
 	ln -s $(CURDIR)/benchmarks $(CURDIR)/tools $(TYPED)/
-	cd $(TYPED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops -p benchmarks -p tools
 
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/, with the C++ call path for this torch and Python
 	mkdir -p dist && cp build/wheel/scanops-* dist/
@@ -62,6 +64,9 @@ docs: $(STAMPS)/package  ## render the pages of docs/ that follow from the opera
 
 pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 	$(BIN)/python -m tests.torch_integration.page
+
+site: $(STAMPS)/site linked  ## the documentation site, under build/site; needs neither torch nor a compiler
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(TYPED) $(BIN)/mkdocs build --quiet
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU, in some minutes on 16 cores
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --maxschedchunk 1 $(PYTEST_ARGS)
@@ -88,6 +93,12 @@ $(STAMPS)/package: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/tools: $(STAMPS)/package
 	$(PIP) --no-build-isolation --editable '.[test,dev]'
+	touch $@
+
+# A group is installed without the package, and by a pip that knows groups.
+$(STAMPS)/site: $(STAMPS)/venv pyproject.toml constraints.txt
+	$(PIP) pip
+	$(PIP) --group site
 	touch $@
 
 # The wheel is made from the unpacked sdist, so what the sdist lacks, the wheel lacks too.

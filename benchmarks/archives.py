@@ -113,7 +113,7 @@ DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (bits, bits, block
 def made(folder: Path) -> Path:
     """Build a small pack of two libraries."""
     from scanops.artifact import ABI, BuildRequest
-    from scanops.store.store import Store
+    from scanops.store import Store
 
     for name in ("first", "second"):
         source = f'extern "C" {{{STUB % ABI}}}\n// {name}\n'

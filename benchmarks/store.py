@@ -27,7 +27,7 @@ from benchmarks.common import ROOT, aligned, child, kernel_of, parser, write
 from benchmarks.forms import BUILDERS, PRETENDED, forms, no_driver
 from benchmarks.timing import milliseconds, percentile
 from scanops import ScanSpec, artifact
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.runtime import kernels
 from scanops.store.packing import finish
 

@@ -38,14 +38,20 @@ LINES = 3
 FIRST_LENGTH = 33
 
 
+class Neighbours(ctypes.Structure):
+    """Fields of Neighbours, of which rows have none."""
+
+    _fields_ = (("size", ctypes.c_longlong),)
+
+
 class Arguments(ctypes.Structure):
-    """The first fields of scanops.requests.geometry.ScanArguments; that module imports torch."""
+    """Those of rows, from scanops.requests.geometry.ScanArguments; that module imports torch."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input", "mask", "gate", "starts", "output", "indices")),
-        *((name, ctypes.c_void_p) for name in ("carry_in", "carry_out", "workspace", "offsets")),
-        *((name, ctypes.c_longlong) for name in ("segments", "carry_in_step", "lines", "length")),
+        *((name, ctypes.c_void_p) for name in ("input", "output")),
+        *((name, ctypes.c_longlong) for name in ("lines", "length")),
         *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
+        ("neighbours", Neighbours),
     )
 
 
@@ -69,7 +75,7 @@ def ask(length: int, start: float, target: str) -> dict[str, Any]:
     from scanops.codegen.spec import ScanSpec
     from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import POLICIES, STRICT
-    from scanops.store.store import Store
+    from scanops.store import Store
 
     lines = Lines()
     logger = logging.getLogger("scanops")
@@ -189,10 +195,10 @@ def condition(store: Path) -> dict[str, int]:
 
     entries = list(entries_of(store))
     sound = sum(not isinstance(checked(entry.directory, entry.identity), str) for entry in entries)
-    hidden = {name: store / name for name in (".staging", ".quarantine")}
-    left = {name: len(list(path.iterdir())) if path.is_dir() else 0 for name, path in hidden.items()}
+    staging = store / ".staging"
+    left = len(list(staging.iterdir())) if staging.is_dir() else 0
     folders = sum(not path.name.startswith(".") and path.name != "index" for path in store.iterdir())
-    return {"sound": sound, "unsound": folders - sound, "left": left[".staging"], "quarantined": left[".quarantine"]}
+    return {"sound": sound, "unsound": folders - sound, "left": left}
 
 
 def swept(store: Path) -> int:
@@ -212,7 +218,7 @@ def empty_store() -> Iterator[Path]:
 
 def measure(processes: int, times: int, seed: int) -> dict[str, dict[str, Any]]:
     """Run the parts, each in an empty store."""
-    from scanops.builders.build import unavailable
+    from scanops.builders import unavailable
 
     found = {}
     with empty_store() as store:
@@ -237,7 +243,7 @@ def is_as_promised(found: dict[str, dict[str, Any]]) -> bool:
         )
         and found["kills"]["right"] == found["kills"]["kills"]
         and found["kills"]["left_after_an_hour"] == 0
-        and all(row.get("corrupt", 0) + row["unsound"] + row["quarantined"] == 0 for row in found.values())
+        and all(row.get("corrupt", 0) + row["unsound"] == 0 for row in found.values())
     )
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from scanops.codegen.operator import Operator
 
+# Bytes of the accumulator -> the longest aligned row that a block scans twice in its registers; half of it for others.
+AGAIN_LENGTHS = {4: 4096, 8: 2048}
+
 
 class Gradient(NamedTuple):
     """The scan that computes the gradient of an operator, and the operands it reads besides the result's gradient.

@@ -1,7 +1,7 @@
 """A launch as data: grid, block, parameters and workspace follow from a kernel's ``Launch`` and the shape of a call.
 
-``Plan.launch`` gives it. Libraries have the same formulas in C (templates/stages/launch.cuh.j2); what launches a cubin
-reads a ``Launch`` from its manifest. This module needs no plan and no template.
+``Plan.launch`` gives it, and the manifest of a library or a cubin keeps it for who launches the kernel. Exported files
+have the same formulas in C (templates/exports/launcher.cuh.j2). This module needs no plan and no template.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import DType, derived, numbers_of, set_derived
@@ -46,8 +46,7 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return (yes if condition else no) if isinstance(condition, bool) else yes.where(condition, no)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(NamedTuple):
     """The combine of an operator on tensors of states: PyTorch's operators scan with it in log2(n) passes."""
 
     combine: Callable[[States, States], States]  # older states, newer states -> states
@@ -112,8 +111,8 @@ class Operator:
     # The state whose result belongs to the last element of a thread's total (newer), given the prefix that precedes the
     # thread (older). Empty: append is as cheap for results.
     behind: tuple[str, ...] = ()
-    # For half types: a condition on the state of a thread's first result, made by behind, and an expression over state
-    # of fewer instructions than project, the output of all the thread's results where the condition holds.
+    # A condition on the states of a thread's first and last result, made by behind, and an expression over first and
+    # state of fewer instructions than project, the output of the thread's results where the condition holds.
     quick: tuple[str, ...] = ()
     # Rounding error accumulated so far, over lost (its previous value), older and newer; added to a thread's total
     # where the thread scans its elements serially. Empty: rounding errors are not tracked.

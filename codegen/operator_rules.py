@@ -32,6 +32,9 @@ _WORDS = (
 KEYWORDS = frozenset(_WORDS.split())
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 _MARKS = re.compile(r"[]()[{};]")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_FORBIDDEN = re.compile(r"//|/\*|#|\\\n")
+_BOUND = re.compile(r"\b(lowest|highest)\b")
 
 # Fields that are tuples of strings, with an example of each. Those of expressions have one for each state field, or one
 # of these numbers; ``holds``, ``settle``, ``behind`` and ``quick`` none without an extend.
@@ -61,18 +64,18 @@ def refuse(row: Operator, mistakes: Iterator[Mistake]) -> None:
 
 def in_texts(row: Operator) -> Iterator[Mistake]:
     """Yield what is wrong with names, numbers of expressions and their texts."""
-    if not (isinstance(row.name, str) and re.fullmatch(rf"[a-z][a-z0-9_]{{0,{MAX_NAME - 1}}}", row.name)):
+    if not (isinstance(row.name, str) and _NAME.fullmatch(row.name) and len(row.name) <= MAX_NAME):
         allowed = f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters"
         yield "name", allowed, "the name becomes part of file names: pass for example name='last_valid'"
     text = row.formula
     if not (isinstance(text, str) and text.strip() and text.isprintable() and not text.endswith("\\")):
         allowed = "one line of printable text that does not end in a backslash: it becomes a comment of the kernel"
         yield "formula", allowed, "give the output in terms of the input, for example 'y[i] = x[0] + ... + x[i]'"
-    for name, example in (TUPLES | dict.fromkeys(COUNTS, "('...',)")).items():
+    for name in (*TUPLES, *COUNTS):
         value = getattr(row, name)
         if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
-            yield name, "a tuple of strings", f"write {name}={example}"
-    bad = [name for name in row.fields if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in KEYWORDS | GENERATED]
+            yield name, "a tuple of strings", "write " + name + "=" + TUPLES.get(name, "('...',)")
+    bad = [name for name in row.fields if not _NAME.fullmatch(name) or name in KEYWORDS or name in GENERATED]
     if bad or not row.fields or len(set(row.fields)) < len(row.fields):
         allowed = "distinct names of lower-case letters, digits and _, starting with a letter; no C++ keyword and none "
         yield "fields", f"{allowed}of {', '.join(sorted(GENERATED))}", "name each field by what it holds"
@@ -92,10 +95,10 @@ def in_texts(row: Operator) -> Iterator[Mistake]:
     for name, text in [*texts, *(("before", text) for text in row.before[1:])]:
         if not (isinstance(text, str) and text.strip()):
             yield name, "C++ expressions as strings, none of them empty", "write the expression out", text
-        elif re.search(r"//|/\*|#|\\\n", text) or not _is_closed(text):
+        elif _FORBIDDEN.search(text) or not _is_closed(text):
             allowed = "C++ expressions: every bracket closed; no comments, no directives, no semicolon outside braces"
             yield name, allowed, "write one expression, without a semicolon at its end", text
-        elif name != "identity" and (word := re.search(r"\b(lowest|highest)\b", text)):
+        elif name != "identity" and (word := _BOUND.search(text)):
             hint = f"give the state a field for {word[0]}, or leave it out"
             yield name, "the words lowest and highest in identity only", hint, text
 

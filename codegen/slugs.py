@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from scanops.codegen.dtypes import DTYPES, default_result
 from scanops.codegen.operator import COMPENSATED
 from scanops.errors import UnsupportedRequest, did_you_mean
-
-if TYPE_CHECKING:
-    from scanops.codegen.spec import ScanSpec
 
 Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line"]
 LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")  # of any operand
@@ -50,21 +46,8 @@ PREFIXES = {
     "saved_": "saved",
 }
 VALUED = re.compile(r"(n|le|by|inner)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_)([a-z0-9]+)")
-_MAP = "map_"  # with a digest of expressions, known where these are
+MAP = "map_"  # with a digest of expressions, known where these are
 ABSENT = {"multiple": 1, "inner": 1}  # values that have no suffix, beside None
-
-
-def slug_of(spec: ScanSpec) -> str:
-    """Return the short name of a spec: operator, dtype and length, then every field that is not at its default."""
-    values = {name: getattr(spec, name) for name in PREFIXES.values()}
-    if spec.out == default_result(spec.operator.gives, spec.term):
-        values["out_dtype"] = None
-    parts = [spec.op, spec.input.tag, *[ANY] * spec.takes_length]
-    for prefix, name in PREFIXES.items():
-        if (value := values[name]) not in (None, ABSENT.get(name)):
-            parts.append(f"{prefix}{DTYPES[value].tag if value in DTYPES else value}")
-    parts += [f"{_MAP}{spec.fusion.digest}"] if spec.fusion else []
-    return "-".join([*parts, *(word for word, (name, value) in WORDS.items() if getattr(spec, name) == value)])
 
 
 def fields_of(slug: str, map: str = "") -> dict[str, Any]:
@@ -76,10 +59,10 @@ def fields_of(slug: str, map: str = "") -> dict[str, Any]:
     values: dict[str, Any] = {"op": op, "dtype": dtype}
     for word in words:
         name, value = WORDS.get(word, ("", None)) if word != ANY else ("length", None)
-        if word.startswith(_MAP):
+        if word.startswith(MAP):
             from scanops.fusion.kernel import text_named  # which few scans need
 
-            name, value = "map", text_named(word.removeprefix(_MAP), map)
+            name, value = "map", text_named(word.removeprefix(MAP), map)
         elif found := VALUED.fullmatch(word):
             name, value = PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]
         if not name or name in values:  # no field, or one given twice

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
-from scanops.codegen.slugs import LINE, WORDS, Layout, fields_of, slug_of
+from scanops.codegen.slugs import ABSENT, ANY, LINE, MAP, PREFIXES, WORDS, Layout, fields_of
 from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
 from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
-WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
 
 
@@ -180,7 +179,15 @@ class ScanSpec:
     @property
     def slug(self) -> str:
         """The short name, which ``parse`` reads back: usable in file names, stable between versions."""
-        return slug_of(self)
+        values = {name: getattr(self, name) for name in PREFIXES.values()}
+        if self.out == default_result(self.operator.gives, self.term):
+            values["out_dtype"] = None
+        parts = [self.op, self.input.tag, *[ANY] * self.takes_length]
+        for prefix, name in PREFIXES.items():
+            if (value := values[name]) not in (None, ABSENT.get(name)):
+                parts.append(f"{prefix}{DTYPES[value].tag if value in DTYPES else value}")
+        parts += [f"{MAP}{self.fusion.digest}"] if self.fusion else []
+        return "-".join([*parts, *(word for word, (name, value) in WORDS.items() if getattr(self, name) == value)])
 
     def __str__(self) -> str:
         return self.slug

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from scanops.codegen.derivatives import AGAIN_LENGTHS
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in
@@ -33,9 +34,6 @@ WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
     "multiple": "leave multiple out, for any length",
     "inner": "scan slices of the trailing dimensions",
 }
-# Bytes of the accumulator, and the longest row that a block scans twice in its registers; half of it for misaligned
-# rows.
-AGAIN_LENGTHS = {4: 4096, 8: 2048}
 # Three mistakes with ``i``, the index along the line, would give wrong results silently, and are refused instead.
 # Elements converted to an integer output dtype before they are compared; an index kept in a field of the accumulator's
 # type, where float32 is exact only up to 2^24; and an index written to an output dtype that cannot hold it.

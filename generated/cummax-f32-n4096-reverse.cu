@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b6026f5767d31e58 of everything below this banner
+// content  sha256 ea4933ff5e441a4d of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -91,7 +91,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
@@ -368,44 +368,17 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     }
 }
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    const cudaError_t error =
+        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines;
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    void* parameters[] = {&arguments->input, &arguments->output, &arguments->indices};
-    const dim3 grid((unsigned)blocks), block(128);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 037d2840e28daf07 of everything below this banner
+// content  sha256 f4705ab822887235 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -90,14 +90,11 @@ __device__ __forceinline__ Carry end_line(State state) { return state.value; }
 struct Geometry {
     int rank;
     long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
+    // by operand; a step is the stride of the scanned dimension
+    long long input_stride[24], input_step;
+    long long mask_stride[24], mask_step;
+    long long gate_stride[24], gate_step;
+    long long starts_stride[24], starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -110,15 +107,6 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     }
     return offset;
 }
-
-struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;          // size of the dimension
-    long long lines;         // difference of the numbers of adjacent lines
-    long long input_stride;  // the same in items
-    long long mask_stride;
-    long long gate_stride;
-    long long starts_stride;
-};
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
@@ -158,9 +146,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -254,7 +242,7 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
@@ -272,8 +260,8 @@ __device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& a
                                                const long long* stride, long long step, Position length,
                                                long long lines) {
     const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
-    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
-            kReverse ? -step : step, begin, last + 1};
+    const Item* const line = begin + line_offset(at.line, geometry.rank, geometry.size, stride);
+    return {line + memory_index(at.first, 1, length) * step, kReverse ? -step : step, begin, last + 1};
 }
 
 // The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
@@ -533,50 +521,17 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     }
 }
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    const void* saved;  // tensor saved by the forward scan
-    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
-    void *third, *fourth;
-    Neighbours neighbours;
-    Geometry geometry;  // its size depends on the operands of a fused scan
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    const cudaError_t error =
+        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines / 64 * ((64 + 32 - 1) / 32);
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    void* parameters[] = {&arguments->input, &arguments->gate, &arguments->output, &arguments->geometry,
-        &arguments->lines, &arguments->carry_in, &arguments->carry_in_step, &arguments->carry_out};
-    const dim3 grid((unsigned)blocks), block(512);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

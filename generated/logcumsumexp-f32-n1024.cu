@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 43a736eb302372a2 of everything below this banner
+// content  sha256 6f3da3bf76e97ea3 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -86,8 +86,8 @@ __device__ __forceinline__ State lift(Value x) {
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
     s.high = fmax(older.high, newer.high);
-    s.rest = fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),
-        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high));
+    s.rest = fma(1 + (older.high >= newer.high ? newer.rest : older.rest), ratio(older.high, newer.high),
+        older.high >= newer.high ? older.rest : newer.rest);
     return s;
 }
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
@@ -213,7 +213,6 @@ __device__ __forceinline__ State state_at(int k, const State& prefix, const Item
 template <class Use>
 __device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
     const bool right = is_right_behind(prefix, s.sum[kRun - 1]);
-
     if (right) {
 #pragma unroll
         for (int k = 0; k < kRun; ++k) use(k, result_of(state_at(k, prefix, s)));
@@ -445,44 +444,17 @@ scan_kernel(const Input* input, Output* output) {
     }
 }
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    const cudaError_t error =
+        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines;
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    void* parameters[] = {&arguments->input, &arguments->output};
-    const dim3 grid((unsigned)blocks), block(64);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 0, (cudaStream_t)stream));
 }
 #endif

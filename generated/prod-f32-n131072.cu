@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 1a676d2f89e0aae1 of everything below this banner
+// content  sha256 e5f27c1584033217 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -129,7 +129,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
@@ -496,13 +496,13 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
         }
 
         // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
-        copy_async_wait<kStages - 1 - kAhead>();
-        if (kShares) __syncwarp();  // lanes read items that other lanes copied
         tile[kAhead].number = loaded[0];
         {
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
+            copy_async_wait<kStages - 1 - kAhead>();
+            if (kShares) __syncwarp();  // lanes read items that other lanes copied
             Accesses a = take(ring, arrived, warp, lane);
             Items s[kRuns];
 #pragma unroll
@@ -592,55 +592,19 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 184320, "shared memory as planned");
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long length) {
-    const long long tiles = (length + 11519) / 11520, groups = lines;
-    const long long statuses = groups * (tiles);
-    return 16 + statuses * 8;
-}
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    cudaError_t error =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    long long blocks = lines * ((arguments->length + 11519) / 11520);
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    const long long resident = (long long)arguments->multiprocessors * 1;
-    if (blocks > resident) blocks = resident;
-    const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 184320);
-    if (allowed != cudaSuccess) return failed(allowed);
-    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines,
-        &arguments->workspace};
-    const dim3 grid((unsigned)blocks), block(480);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 184320, (cudaStream_t)stream));
 }
 #endif

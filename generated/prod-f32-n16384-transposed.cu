@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 493498779d546f9d of everything below this banner
+// content  sha256 701cf6fea7082433 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -94,14 +94,11 @@ __device__ __forceinline__ Output output_of(State state) { return state; }
 struct Geometry {
     int rank;
     long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
+    // by operand; a step is the stride of the scanned dimension
+    long long input_stride[24], input_step;
+    long long mask_stride[24], mask_step;
+    long long gate_stride[24], gate_step;
+    long long starts_stride[24], starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -116,12 +113,9 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 }
 
 struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;          // size of the dimension
-    long long lines;         // difference of the numbers of adjacent lines
-    long long input_stride;  // the same in items
-    long long mask_stride;
-    long long gate_stride;
-    long long starts_stride;
+    long long size;   // size of the dimension
+    long long lines;  // difference of the numbers of adjacent lines, and in items of operands:
+    long long input_stride, mask_stride, gate_stride, starts_stride;
 };
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
@@ -159,9 +153,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -232,8 +226,8 @@ __device__ __forceinline__ Place place_of(long long line, int lines, long long s
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Position first = warp * kRun;
     // results along lines: the lowest in memory of the warp's; across lines: the thread's
-    const long long item = kToRows ? line * length + index_of(first, kRun, length)
-                                   : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner
+    const long long item = kToRows ? line * length + memory_index(first, kRun, length)
+                                   : (line / kInner * length + memory_index(first, 1, length)) * kInner + line % kInner
                                          + lane * kPitch;
     const int there = columns_of(lines - lane * kPitch);
     return {lane, warp, lane, there, line + lane * kPitch * step, kSpacing * step, item, first, first,
@@ -244,9 +238,9 @@ __device__ __forceinline__ Place place_of(long long line, int lines, long long s
 template <bool order, typename Item>
 __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
                                                   [[maybe_unused]] long long step, Position first, Position length) {
-    if constexpr (order == kAlong) return {line + index_of(first, kRun, length), kReverse ? -1 : 1, {}, {}, beside};
+    if constexpr (order == kAlong) return {line + memory_index(first, kRun, length), kReverse ? -1 : 1, {}, {}, beside};
     const long long forward = kReverse ? -step : step;
-    return {line + index_of(first, 1, length) * step, forward, {}, {}, forward};
+    return {line + memory_index(first, 1, length) * step, forward, {}, {}, forward};
 }
 
 // Items of one line that a lane reads or writes at once in shared memory.
@@ -533,53 +527,19 @@ scan_kernel(const Input* input, Output* output,
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 98304, "shared memory as planned");
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-    const void* saved;  // tensor saved by the forward scan
-    const void *further1, *further2, *further3, *further4, *further5, *further6, *further7;  // of a fused scan
-    void *third, *fourth;
-    Neighbours neighbours;
-    Geometry geometry;  // its size depends on the operands of a fused scan
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    cudaError_t error =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines / arguments->neighbours.size * ((arguments->neighbours.size + 32 - 1) / 32);
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 98304);
-    if (allowed != cudaSuccess) return failed(allowed);
-    void* parameters[] = {&arguments->input, &arguments->output, &arguments->geometry,
-        &arguments->neighbours};
-    const dim3 grid((unsigned)blocks), block(256);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 98304, (cudaStream_t)stream));
 }
 #endif

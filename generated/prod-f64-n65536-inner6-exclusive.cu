@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 e5de0027ed392acd of everything below this banner
+// content  sha256 832e33406511b719 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -143,9 +143,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -222,7 +222,7 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
@@ -652,53 +652,19 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 69632, "shared memory as planned");
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long length) {
-    const long long tiles = (length + 1087) / 1088, groups = lines / 6 * ((6 + 8 - 1) / 8);
-    const long long statuses = groups * 8 * (tiles + (tiles + 31) / 32);
-    return 16 + statuses * 16;
-}
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    cudaError_t error =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines / 6 * ((6 + 8 - 1) / 8) * ((arguments->length + 1087) / 1088);
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 69632);
-    if (allowed != cudaSuccess) return failed(allowed);
-    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines,
-        &arguments->workspace};
-    const dim3 grid((unsigned)blocks), block(256);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 69632, (cudaStream_t)stream));
 }
 #endif

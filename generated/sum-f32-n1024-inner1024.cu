@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 5d4d08d691cbef03 of everything below this banner
+// content  sha256 e7fd8739d6de13ec of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -118,9 +118,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -206,7 +206,7 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
@@ -256,11 +256,6 @@ __device__ __forceinline__ int copied_place(int k) {
     return k * kThreads + (int)threadIdx.x;
 }
 
-template <typename Item>
-__device__ __forceinline__ int scanned_place(int k) {
-    return copied_place<Item>(k);
-}
-
 struct Ring {  // multistage ring of tiles
     Access<Input> x[kStages][kStage<Input>];
 };
@@ -286,7 +281,7 @@ __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, con
     Rows<Item> rows;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const Access<Item>* const from = stage + scanned_place<Item>(k) + skew / kVector;
+        const Access<Item>* const from = stage + copied_place<Item>(k) + skew / kVector;
         rows.row[k] = kRealigns ? realign<kVector>(from[0], from[1], skew % kVector) : from[0];
     }
     return rows;
@@ -463,47 +458,19 @@ scan_kernel(const Input* input, Output* output, long long lines) {
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 131072, "shared memory as planned");
 
-#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-struct ScanArguments {
-    const void* input;
-    const void* mask;
-    const void* gate;
-    const void* starts;  // head flags of segments
-    void* output;
-    void* indices;
-    const void* carry_in;
-    void* carry_out;
-    void* workspace;
-    const void* offsets;      // where segments begin
-    long long segments;       // the number of offsets
-    long long carry_in_step;  // items from the carry-in of a line to that of the next
-    long long lines;          // scanned sequences
-    long long length;         // items in a line
-    int multiprocessors;
-    int rows, lane_bits, piece, stripes;  // chosen by the length at a launch, for kernels that take them
-};
-
-extern "C" int scanops_abi() { return 5; }
+#ifndef __CUDACC_RTC__  // host side
+extern "C" int scanops_abi() { return 6; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
-
-// Clear the error so that the next unrelated CUDA call does not report it.
-static int failed(cudaError_t error) {
-    if (error != cudaSuccess) cudaGetLastError();
+// Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    cudaError_t error =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error == cudaSuccess)
+        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+    if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
-}
-
-extern "C" int scanops_launch(ScanArguments* arguments, void* stream) {
-    const long long lines = arguments->lines;
-    const long long blocks = lines / 1024 * ((1024 + 32 - 1) / 32);
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-    const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 131072);
-    if (allowed != cudaSuccess) return failed(allowed);
-    void* parameters[] = {&arguments->input, &arguments->output, &arguments->lines};
-    const dim3 grid((unsigned)blocks), block(512);
-    return failed(cudaLaunchKernel(scan_kernel, grid, block, parameters, 131072, (cudaStream_t)stream));
 }
 #endif

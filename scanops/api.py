@@ -111,7 +111,7 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
+    if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str | Operator):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
@@ -119,7 +119,7 @@ def scan(
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
-    return called(tensors, (out,), complete, options, chunk)
+    return called(tensors, (out,), complete, options, chunk)  # type: ignore[arg-type]
 
 
 @overload
@@ -159,11 +159,12 @@ def cumsum(
         tensor([ 6., 10.])
     """
     if modulo is not None:
-        from scanops.fusion.phases import scan_modulo  # which few programs need
+        from scanops.fusion.phases import phase_of  # which few programs need
 
-        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
+        others: dict[str, Any] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
-        return scan_modulo(x, modulo, dim, mask, reverse, exclusive, dtype, others)
+        op = phase_of(x, modulo, dtype)
+        return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, **others)  # type: ignore[no-any-return]
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate), chunk)
 
@@ -172,22 +173,7 @@ def cumsum(
 def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
-def cumprod(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: Final = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor | Pair:
+def cumprod(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
     """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
 
     Exactly ``scan(x, "prod", dim, ...)``; see there.
@@ -197,30 +183,14 @@ def cumprod(
         >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
         tensor([2., 2., 8.])
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, ("prod", dim, reverse, exclusive, return_final, dtype, accumulate))
+    return scan(x, "prod", dim, **options)  # type: ignore[no-any-return]
 
 
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
-def logcumsumexp(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: Final = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor | Pair:
+def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
     Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
@@ -234,8 +204,7 @@ def logcumsumexp(
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate))
+    return scan(x, "logcumsumexp", dim, **options)  # type: ignore[no-any-return]
 
 
 @overload

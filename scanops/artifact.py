@@ -1,8 +1,8 @@
 """What a kernel is built from and known by: build requests and reports, its identity, its key in an index.
 
 A kernel has two forms: a shared library with a launcher in C, and a cubin, which the driver loads and launches by a
-record of data (codegen/launch.py). Each has an identity: the SHA-256 of its text, flags and target, and of the ABI and
-platform of a library or the launch of a cubin, which is of no host; never a path, a time, or parameters. Toolchain
+record of data (codegen/launch.py). Each has an identity: the SHA-256 of its text, flags, target and launch, and of
+the ABI and platform of a library, while a cubin is of no host; never a path, a time, or parameters. Toolchain
 versions are in the manifest instead, so that a machine without compilers can look kernels up.
 
 A new process would have to render a kernel to know its identity. An installed wheel carries the digests of everything
@@ -44,8 +44,8 @@ except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
 
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
-# here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
-ABI = 5
+# here. Raise it when an exported function changes.
+ABI = 6
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 LIBRARY, CUBIN = "library", "cubin"  # the forms of a kernel; where there are both, the library serves
 FORMS = {"load_inline": LIBRARY, "nvcc": LIBRARY, "nvrtc": CUBIN}  # builder -> what it makes of a kernel for a GPU
@@ -93,7 +93,7 @@ class BuildRequest:
     target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
     options: tuple[str, ...] = ()  # more compiler flags, part of the identity; no paths
     written: str = ""  # the part of the source that the user wrote, for the message of a failure
-    launch: Mapping[str, Any] | None = None  # Launch._asdict(); None: it has no form but a library
+    launch: Mapping[str, Any] | None = None  # Launch._asdict(); None: a library that has no kernel
     builders: tuple[str, ...] = tuple(FORMS)  # who may build it for a GPU, in the order to ask them
     flags: tuple[str, ...] = field(init=False, repr=False)  # of a library: those that change the code, without paths
     # Form -> SHA-256, 64 hex digits, of all that decides what it does; of the forms that its builders make
@@ -115,13 +115,13 @@ class BuildRequest:
                 value=repr(self.target),
                 hint="scanops doctor lists the targets of the nvcc it finds",
             )
-        common = {"schema": SCHEMA, "source": self.source, "target": self.target}
+        common = {"schema": SCHEMA, "source": self.source, "target": self.target, "launch": self.launch}
         emulator = digest_of("emulator") if self.target == CPU else None
         own: dict[str, dict[str, object]] = {
             LIBRARY: {"abi": ABI, "emulator": emulator, "link": LINK_FLAGS, "platform": PLATFORM}
         }
-        if self.launch is not None:
-            own[CUBIN] = {"form": CUBIN, "launch": self.launch}
+        if self.launch is not None and self.target != CPU:
+            own[CUBIN] = {"form": CUBIN}
         found = {}
         for form, parts in own.items():
             text = json.dumps(
@@ -192,7 +192,7 @@ def request_of(
         from scanops.codegen.source import render
 
         plan = plan_for(spec, target, measured, few)
-        source, launch = render(plan), None if target == CPU else plan.launch._asdict()
+        source, launch = render(plan), plan.launch._asdict()
     written = "" if is_built_in(row) else expressions(row)
     return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
-from scanops.files import parse_size
 from scanops.processes import NO_FORK
 
 
@@ -77,12 +76,6 @@ def require_signed() -> Path | None:
             hint="export SCANOPS_REQUIRE_SIGNED=PUB.pem, or unset it to load unsigned kernels",
         )
     return path("SCANOPS_REQUIRE_SIGNED")
-
-
-def max_store() -> int | None:
-    """Return the bytes that the user's store may hold, None without a limit. Raises UnsupportedRequest for no size."""
-    text = given("SCANOPS_MAX_STORE")
-    return 5 * 10**9 if text is None else parse_size(text, asked="read SCANOPS_MAX_STORE")
 
 
 def tuning_files() -> tuple[Path, ...]:
@@ -174,12 +167,6 @@ VARIABLES = (
         "unset",
         "file of public keys: only kernels of packs signed by one of them are loaded, and none is built",
         require_signed,
-    ),
-    Variable(
-        "SCANOPS_MAX_STORE",
-        "5GB",
-        "size of the store above which a process that builds evicts the least recently used kernels; none: no limit",
-        max_store,
     ),
     Variable(
         "SCANOPS_TUNING",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import Given, called, plain_name
+from scanops.ops.dispatch import called, plain_name
 from scanops.requests import checks
 
 if TYPE_CHECKING:
@@ -75,19 +75,7 @@ def cummax(
 def cummax(
     x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices: ...
-def cummax(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: Final = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    out: Pair | None = None,
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+def cummax(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
 
     Of equal items the last one's index is given; a NaN is greater than anything, and of NaNs the last one counts.
@@ -115,8 +103,7 @@ def cummax(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme(tensors, out, "cummax", dim, reverse, exclusive, return_final)
+    return _extreme("cummax", x, dim, **options)
 
 
 @overload
@@ -127,7 +114,22 @@ def cummin(
 def cummin(
     x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices: ...
-def cummin(
+def cummin(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
+
+    As ``cummax`` with the order reversed: NaN is less than every number, and the value before the first item is the
+    dtype's highest.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
+        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
+    """
+    return _extreme("cummin", x, dim, **options)
+
+
+def _extreme(
+    op: str,
     x: Tensor,
     dim: int,
     *,
@@ -140,33 +142,18 @@ def cummin(
     offsets: Tensor | None = None,
     out: Pair | None = None,
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
-
-    As ``cummax`` with the order reversed: NaN is less than every number, and the value before the first item is the
-    dtype's highest.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
-        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
-    """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme(tensors, out, "cummin", dim, reverse, exclusive, return_final)
-
-
-def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """Serve a call with indices, whose ``options`` are the fields of ``Call`` up to ``final``."""
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
         raise UnsupportedRequest(
-            f"{options[0]}: out must be a pair of tensors",
+            f"{op}: out must be a pair of tensors",
             allowed="a pair of tensors: for values and for indices",
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    outs = tuple(out or (None, None))
-    found: Any = called(tensors, outs, False, (*options, None, None))  # not complete, no dtype, the default accumulator
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = (op, dim, reverse, exclusive, return_final, None, None)  # no dtype, the default accumulator
+    found: Any = called(tensors, tuple(out or (None, None)), False, options)
     pair = ValuesAndIndices(*found[:2])
-    return (pair, found[2]) if options[4] else pair
+    return (pair, found[2]) if return_final else pair
 
 
 def reduce_by_key(

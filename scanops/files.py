@@ -13,10 +13,8 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
-import reprlib
 import shutil
 import stat
 import uuid
@@ -25,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scanops.errors import UnsupportedRequest, UnusableFile
+from scanops.errors import UnusableFile
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _UNFOLLOWED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -206,25 +204,6 @@ def write_text(path: Path, text: str, what: str) -> None:
     """Write ``text`` to a file in one step. Raises UnusableFile, asked to write ``what``."""
     with writing(what), replaced(path) as draft:
         draft.write_text(text, encoding="utf-8")
-
-
-def parse_size(text: str, *, asked: str) -> int | None:
-    """Return the bytes that ``"5GB"``, ``"512 MiB"`` or ``"1000"`` mean, None for ``"none"``.
-
-    Raises UnsupportedRequest for any other text; ``asked`` begins the message.
-    """
-    if text.strip().lower() == "none":
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I(?=B))?)?B?\s*", text.upper())
-    size = float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2] or " ") if found else math.inf
-    if not math.isfinite(size):
-        raise UnsupportedRequest(
-            f"{asked}: {reprlib.repr(text)}",
-            allowed="a number of bytes, with KB, MB, GB, TB or KiB, MiB, GiB, TiB behind it, or none",
-            value=reprlib.repr(text),
-            hint="write 5GB, for example",
-        )
-    return int(size)
 
 
 def format_size(size: int) -> str:

@@ -20,7 +20,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.fusion.functions import traced
 from scanops.fusion.kernels import evaluated
 from scanops.fusion.operators import FieldOperator
-from scanops.store.store import Store
+from scanops.store import Store
 from scanops.trials import COLUMNS, LAWS, SAMPLES, TRIPLES, Check, Finding, OperatorReport, apart, size_of
 
 LENGTHS = (6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy

@@ -30,8 +30,8 @@ from scanops.processes import at_once
 from scanops.requests.geometry import ALIGNMENT
 from scanops.runtime.kernels import Kernel, default_target
 from scanops.runtime.launcher import Launcher
+from scanops.store import Store
 from scanops.store.entry import Entry
-from scanops.store.store import Store
 from scanops.torch_private import gpu_sleep
 from scanops.tuning import Entry as Measurement
 from scanops.tuning import Measured

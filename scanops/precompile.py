@@ -21,9 +21,9 @@ from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
 from scanops.runtime.native import prepared
+from scanops.store import Store
 from scanops.store.packing import finish
 from scanops.store.root import check_root, create_root
-from scanops.store.store import Store
 
 _LOG = logging.getLogger("scanops")
 FEW = ", few lines"  # behind the name of such a kernel
@@ -112,6 +112,8 @@ def prepare(
 ) -> list[Kernel]:
     """Build and load kernels before they are needed: before a CUDA graph capture, before a server takes requests.
 
+    Of several failures the first in the order asked for is raised, and the log has all. The other kernels serve.
+
     Args:
         what: specs, their short names such as ``"sum-f32-n4096"``, or functions of no argument that call scans as the
             program will. A function is called once, and its scans are computed.
@@ -127,8 +129,6 @@ def prepare(
         UnsupportedRequest: an invalid spec or target, or a function that asks for no kernel.
         BuildFailure: no compiler, or one that refused the source.
         MissingKernel: not in the store, under the policy ``never``. Under any other, kernels are built.
-
-        Of several failures the first in the order asked for is raised, and the log has all. The other kernels serve.
 
     Example:
         >>> import torch, scanops

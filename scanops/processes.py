@@ -16,18 +16,22 @@ this kind, too, and is imported first: a fork takes it after these, as a thread 
 from __future__ import annotations
 
 import contextlib
-import logging  # noqa: F401
-import math
+import logging
 import os
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import TypeVar
 
-GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
-_MEMORY = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+from scanops.errors import ScanopsError
+
+_LOG = logging.getLogger("scanops")
+_HEAD_START = 0.02  # seconds for the call that asked to finish before the worker wants the interpreter's lock
+_BYTES_PER_JOB = 10**9  # nvcc on one kernel, and the Python that runs it
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)  # whether this build is one of several
 BACKGROUND: ContextVar[bool] = ContextVar("scanops_background", default=False)  # whether it ends with this process
 
@@ -36,39 +40,14 @@ Result = TypeVar("Result")
 
 
 def jobs_that_fit(jobs: int | None = None) -> int:
-    """Return how many builds to run at a time: ``jobs``, or one per core, as far as memory holds them; at least one."""
-    return max(1, int(min(jobs or _cores(), available_gigabytes() / GIGABYTES_PER_JOB)))
+    """Return how many builds to run at a time: ``jobs``, or one per core, as far as memory holds them; at least one.
 
-
-def available_gigabytes() -> float:
-    """Return the memory that can be had without swapping, within the limit of the control group; inf if unknown."""
-    free = _numbers(_MEMORY).get("MemAvailable:", float("inf")) * 1024
-    limit, used = (_numbers(_CGROUP / name).get("") for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        pages = _numbers(_CGROUP / "memory.stat")  # file pages count as used, and are dropped when memory is needed
-        free = min(free, limit - used + pages.get("inactive_file", 0) + pages.get("active_file", 0))
-    return free / 1e9
-
-
-def _cores() -> int:
-    """Return the cores that this process may run on, within the CPU quota of the control group."""
-    cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a quota
-        quota, period = map(int, (_CGROUP / "cpu.max").read_text(encoding="ascii").split())
-        cores = min(cores, math.ceil(quota / period))
-    return cores
-
-
-def _numbers(path: Path) -> dict[str, float]:
-    """Return the numbers of a file of the kernel by the word before each; of a file that is one number under ""."""
-    found: dict[str, float] = {}
-    with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="ascii").splitlines():
-            words = line.split()
-            name, value = words[:2] if len(words) > 1 else ("", line.strip())
-            if value.isdigit():
-                found[name] = int(value)
-    return found
+    Memory is that of the machine, or of the container where that has less.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        memory = min(memory, int(_LIMIT.read_text(encoding="ascii")))
+    return max(1, min(jobs or len(os.sched_getaffinity(0)), memory // _BYTES_PER_JOB))
 
 
 def at_once(
@@ -149,3 +128,53 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+# ---- a worker thread builds while calls go on
+
+
+class _Worker:
+    """A queue of jobs, and the one thread that runs them while calls go on.
+
+    Compilers let go of the interpreter's lock: NVRTC in the thread itself, nvcc and g++ as processes, which are killed
+    at exit. Nobody waits for a build then, and what it leaves in the store is swept later.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[object, str, Callable[[], object]]] = queue.SimpleQueue()
+        self._pending: set[object] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def run_later(self, key: object, what: str, work: Callable[[], object]) -> None:
+        """Call ``work`` in the thread, unless a job of this ``key`` waits already. Errors are logged.
+
+        ``what`` is built, in words for the log.
+        """
+        with self._lock:
+            if key in self._pending:
+                return
+            self._pending.add(key)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="scanops-background", daemon=True)
+                self._thread.start()
+        self._jobs.put((key, what, work))
+
+    def _work(self) -> None:
+        BACKGROUND.set(True)
+        SEVERAL.set(True)  # nvcc by itself: load_inline changes the environment of the whole process
+        while True:
+            key, what, work = self._jobs.get()
+            time.sleep(_HEAD_START)
+            try:
+                work()
+            except Exception as problem:
+                trace = not isinstance(problem, ScanopsError)
+                _LOG.error("%s could not be built in the background: %s", what, problem, exc_info=trace)
+            with self._lock:
+                self._pending.discard(key)
+
+
+WORKER = _Worker()
+# Threads do not survive a fork: a child starts over.
+os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]

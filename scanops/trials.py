@@ -20,14 +20,15 @@ from scanops.codegen.lines import are_few
 from scanops.codegen.operators import Operator
 from scanops.codegen.source import environment, render, tidied
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import Plan
 from scanops.emulator import emulate
 from scanops.errors import BuildFailure
 from scanops.fallback import reference
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
+from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.store.library import Library, load
-from scanops.store.store import Store
 
 _LOG = logging.getLogger("scanops")
 COLUMNS = 33  # neighbouring lines of a strided scan; odd, so that accesses are ragged
@@ -122,8 +123,9 @@ class Check:
         if sys.stderr.isatty():
             print(f"check_operator {self.op.name}: {phase}", file=sys.stderr, flush=True)
 
-    def _built(self, name: str, source: str) -> Entry:
-        request = BuildRequest(name=name, source=source, target=CPU, written=expressions(self.op))
+    def _built(self, name: str, plan: Plan, source: str) -> Entry:
+        written, launch = expressions(self.op), plan.launch._asdict()
+        request = BuildRequest(name=name, source=source, target=CPU, written=written, launch=launch)
         return self.store.get_or_build(request)
 
     def _drawn(self, dtype: torch.dtype, *, finite: bool = False) -> torch.Tensor:
@@ -146,14 +148,17 @@ class Check:
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
-        text = tidied(environment().get_template("laws.j2").render(plan=plan_for(spec, CPU)))
-        library = load(self._built(f"laws-{spec.input.tag}", text))
+        plan = plan_for(spec, CPU)
+        text = tidied(environment().get_template("laws.j2").render(plan=plan))
+        library = load(self._built(f"laws-{spec.input.tag}", plan, text))
         assert isinstance(library, Library)
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
             fields = torch.empty(tests, len(self.row.fields), dtype=torch.float64)
             pointers = (each.data_ptr() for each in (items, begins, left, right, fields))
-            library.scanops_launch(ctypes.byref((ctypes.c_longlong * 8)(*pointers, tests, law, base)), None)
+            parameter = (ctypes.c_longlong * 8)(*pointers, tests, law, base)
+            given = ctypes.byref(ctypes.c_void_p(ctypes.addressof(parameter)))
+            library.scanops_launch(None, 1, 1, 1, 32, 1, 1, 0, None, given, None)
             yield left, right, fields
 
     def _broken_laws(self, dtype: torch.dtype) -> Iterator[Finding]:
@@ -214,7 +219,7 @@ class Check:
                     continue
                 seen.add(plan.strategy)
                 self._say(f"{plan.strategy}, {tuple(x.shape)} along {dim}")
-                kernel = Kernel(spec, CPU, self._built(f"check-{plan.strategy}", render(plan)), few=plan.few)
+                kernel = Kernel(spec, CPU, self._built(f"check-{plan.strategy}", plan, render(plan)), few=plan.few)
                 y = kernel(x, dim, mask=mask, gate=gate)
             self.report.strategies = tuple(sorted({*self.report.strategies, plan.strategy}))
             assert isinstance(y, torch.Tensor)

@@ -91,7 +91,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def store(tmp_path: Path) -> object:
     """An empty store that is not the user's."""
-    from scanops.store.store import Store
+    from scanops.store import Store
 
     return Store(tmp_path / "store")
 

@@ -20,10 +20,12 @@ from pathlib import Path
 
 import pytest
 
+import scanops
 from scanops import environment
 from scanops.cli import main
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.slugs import PREFIXES, WORDS
+from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
@@ -38,7 +40,7 @@ NEEDS = {"gpu", "g++", "slow", "continued"}
 PROGRAM = """
 import json, os, pathlib, shutil, sys, tempfile, traceback, torch, scanops
 from scanops.artifact import request_of
-from scanops.builders.build import build
+from scanops.builders import build
 with tempfile.TemporaryDirectory() as folder:
     shutil.which("g++") and build(request_of(scanops.ScanSpec.parse("sum-f32-n4"), "cpu"), pathlib.Path(folder))
 for line in sys.stdin:
@@ -157,6 +159,12 @@ def test_python_block_runs_as_printed(
         assert [pair for pair in zip(printed, said, strict=True) if not same(*pair)] == []
 
 
+def test_the_page_on_a_kernel_shows_its_text() -> None:
+    text = generate(ScanSpec.parse("sum-f32-n1024"), "sm_90")
+    shown = [block for block in BLOCKS if block.page.name == "a-kernel.md"]
+    assert len(shown) > 6 and [block.at for block in shown if block.text not in text] == []
+
+
 def test_every_block_has_a_language_and_known_needs() -> None:
     known = {"python", "sh", "toml", "diff", "cpp"}
     assert [block.at for block in BLOCKS if block.language not in known or not block.needs <= NEEDS] == []
@@ -196,6 +204,15 @@ def test_every_link_leads_somewhere() -> None:
                 continue
             missing.append(link)
         assert not missing, f"{page}: {missing}"
+
+
+def test_the_site_has_every_page_and_every_public_name() -> None:
+    """`make site` fails on links and docstrings; what it would leave out without a word is found here."""
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in sorted(ROOT.glob("docs/**/*.md"))]
+    assert [page for page in pages if f"{page}\n" not in site] == []
+    reference = (ROOT / "tools/site.py").read_text(encoding="utf-8").split("REFERENCE = {")[1].split("}")[0]
+    assert set(scanops.__all__) - set(re.findall(r"\w+", reference)) == {"__version__"}
 
 
 def anchors(page: Path) -> set[str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 
 __all__ = ["Figure", "main", "structure", "times"]
 
@@ -155,8 +155,7 @@ def _template_lines(templates: Sequence[Path]) -> int:
 
 STUB = """
 int scanops_abi(void) { return %d; }
-int scanops_launch(const void* arguments, void* stream) { return 0; }
-long long scanops_workspace_bytes(long long lines, long long length) { return 0; }
+int scanops_launch(void) { return 0; }
 const char* scanops_error_string(int code) { return ""; }
 void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
 """
@@ -164,8 +163,7 @@ void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
 FIRST_CALL = """
 import inspect, json, os, shutil, subprocess, sys
 import torch, scanops
-from scanops import artifact
-from scanops.builders import build
+from scanops import artifact, builders
 root, stub = sys.argv[1], sys.argv[2]
 text = open(stub + ".c").read() % artifact.ABI
 subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", stub], input=text, text=True, check=True)
@@ -173,7 +171,7 @@ def stubbed(request, directory):
     library = directory / "kernel.so"
     shutil.copy(stub, library)
     return artifact.BuildReport(file=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
-build.build = stubbed
+builders.build = stubbed
 ran, importing = set(), 0
 def profiled(frame, event, _):
     global importing

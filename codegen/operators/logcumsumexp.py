@@ -118,11 +118,14 @@ ROWS = (
             "fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,\n"
             "        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)))",
         ),
-        quick=("state.rest >= kGreatRest", "plus_great_log(state.high, state.rest)"),
+        quick=(
+            "first.rest >= 0x1p-6f && 16 * (state.rest - first.rest) <= 1 + first.rest",
+            "plus_near_log(state.high, first.rest, state.rest)",
+        ),
         combine=(
             "fmax(older.high, newer.high)",
-            "fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),\n"
-            "        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high))",
+            "fma(1 + (older.high >= newer.high ? newer.rest : older.rest), ratio(older.high, newer.high),\n"
+            "        older.high >= newer.high ? older.rest : newer.rest)",
         ),
         identity=("lowest", "-1"),
         project="plus_log(state.high, state.rest)",

@@ -173,8 +173,8 @@ class Plan:
 
     @property
     def quick(self) -> bool:
-        """Whether results of half types may take fewer instructions: most warps hold no beginning of a line."""
-        return self.extends and self.code.quick != "" and self.code.halves and self.tiles > 1
+        """Whether results may take fewer instructions than project: most warps hold no beginning of a line."""
+        return self.extends and self.code.quick != "" and self.tiles > 1
 
     @property
     def regains(self) -> bool:

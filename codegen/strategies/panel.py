@@ -194,7 +194,7 @@ def is_pair(spec: ScanSpec) -> bool:
     """Whether a state is a small pair to which an element is appended in two operations, as of a recurrence."""
     operator = spec.operator
     cheap = bool(operator.append) and not (operator.costly or operator.own or operator.extend)
-    plain = spec.mask is None and spec.aligned and not spec.by_offsets
+    plain = spec.mask is None and spec.aligned
     return cheap and plain and spec.keeps_bytes and spec.out.bytes <= 8
 
 

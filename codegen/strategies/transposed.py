@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+from scanops.codegen.dtypes import WHOLE_BYTES
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import ACCESS_BYTES, WHOLE_BYTES, ScanSpec, Source
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, Result, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.base import is_power_of_two as _power
 from scanops.codegen.targets import Target

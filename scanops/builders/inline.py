@@ -7,18 +7,15 @@ once in a process (``processes.LOADING``). It also loads what it builds, which s
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import logging
 import os
 import re
-import runpy
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from scanops import environment
 from scanops.artifact import LINK_FLAGS, BuildReport, BuildRequest
@@ -39,11 +36,12 @@ def require(target: str) -> tuple[CudaToolkit, Program, Path, Program]:
     """
     ninja = find_ninja()
     try:
-        cuda = _torch_cuda()
-        with NO_FORK:
-            if cuda is not None and _MODULE not in sys.modules:
-                with _quiet():
-                    importlib.import_module(_MODULE)
+        with NO_FORK, _quiet():
+            import torch
+
+            cuda = torch.version.cuda
+            if cuda is not None:
+                importlib.import_module(_MODULE)
     except ImportError as problem:
         raise _unusable(f"no usable torch: {problem}") from problem
     if cuda is None:
@@ -101,18 +99,6 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
 def _unusable(why: str) -> MissingCompiler:
     hint = "install a torch built for CUDA, or let nvcc or NVRTC build: SCANOPS_BUILDER=nvcc, or nvrtc"
     return MissingCompiler("use load_inline", allowed="a torch built for CUDA", value=why, hint=hint)
-
-
-def _torch_cuda() -> str | None:
-    """``torch.version.cuda``, read from its file: without CUDA in torch, not all of torch need be imported."""
-    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
-    if spec is not None and spec.origin is not None:
-        version = Path(spec.origin).with_name("version.py")
-        if version.is_file():
-            return cast("str | None", runpy.run_path(str(version)).get("cuda"))
-    import torch
-
-    return torch.version.cuda
 
 
 def _logging_nvcc(nvcc: Path, directory: Path) -> Path:

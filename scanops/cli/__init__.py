@@ -21,6 +21,6 @@ def main() -> None:
 
 for _command in (
     *(generate.generate, generate.export, plan.command, build.build, build.record, build.precompile),
-    *(store.pack, store.unpack, store.store, tune.tune, tune.bench, tune.demo, doctor.command),
+    *(store.pack, store.unpack, store.store, tune.tune, tune.demo, doctor.command),
 ):
     main.add_command(_command)

@@ -10,7 +10,7 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.cli.output import Answer, Command, Spec, import_option, resources_text, working
 from scanops.codegen.figures import (
     bytes_in_flight,
@@ -21,13 +21,13 @@ from scanops.codegen.figures import (
 )
 from scanops.codegen.lines import few_for, situations
 from scanops.codegen.plan import make_plan
-from scanops.codegen.spec import FIELDS, ScanSpec
+from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import POLICIES, STRICT
-from scanops.store.entry import Entry, read_entry
-from scanops.store.layers import Place, entries_of, places, refusal, usable_entry
-from scanops.store.store import Store
+from scanops.store import Store
+from scanops.store.entry import read_entry
+from scanops.store.layers import Place, places, refusal, usable_entry
 from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "gpu_target"]
 
-_NEAREST = 3
 Facts = dict[str, Any]
 
 
@@ -57,7 +56,7 @@ def command(
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
-    reasons; then where the kernel is found, or why not: for each place the nearest kernels, field by field.
+    reasons; then where the kernel is found, or why not.
 
     SPEC is a spec's short name. Nothing is measured and no GPU is needed. Registers are the compiler's where the kernel
     is built, else estimates. A plan that `scanops tune` has kept takes precedence over the planner's.
@@ -68,8 +67,8 @@ def command(
     plan = plan_for(spec, target, choice, few)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
-        with working(f"building {spec} for {target}"):
-            obtain(spec, target, STRICT, Store(), few)
+        working(f"building {spec} for {target}")
+        obtain(spec, target, STRICT, Store(), few)
     found = look_up(spec, target, few)
     if found["found"]:
         facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)
@@ -199,12 +198,8 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
         elif search["problem"]:
             what = f"not used: {search['problem']}"
         else:
-            what = "not found" + ("; the nearest:" if search["nearest"] else ", it is empty")
+            what = "not found"
         lines.append((search["kind"], f"{search['root']}: {what}"))
-        for near in search["nearest"]:
-            lines.append(("", f"  {near['slug']} for {near['target']}"))
-            for one in near["differences"]:
-                lines.append(("", f"    {one['field']}: requested {one['asked']}, found {one['there']}"))
     if found["found"]:
         return [*lines, ("kernel", f"{found['found']}, a {found['form']} by {found['builder']}")]
     if environment.require_signed():  # a kernel that is built here is not signed
@@ -231,7 +226,7 @@ def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
     if measured is not None and not usable(measured, spec):
         measured = None
     request = request_of(spec, target, measured, few, _builders(target))
-    searches = [_search(place, spec, request) for place in places()]
+    searches = [_search(place, request) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
     entry = read_entry(Path(found)) if found else None
     identity = entry.identity if entry else next(iter(request.identities.values()))
@@ -244,38 +239,15 @@ def _builders(target: str) -> tuple[str, ...]:
     return STRICT.builders if target == CPU else POLICIES["build"].asked()
 
 
-def _search(place: Place, spec: ScanSpec, request: BuildRequest) -> Facts:
-    """Return whether a place has the kernel, why it is not used, and where it is absent the nearest ones."""
-    facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "entry": None}
-    facts |= {"problem": None, "nearest": []}
+def _search(place: Place, request: BuildRequest) -> Facts:
+    """Return whether a place has the kernel, or why it is not used."""
+    facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "entry": None, "problem": None}
     if place.unused:
         return {**facts, "problem": place.unused}
     there = ((each, entry) for each in request.identities.values() for entry in place.root.glob(f"*-{each[:16]}"))
     identity, entry = next(there, ("", None))
     if entry is None:
-        near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
-        return {**facts, "nearest": near[:_NEAREST]}
+        return facts
     verdict = usable_entry(entry, identity)
     problem = verdict if isinstance(verdict, str) else None
     return {**facts, "hit": not problem, "entry": str(entry), "problem": problem}
-
-
-def _distance(near: Facts) -> tuple[object, ...]:
-    """Return a sort key: few differences first; last the kernels of operators that this process does not know."""
-    names = [each["field"] for each in near["differences"]]
-    return "spec" in names, len(names), "target" in names, near["slug"], near["target"]
-
-
-def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Facts:
-    """Return the fields in which a kernel of a place differs from the requested one."""
-    pairs: list[tuple[str, object, object]] = [("target", request.target, entry.target)]
-    if other := entry.spec:
-        pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in FIELDS]
-    else:
-        pairs.append(("spec", spec.slug, entry.slug))
-    if all(asked == there for _, asked, there in pairs):  # built by another version, or edited
-        pairs.append(("text and flags, by identity", request.identity[:16], entry.identity[:16]))
-    differing = [
-        {"field": name, "asked": str(asked), "there": str(there)} for name, asked, there in pairs if asked != there
-    ]
-    return {"directory": str(entry.directory), "slug": entry.slug, "target": entry.target, "differences": differing}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from itertools import groupby
 from pathlib import Path
@@ -11,8 +10,8 @@ import click
 
 from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
-from scanops.errors import BadSignature, BadStoreEntry, UnsupportedRequest
-from scanops.files import format_size, parse_size, size_of
+from scanops.errors import BadSignature, BadStoreEntry
+from scanops.files import format_size, size_of
 from scanops.store import archive, packing
 from scanops.store.entry import Entry, checked
 from scanops.store.layers import Place, entries_of, places, rows
@@ -61,8 +60,8 @@ def list_() -> Answer:
     return Answer({"kernels": [_fields(*row) for row in found], "unused": skipped}, lines)
 
 
-@store.command("prune", cls=Command, example="scanops store prune --max-size 1GB --dry-run")
-@click.option("--max-size", required=True, help="Size the store may keep: 1GB, 500MiB, 0.")
+@store.command("prune", cls=Command, example="scanops store prune --max-gb 1 --dry-run")
+@click.option("--max-gb", required=True, type=click.FloatRange(min=0), help="Gigabytes that the store may keep.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option(
     "--idle",
@@ -71,22 +70,17 @@ def list_() -> Answer:
     show_default=True,
     help="Seconds since its last use after which a kernel may be removed.",
 )
-def prune_(max_size: str, dry_run: bool, idle: float) -> Answer:
+def prune_(max_gb: float, dry_run: bool, idle: float) -> Answer:
     """Remove the kernels used longest ago.
 
-    Removes kernels from the user's store until it is no larger than --max-size. Packs stay, and so do kernels that
+    Removes kernels from the user's store until it is no larger than --max-gb. Packs stay, and so do kernels that
     were used in the last --idle seconds. Processes that have loaded a removed kernel run on.
     """
-    size = parse_size(max_size, asked="read --max-size")
-    if size is None:
-        raise UnsupportedRequest(
-            "prune the store", allowed="--max-size with a size", value=max_size, hint="pass --max-size 1GB, for example"
-        )
     root = environment.store_root()
     done = Pruned(before=0, after=0, removed=(), kept=0)
     if check_root(root):
-        with working(f"pruning {root}"):
-            done = prune(root, size, idle=idle, dry_run=dry_run)
+        working(f"pruning {root}")
+        done = prune(root, max_gb * 1e9, idle=idle, dry_run=dry_run)
     if done.refused:
         raise BadStoreEntry(
             f"prune the store {root}",
@@ -117,8 +111,8 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
     Without DIRECTORY the user's store is verified. Exits with 1 when anything is wrong.
     """
     root = environment.store_root() if directory is None else directory.absolute()
-    with working(f"verifying {root}"):
-        kernels, signer = _verified(root, key, needed=directory is not None)
+    working(f"verifying {root}")
+    kernels, signer = _verified(root, key, needed=directory is not None)
     signed = (root / SIGNATURE).exists()
     by = f", signed by {signer}" if signer else ", signed: --key PUB.pem verifies by whom" if signed else ""
     facts = {"directory": str(root), "kernels": kernels, "signed": signed, "signer": signer}
@@ -153,15 +147,14 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     the same bytes. The signature is written to pack.json.sig in DIRECTORY
     and in the file; an earlier signature stays as long as the kernels do.
     """
-    with working(f"packing {directory}"):
-        packing.finish(directory)
+    working(f"packing {directory}")
+    packing.finish(directory)
     signer = None
     if key:
         from scanops.store.signatures import sign  # needs the package cryptography
 
         signer = sign(directory, key, lambda: str(click.prompt(f"Passphrase of {key}", hide_input=True, err=True)))
-    with working(f"packing {directory}"):
-        contents = archive.pack(directory, output)
+    contents = archive.pack(directory, output)
     signed = (directory / SIGNATURE).exists()
     kernels, size, targets = len(contents["entries"]), output.stat().st_size, contents["targets"]
     by = f"signed by {signer}" if signer else "signed before" if signed else "not signed"
@@ -177,20 +170,13 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
 )
 @click.argument("file", type=_FILE)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--max-size",
-    default=format_size(archive.MAX_BYTES),
-    show_default=True,
-    help="Refuse a larger pack; none: no limit.",
-)
-def unpack(file: Path, directory: Path, max_size: str) -> Answer:
+def unpack(file: Path, directory: Path) -> Answer:
     """Unpack an archive of kernels.
 
     Extracts what pack.json lists from FILE into the new folder DIRECTORY, and verifies every byte.
     """
-    size = parse_size(max_size, asked="read --max-size")
-    with working(f"unpacking {file}"):
-        contents = archive.unpack(file, directory.absolute(), max_bytes=math.inf if size is None else size)
+    working(f"unpacking {file}")
+    contents = archive.unpack(file, directory.absolute())
     kernels, targets = len(contents["entries"]), contents["targets"]
     if not as_json():
         say(f"{directory}: {kernels} kernels for {', '.join(targets)}")

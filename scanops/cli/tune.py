@@ -1,11 +1,9 @@
-"""``scanops tune``, ``bench`` and ``demo``: kernels that run here, measured or compared with float64."""
+"""``scanops tune`` and ``demo``: kernels that run here, measured or compared with float64."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import shutil
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +12,12 @@ import click
 
 from scanops import environment
 from scanops.builders.toolchain import find_cxx
-from scanops.cli.output import Answer, Command, FilePath, Spec, as_json, progress, working
+from scanops.cli.output import Answer, Command, FilePath, Spec, progress, working
 from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import MissingRequirement, UnsupportedRequest
+from scanops.errors import UnsupportedRequest
 from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
 from scanops.tuning import read, write
@@ -27,7 +25,7 @@ from scanops.tuning import read, write
 if TYPE_CHECKING:
     from scanops.measure import Outcome
 
-__all__ = ["bench", "demo", "tune"]
+__all__ = ["demo", "tune"]
 
 # Operator, dimension and an option
 _DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "mask"), ("sum", 1, "exclusive"))
@@ -70,10 +68,10 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     wanted = [(spec, few) for spec in specs for few in situations(spec, target, lines)]
     for number, (spec, few) in enumerate(wanted, 1):
         count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
-        with progress(f"{spec}{FEW * few} ({number} of {len(wanted)})") as report:
-            trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
-            outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
-            del trials  # its tensors make room for the next ones
+        report = progress(f"{spec}{FEW * few} ({number} of {len(wanted)}): ")
+        trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
+        outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
+        del trials  # its tensors make room for the next ones
         entries.pop((target, spec.slug, few), None)
         if entry := outcome.entry(device):
             entries[entry.key] = entry
@@ -87,34 +85,6 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     rest = "the planner's own plans serve the others"
     said.append(f"{improved} of {len(wanted)} improved on {device}, kept in {path}; {rest}.")
     return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
-
-
-@click.command(
-    "bench",
-    cls=Command,
-    context_settings={"ignore_unknown_options": True},
-    example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[GRID OPTION]...")
-def bench(arguments: tuple[str, ...]) -> Answer:
-    """Benchmark scans against torch, Triton and CUB.
-
-    The peers include a copy of the same bytes and torch.compile. Runs `python -m benchmarks grid` of a source checkout,
-    whose --help lists the options: the wheel has no benchmarks. Exits with 1 when a result is wrong or could not be
-    measured.
-    """
-    root = Path(__file__).parents[2]
-    if not (root / "benchmarks" / "grid.py").is_file():
-        raise MissingRequirement(
-            "to run the benchmarks",
-            allowed="a source checkout of scanops, which has a folder benchmarks/",
-            value=f"scanops is installed in {root}, without benchmarks",
-            hint="clone the repository and run `python -m benchmarks grid` there",
-        )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    grid = importlib.import_module("benchmarks.grid")  # which prints its results
-    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json() else [])]))
 
 
 def _fields(outcome: Outcome) -> dict[str, object]:
@@ -139,12 +109,13 @@ def demo() -> Answer:
     operators. In a checkout, `python -m examples.demo` runs them at full size, times them against a copy and shows
     their plans. Exits with 1 when a result is wrong.
     """
-    with working("importing torch"):
-        import torch
+    working("importing torch")
+    import torch
 
-        from scanops.api import scan
-        from scanops.emulator import emulate
-        from scanops.fallback import scans
+    from scanops.api import scan
+    from scanops.emulator import emulate
+    from scanops.fallback import scans
+
     gpu, checks = torch.cuda.is_available(), []
     emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
     device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
@@ -154,7 +125,7 @@ def demo() -> Answer:
     for op, dim, word in _DEMO:
         called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
         options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
-        with working(called), emulate() if emulated else nullcontext():
+        with emulate() if emulated else nullcontext():
             error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
         limit = scans.limit(op, x.shape[dim])
         found = error if math.isfinite(error) else None

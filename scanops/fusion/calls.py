@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +14,7 @@ from scanops import environment
 from scanops.codegen.operators import is_built_in, listed
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.following import handed_on, text_of
-from scanops.fusion.functions import key_of, traced
+from scanops.fusion.functions import handed_on, key_of, text_of, traced
 from scanops.fusion.gradients import differentiated, operated, run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, remember, shape_of
@@ -48,30 +48,27 @@ def scan_fused(
     tensors = inputs if mask is None else (*inputs, mask)
     if SHARDED:
         _refuse_sharded(dim, tensors)
+    wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
+    if not wrong and not is_dynamo_compiling() and all([isinstance(each, torch.Tensor) for each in tensors]):
+        functions = (map, then, *(() if own is None else own.functions))
+        facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
+        key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
+        if key is not None and tensors and (answer := _repeated(key, tensors)) is not None:
+            return answer
+    initial, final = others["initial"], others["return_final"]
+    if own is None and not is_dynamo_compiling() and not isinstance(final, str):  # which asks for those of segments
+        wrong = [name for name in wrong if name not in ("initial", "return_final")]
+    _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then), mask)
+    if own is None:
+        _check_operator(op, len(inputs), map is not None, then is not None, mask is not None)
+    kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
-        _check(inputs, None, (map, then), mask, others)
-        if own is None:
-            _check_named(op, len(inputs), map is not None, then is not None, mask is not None)
-        kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
         text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
         found = operated(text, (op, dim, reverse, exclusive), tensors)
         return found[0] if len(found) == 1 else found
-    functions = (map, then, *(() if own is None else own.functions))
-    facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
-    key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
-    plain = all([isinstance(each, torch.Tensor) for each in tensors]) and len(tensors) > 0
-    key = None if any([each is not None and each is not False for each in others.values()]) or not plain else key
-    if key is not None and (answer := _repeated(key, tensors)) is not None:
-        return answer
-    row = own or listed(op)
-    initial, final = others["initial"], others["return_final"]
-    if own is None:
-        others = {**others, "initial": None, "return_final": isinstance(final, str)}  # of segments
-    _check(inputs, None if own else row, (map, then), mask, others)
     shape = _shape(inputs, mask)
     Call(op, 0, reverse, exclusive, final, dtype).check_options()  # type: ignore[arg-type]
-    kinds = tuple((each.dtype, each.ndim == 0) for each in tensors)
-    fusion = traced(map, then, row, kinds, mask is not None, dtype, key and key[:1])
+    fusion = traced(map, then, own or listed(op), kinds, mask is not None, dtype, key and key[:1])
     work = Work(fusion, op, checks.check_dim("scan", shape, dim), reverse, exclusive, bool(final))
     if initial is not None:
         x = torch.empty((), dtype=work.carry, device=tensors[0].device).expand(shape)
@@ -97,8 +94,13 @@ def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
         )
 
 
-_NUMBERS: dict[Any, int] = {}  # of what functions see, and what else a fusion follows from beside the tensors
 _numbers = itertools.count()
+
+
+@functools.lru_cache(maxsize=calls.MAX_REMEMBERED)
+def _number(seen: tuple[Any, ...]) -> int:
+    """The number of what functions see, and of what else a fusion follows from beside the tensors."""
+    return next(_numbers)
 
 
 def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -> Key | None:
@@ -108,13 +110,7 @@ def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -
     keys = [None if each is None else key_of(each) for each in functions]
     if [each is None for each in keys] != [each is None for each in functions]:
         return None
-    seen = (*keys, *facts)
-    number = _NUMBERS.get(seen)
-    if number is None:
-        if len(_NUMBERS) >= calls.MAX_REMEMBERED:
-            _NUMBERS.clear()
-        number = _NUMBERS[seen] = next(_numbers)
-    return (number, *options)
+    return (_number((*keys, *facts)), *options)
 
 
 def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
@@ -138,16 +134,16 @@ def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
     return found[0] if len(found) == 1 else found
 
 
-def _check(
-    inputs: tuple[Any, ...], row: Any, functions: tuple[Any, Any], mask: Any, others: Mapping[str, object]
-) -> None:
-    """Raise unless all arguments are legal and go together; ``row`` is None where it is checked elsewhere."""
-    wrong = [name for name, value in others.items() if value is not None and value is not False]
+def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask: Any) -> None:
+    """Raise unless all arguments are legal; ``wrong``: a name and a value that do not go with them, if there are any.
+
+    What the operator asks of them is checked by ``_check_operator``.
+    """
     if wrong:
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive, dtype; initial and return_final with an operator of the table",
-            value=f"{wrong[0]}={shown(others[wrong[0]])}",
+            value=f"{wrong[0]}={shown(wrong[1])}",
             hint="call the function first, and scan its result",
         )
     for name, function in zip(("map", "then"), functions, strict=True):
@@ -166,8 +162,6 @@ def _check(
             value=f"{count} tensors",
             hint="combine some of them before the call",
         )
-    if row is not None:
-        _check_operator(row, inputs, functions, mask)
     for place, each in enumerate((*inputs, *(() if mask is None else (mask,)))):
         name = "mask" if place == len(inputs) else f"tensor {place}"
         checks.check_tensor("scan", name, each)
@@ -197,34 +191,31 @@ def _shape(inputs: tuple[Any, ...], mask: Any) -> torch.Size:
         ) from problem
 
 
-def _check_operator(row: Any, inputs: tuple[Any, ...], functions: tuple[Any, Any], mask: Any) -> None:
-    """Raise unless an operator of the table goes with the tensors and functions."""
-    if row.indices or (row.gated and functions[0] is None and len(inputs) != 2):
+@handed_on
+def _check_operator(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
+    """Return the name of an operator of the table, or raise where it does not go with the tensors and functions."""
+    row = listed(op)
+    if row.indices or (row.gated and not mapped and count != 2):
         raise UnsupportedRequest(
             f"scan: {row.name!r} needs another call",
             allowed="operators with one result; for 'linear' a map to a pair of gate and value, or these two tensors",
-            value=f"op={row.name!r}, {len(inputs)} tensors",
+            value=f"op={op!r}, {count} tensors",
             hint=f"call scanops.{row.function}" if row.indices else "pass map=lambda ...: (gate, value)",
         )
-    if functions[0] is None and len(inputs) > 1 and not (row.gated or functions[1]):
+    if not (mapped or made or row.gated) and count > 1:
         raise UnsupportedRequest(
             "scan: several tensors need a map",
             allowed="map, which makes the elements of the tensors; or then, which reads those after the first",
-            value=f"{len(inputs)} tensors",
+            value=f"{count} tensors",
             hint="pass map=lambda x, y: x * y, for example",
         )
-    if mask is not None and not is_built_in(row):
+    if masked and not is_built_in(row):
         raise UnsupportedRequest(
             "scan: a mask beside map or then needs a built-in operator",
             allowed="an operator whose identity is an element",
-            value=f"op={row.name!r}",
+            value=f"op={op!r}",
             hint="call torch.where in map",
         )
-
-
-@handed_on
-def _check_named(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
-    _check_operator(listed(op), (None,) * count, (mapped or None, made or None), masked or None)
     return op
 
 

@@ -33,62 +33,55 @@ def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, T
             give(root.at, gradient)
     for at in range(max(found, default=-1), -1, -1):
         if at in found:
-            terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
-            if any(is_float(each.dtype) for each in terms):
-                gradients = _derivative(Term(graph, at), found[at], *terms)
-                for term, of_term in zip(terms, gradients, strict=False):
+            rule, terms = _RULES.get(graph.nodes[at][0]), [Term(graph, each) for each in arguments_of(graph.nodes[at])]
+            if rule is not None and any(is_float(each.dtype) for each in terms):
+                for term, of_term in zip(terms, rule(found[at], Term(graph, at), *terms), strict=True):
                     if of_term is not None and is_float(term.dtype):
                         give(term.at, of_term)
     return found
 
 
-def _derivative(y: Term, d: Term, *terms: Term) -> tuple[Term | None, ...]:
-    """The gradients of the arguments of a node from its own, ``d``; None: it has none."""
-    operation, x = str(y.node[0]), terms[0]
-    rule = _RULES.get(operation)
-    if rule is not None:
-        return (rule(d, x, y),)
-    if operation == "where":
-        return None, x.select(d, 0.0), x.select(0.0, d)
-    if operation in ("maximum", "minimum"):
-        x, other = terms
-        share = x.compare("gt" if operation == "maximum" else "lt", other).select(d, 0.0)
-        share = x.compare("eq", other).select(d * 0.5, share)
+def _halved(operation: str) -> Callable[..., Any]:
+    """The rule of a maximum or a minimum: of equal arguments each has half of the gradient."""
+
+    def rule(d: Term, y: Term, a: Term, b: Term) -> tuple[Term, Term]:
+        share = a.compare("eq", b).select(d * 0.5, a.compare(operation, b).select(d, 0.0))
         return share, d - share
-    other = terms[-1]
-    if operation == "mul":
-        return d * other, d * x
-    if operation == "div":
-        of_x = d / other
-        return of_x, -(of_x * y)
-    if operation == "pow":
-        of_x = d * other * x.apply("pow", other - 1.0)
-        return other.compare("eq", 0.0).select(0.0, of_x), y.compare("eq", 0.0).select(0.0, d * y * x.apply("log"))
-    return {"add": (d, d), "sub": (d, -d)}.get(operation, ())
+
+    return rule
 
 
-_RULES: dict[str, Callable[[Term, Term, Term], Term | None]] = {  # (gradient of y, x, y) -> gradient of x
-    "cast": lambda d, x, y: d,
-    "round": lambda d, x, y: d,
-    "detach": lambda d, x, y: None,
-    "floor": lambda d, x, y: None,
-    "neg": lambda d, x, y: -d,
-    "abs": lambda d, x, y: x.compare("gt", 0.0).select(d, x.compare("lt", 0.0).select(-d, 0.0)),
-    "exp": lambda d, x, y: d * y,
-    "exp2": lambda d, x, y: d * y * 0.6931471805599453,
-    "expm1": lambda d, x, y: d * (y + 1.0),
-    "log": lambda d, x, y: d / x,
-    "log2": lambda d, x, y: d / (x * 0.6931471805599453),
-    "log1p": lambda d, x, y: d / (x + 1.0),
-    "sqrt": lambda d, x, y: d / (y * 2.0),
-    "rsqrt": lambda d, x, y: d * y * y * y * -0.5,
-    "sin": lambda d, x, y: d * x.apply("cos"),
-    "cos": lambda d, x, y: -(d * x.apply("sin")),
-    "tanh": lambda d, x, y: d * (1.0 - y * y),
-    "erf": lambda d, x, y: d * (-(x * x)).apply("exp") * 1.1283791670955126,
-    "sigmoid": lambda d, x, y: d * y * (1.0 - y),
-    "softplus": lambda d, x, y: d * x.apply("sigmoid"),
-}
+_RULES: dict[str, Callable[..., tuple[Term | None, ...]]] = {  # gradient of y, y, arguments -> gradients of these
+    "cast": lambda d, y, x: (d,),
+    "round": lambda d, y, x: (d,),
+    "neg": lambda d, y, x: (-d,),
+    "abs": lambda d, y, x: (x.compare("gt", 0.0).select(d, x.compare("lt", 0.0).select(-d, 0.0)),),
+    "exp": lambda d, y, x: (d * y,),
+    "exp2": lambda d, y, x: (d * y * 0.6931471805599453,),
+    "expm1": lambda d, y, x: (d * (y + 1.0),),
+    "log": lambda d, y, x: (d / x,),
+    "log2": lambda d, y, x: (d / (x * 0.6931471805599453),),
+    "log1p": lambda d, y, x: (d / (x + 1.0),),
+    "sqrt": lambda d, y, x: (d / (y * 2.0),),
+    "rsqrt": lambda d, y, x: (d * y * y * y * -0.5,),
+    "sin": lambda d, y, x: (d * x.apply("cos"),),
+    "cos": lambda d, y, x: (-(d * x.apply("sin")),),
+    "tanh": lambda d, y, x: (d * (1.0 - y * y),),
+    "erf": lambda d, y, x: (d * (-(x * x)).apply("exp") * 1.1283791670955126,),
+    "sigmoid": lambda d, y, x: (d * y * (1.0 - y),),
+    "softplus": lambda d, y, x: (d * x.apply("sigmoid"),),
+    "add": lambda d, y, a, b: (d, d),
+    "sub": lambda d, y, a, b: (d, -d),
+    "mul": lambda d, y, a, b: (d * b, d * a),
+    "div": lambda d, y, a, b: (d / b, -(d / b * y)),
+    "pow": lambda d, y, a, b: (
+        b.compare("eq", 0.0).select(0.0, d * b * a.apply("pow", b - 1.0)),
+        y.compare("eq", 0.0).select(0.0, d * y * a.apply("log")),
+    ),
+    "where": lambda d, y, x, a, b: (None, x.select(d, 0.0), x.select(0.0, d)),
+    "maximum": _halved("gt"),
+    "minimum": _halved("lt"),
+}  # any other operation has no gradient: comparisons, "floor", "detach"
 
 
 # ---- affine maps

@@ -101,8 +101,7 @@ class Term:
 
     def compare(self, operation: str, other: Term | float) -> Term:
         """Return a comparison, of dtype bool."""
-        if not isinstance(other, Term):
-            other = self.graph.number(other, self.dtype)
+        other = self.graph.term(other, other.dtype if isinstance(other, Term) else self.dtype)
         both = promote(DTYPES[self.dtype], DTYPES[other.dtype]).name
         return self.graph.add(operation, "bool", self.cast(both).at, other.cast(both).at)
 
@@ -110,8 +109,9 @@ class Term:
         """Return ``yes`` where this term holds, else ``no``; one of them is a term."""
         dtypes = [DTYPES[each.dtype] for each in (yes, no) if isinstance(each, Term)]
         dtype = functools.reduce(promote, dtypes).name
-        terms = (each if isinstance(each, Term) else self.graph.number(each, dtype) for each in (yes, no))
-        return self.graph.add("where", dtype, self.cast("bool").at, *(each.cast(dtype).at for each in terms))
+        return self.graph.add(
+            "where", dtype, self.cast("bool").at, *(self.graph.term(each, dtype).at for each in (yes, no))
+        )
 
     def cast(self, dtype: str) -> Term:
         """Return the value converted to a dtype; a narrower float rounds."""
@@ -151,12 +151,14 @@ class Graph:
         """Return an item of an operand of that dtype."""
         return self.add("operand", wide(dtype), place)
 
+    def term(self, value: Term | float, dtype: str) -> Term:
+        """Return a value converted to the dtype that ``dtype`` is computed in, a number as a constant."""
+        return value.cast(wide(dtype)) if isinstance(value, Term) else self.number(value, wide(dtype))
+
     def apply(self, operation: str, dtype: str, *arguments: Term | float) -> Term:
         """Return an operation of arguments converted to ``dtype``, in which it computes."""
-        to = wide(dtype)
-        terms = [(each.cast(to) if isinstance(each, Term) else self.number(each, to)) for each in arguments]
-        found = _simpler(operation, terms)
-        return self.add(operation, to, *(each.at for each in terms)) if found is None else found
+        terms = [self.term(each, dtype) for each in arguments]
+        return _simpler(operation, terms) or self.add(operation, wide(dtype), *(each.at for each in terms))
 
     def carried(self, root: int, to: Graph, leaf: Callable[[Node], Term]) -> Term:
         """Return an expression of this graph in another one, with the terms that ``leaf`` gives for its leaves."""

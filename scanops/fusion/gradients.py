@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scanops import torch_private as private
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
 from scanops.fusion.expressions import Graph, Node, Term, is_float, wide
@@ -27,7 +26,7 @@ from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated,
 from scanops.ops import schema
 from scanops.ops.backward import summed_to
 from scanops.ops.dispatch import is_followed
-from scanops.requests.call import is_recorded, is_symbol, runs_kernels
+from scanops.requests.call import is_derived, is_recorded, is_symbol, runs_kernels
 from scanops.requests.checks import check_dim
 
 _RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
@@ -39,7 +38,7 @@ def run(work: Work, tensors: Tensors) -> Tensors:
     plain = len(tensors) == len(work.fusion.operands) and not work.final
     if runs_kernels(tensors) and shape_of(work.operands(tensors)).numel():
         return differentiated(work, tensors, computed)
-    if plain and is_followed(tensors) and not _is_derived() and type(tensors[0]).__name__ != "DTensor":
+    if plain and is_followed(tensors) and not is_derived() and type(tensors[0]).__name__ != "DTensor":
         return operated(work.fusion.text, work[1:5], tensors)
     return composed(work, tensors)
 
@@ -51,12 +50,6 @@ def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:
     dim = check_dim("scan", shape, dim)
     any_length = len(shape) > 0 and is_symbol(shape[dim])
     return tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
-
-
-def _is_derived() -> bool:
-    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
-    kinds = [level.key() for level in private.interpreters() or ()]
-    return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
 
 
 def differentiated(work: Work, tensors: Tensors, compute: Callable[[Work, Tensors], Tensors]) -> Tensors:

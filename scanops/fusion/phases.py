@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.calls import scan_fused
 from scanops.fusion.operators import FieldOperator, operator
 from scanops.requests import checks
 
 
-def scan_modulo(
-    x: torch.Tensor,
-    modulo: float,
-    dim: int,
-    mask: torch.Tensor | None,
-    reverse: bool,
-    exclusive: bool,
-    dtype: torch.dtype | None,
-    others: Mapping[str, object],
-) -> torch.Tensor:
-    """Return what ``scanops.cumsum`` returns with ``modulo``."""
+def phase_of(x: torch.Tensor, modulo: float, dtype: torch.dtype | None) -> FieldOperator:
+    """Return the operator of ``cumsum`` with ``modulo``. Raises UnsupportedRequest for an invalid period or dtype."""
     checks.check_tensor("cumsum", "x", x)
     dtype = dtype or x.dtype
     for name, value, legal, allowed in (
@@ -35,12 +24,11 @@ def scan_modulo(
         if not legal:
             what, hint = f"cumsum: {name} must be {allowed} beside modulo", f"pass {allowed}, or leave modulo out"
             raise UnsupportedRequest(what, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)
-    found: Any = scan_fused(x, phase(float(modulo), dtype), dim, None, None, mask, reverse, exclusive, None, others)
-    return found  # type: ignore[no-any-return]
+    return _phase(float(modulo), dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def phase(period: float, dtype: torch.dtype) -> FieldOperator:
+def _phase(period: float, dtype: torch.dtype) -> FieldOperator:
     """Return the operator of sums modulo a period: the state is the remainder, in float64, folded at each combine.
 
     float64 results keep what rounding has lost of it beside it (TwoSum). What is subtracted has no derivative, so that

@@ -26,11 +26,6 @@ _EXACT_SOFTPLUS = 17.0  # above it log(1 + exp(x)) rounds to x in float32
 # ---- operations: (graph, dtype of the result, arguments as torch names them)
 
 
-def _float(graph: Graph, dtype: str, x: Term | float) -> Term:
-    """A number as a term, and a term in the dtype it is computed in."""
-    return graph.number(x, wide(dtype)) if not isinstance(x, Term) else x.cast(wide(dtype))
-
-
 def _plain(name: str) -> Callable[..., Term]:
     return lambda graph, to, *terms: graph.apply(name, to, *terms)
 
@@ -66,8 +61,7 @@ def _logical(name: str) -> Callable[..., Term]:
 
 
 def _where(graph: Graph, to: str, condition: Term, input: Any, other: Any) -> Term:
-    yes, no = (_float(graph, to, each) for each in (input, other))
-    return condition.select(yes, no)
+    return condition.select(graph.term(input, to), graph.term(other, to))
 
 
 def _clamp(graph: Graph, to: str, input: Term, min: Any = None, max: Any = None) -> Term:
@@ -75,13 +69,13 @@ def _clamp(graph: Graph, to: str, input: Term, min: Any = None, max: Any = None)
         if isinstance(bound, Term):
             input = graph.apply(name, to, input, bound)
         elif bound is not None:
-            input, limit = _float(graph, to, input), _float(graph, to, bound)
+            input, limit = graph.term(input, to), graph.term(bound, to)
             input = input.compare("lt" if name == "maximum" else "gt", limit).select(limit, input)
     return input
 
 
 def _softplus(graph: Graph, to: str, input: Term, beta: float = 1, threshold: float = 20) -> Term:
-    x = _float(graph, to, input)
+    x = graph.term(input, to)
     scaled = x if beta == 1 else x * float(beta)
     y = scaled.apply("softplus")
     y = y if beta == 1 else y / float(beta)
@@ -90,7 +84,7 @@ def _softplus(graph: Graph, to: str, input: Term, beta: float = 1, threshold: fl
 
 
 def _pow(graph: Graph, to: str, input: Any, exponent: Any) -> Term:
-    base = _float(graph, to, input)
+    base = graph.term(input, to)
     if isinstance(exponent, int | float) and exponent in (1, 2, 3):
         return {1: base, 2: base.apply("mul", base), 3: base.apply("mul", base).apply("mul", base)}[int(exponent)]
     if not is_float(base.dtype):
@@ -106,12 +100,12 @@ def _div(graph: Graph, to: str, input: Any, other: Any, *, rounding_mode: str | 
 
 
 def _relu(graph: Graph, to: str, input: Term) -> Term:
-    x = _float(graph, to, input)
+    x = graph.term(input, to)
     return x.compare("le", 0).select(0, x)
 
 
 _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and of the method
-    **{name: _plain(name) for name in OPERATIONS - {*COMPARISONS, "softplus", "pow", "div", "where"}},
+    **{name: _plain(name) for name in OPERATIONS - {"and", "or", "xor", "not"}},  # which torch names otherwise
     **{name: _comparison(name) for name in COMPARISONS},
     **{"add": _scaled("add"), "sub": _scaled("sub"), "where": _where, "clamp": _clamp, "softplus": _softplus},
     **{"pow": _pow, "div": _div, "relu": _relu, "clip": _clamp, "true_divide": _div, "negative": _plain("neg")},
@@ -121,8 +115,8 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     "rsub": lambda graph, to, input, other: graph.apply("sub", to, other, input),
     "square": lambda graph, to, input: _pow(graph, to, input, 2),
     "reciprocal": lambda graph, to, input: graph.apply("div", to, 1, input),
-    "silu": lambda graph, to, input: _float(graph, to, input) * _float(graph, to, input).apply("sigmoid"),
-    "log_sigmoid": lambda graph, to, input: -((-_float(graph, to, input)).apply("softplus")),
+    "silu": lambda graph, to, input: graph.term(input, to) * graph.term(input, to).apply("sigmoid"),
+    "log_sigmoid": lambda graph, to, input: -((-graph.term(input, to)).apply("softplus")),
     "clamp_min": lambda graph, to, input, min: _clamp(graph, to, input, min=min),
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
@@ -130,8 +124,6 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     **dict.fromkeys(("to", "type_as"), lambda graph, to, input, other: input.cast(to)),
     "floor": lambda graph, to, input: graph.apply("floor", to, input) if is_float(input.dtype) else input,
 }
-for _unsafe in ("not", "and", "or", "xor"):  # no function of torch has these names
-    del _OF[_unsafe]
 _CASTS = {
     **{"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16},
     **{"int": torch.int32, "long": torch.int64, "bool": torch.bool, "short": torch.int16},

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from scanops.codegen.derivatives import Gradient
+from scanops.codegen.derivatives import AGAIN_LENGTHS, Gradient
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
-from scanops.codegen.spec_checks import AGAIN_LENGTHS
 from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, split_shape
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.compiler import is_compiling
@@ -21,7 +21,7 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
-from scanops.requests.call import SHARDED, Call, has_kernels, is_memory, is_transformed, runs_kernels
+from scanops.requests.call import SHARDED, Call, has_kernels, is_derived, is_memory, is_transformed, runs_kernels
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
@@ -40,8 +40,7 @@ class Work(Protocol):
     def compute(self, tensors: Tensors) -> Outputs: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
+class Below(NamedTuple):
     """The forward pass of an operator's node: the operator, below autograd."""
 
     kind: Kind
@@ -176,7 +175,7 @@ def _is_differentiated() -> bool:
     kinds = [level.key() for level in private.interpreters() or ()]
     if kinds.count(_JVP) > 1 or not _FUNCTIONS_KNOW.issuperset(kinds):
         return False
-    return private.dual_level() >= 0 or any(kind != _VMAP for kind in kinds)
+    return is_derived()
 
 
 # ---- backward passes

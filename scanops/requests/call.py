@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,11 @@ from scanops import emulator
 from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
+from scanops.processes import NO_FORK
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
 
 SHARDED: list[Any] = []  # the open blocks of scanops.distributed.sharded, the innermost last
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
@@ -35,6 +38,14 @@ SCHEMA = {
     "complete": "bool complete=False",
     "per_segment": "bool per_segment=False",
 }
+
+
+@private.at_tracing
+def spec_class() -> type[ScanSpec]:
+    """Return ScanSpec. Repeated calls need none, and importing its class takes milliseconds."""
+    with NO_FORK:
+        from scanops.codegen.spec import ScanSpec
+    return ScanSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +198,12 @@ def is_recorded() -> bool:
 def is_transformed() -> bool:
     """Whether code runs under a ``torch.func`` transform or in forward mode."""
     return private.are_transforms_active() or private.dual_level() >= 0
+
+
+def is_derived() -> bool:
+    """Whether eager code runs under a transform that takes derivatives, or in forward mode."""
+    kinds = [level.key() for level in private.interpreters() or ()]
+    return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
 
 
 def is_traced() -> bool:

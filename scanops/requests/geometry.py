@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from scanops.codegen.slugs import Layout
 from scanops.errors import UnsupportedRequest
 from scanops.torch_private import has_storage, is_functional
+
+if TYPE_CHECKING:
+    from scanops.codegen.slugs import Layout
 
 Operands = Mapping[str, torch.Tensor]
 """The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""
@@ -28,10 +31,12 @@ class _Geometry(ctypes.Structure):
     _fields_ = (
         ("rank", ctypes.c_int),
         ("size", _STRIDES),
-        *((f"{name}_stride", _STRIDES) for name in _OPERANDS),
-        *((f"{name}_step", _STEP) for name in _OPERANDS),
-        # of a kernel those that it has: the last ones may lie past the end of its parameter
-        *((f"{name}_{what}", kind) for name in FURTHER for what, kind in (("stride", _STRIDES), ("step", _STEP))),
+        # of a kernel those that it has: further ones may lie past the end of its parameter
+        *(
+            (f"{name}_{what}", kind)
+            for name in (*_OPERANDS, *FURTHER)
+            for what, kind in (("stride", _STRIDES), ("step", _STEP))
+        ),
     )
 
 
@@ -49,10 +54,11 @@ _POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "workspac
 
 
 class ScanArguments(ctypes.Structure):
-    """The kernel arguments. templates/base.cu.j2 declares those a kernel reads, rare ones last.
+    """The kernel arguments, rare ones last.
 
     A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and their
-    number are one parameter, and so is the part of the geometry that a kernel has.
+    number are one parameter, and so is the part of the geometry that a kernel has. A number that a kernel takes in 32
+    bits is the low half of the field, as hosts of GPUs are little-endian.
     """
 
     _fields_ = (

@@ -3,7 +3,7 @@
     first call       request -> ScanSpec -> Plan -> text -> binary -> Kernel     calls.py, kernels.py
     repeated call    arguments -> launcher -> launch                             calls.py, launcher.py
 
-The policy decides what becomes of a miss of the store (policies.py), and may leave a build to a worker (background.py).
+The policy decides what becomes of a miss of the store (policies.py), and may leave a build to a worker (processes.py).
 Four caches lie between a call and a launch, looked up in this order:
 
 C++ table (native/)

@@ -13,7 +13,6 @@ from torch.autograd.graph import increment_version
 from scanops import emulator
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
-from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
@@ -32,6 +31,7 @@ from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
 if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
     from scanops.store.library import Code
 
 
@@ -65,7 +65,7 @@ class Template(NamedTuple):
     arguments: bytes
     reads: tuple[int, ...]  # byte offset in the arguments of each of the launcher's ``reads``
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
-    launch: int  # address of a library's function, or of cuLaunchKernel
+    launch: int  # address of Bound.function
     configure: int  # address of the emulator's setup function; 0 on a GPU
     kernel: tuple[Any, ...]  # Bound.kernel
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from scanops import emulator
-from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call, is_memory
 from scanops.requests.request import Inputs, Tensors, checked
 from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
+
+if TYPE_CHECKING:
+    from scanops.codegen.spec import ScanSpec
 
 
 def run_kernel(

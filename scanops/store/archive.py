@@ -27,7 +27,7 @@ from scanops.files import format_size, replaced, writing
 from scanops.store.packing import verify
 from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse
 
-MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
+MAX_BYTES = 16 * 2**30  # of an unpacked pack, whose pack.json has room for some 12,000 kernels
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
 _DAMAGED = (
@@ -62,7 +62,7 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
     return contents
 
 
-def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict[str, Any]:
+def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Unpack an archive into the new folder ``directory`` and verify it. Returns the contents of pack.json.
 
     Only plain files that pack.json lists are written, at the sizes and with the digests it lists, and the signature,
@@ -107,7 +107,7 @@ def _typed(file: Path, parent: Path) -> Iterator[None]:
 Member = tuple[str, int, bool, IO[bytes]]  # path, size, whether it is a plain file, its contents until the next member
 
 
-def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: float) -> None:
+def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int) -> None:
     name, size, plain, stream = next(members, ("", 0, False, io.BytesIO()))
     if name != PACK or not plain or not 0 <= size <= MAX_PACK_BYTES:
         raise _bad(file, f"{PACK} as the first member, up to {format_size(MAX_PACK_BYTES)}", _named(name, size))
@@ -117,8 +117,8 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: floa
     total = len(data) + sum(facts["size"] for facts in listed.values())
     total += sum(len(text) for _, text in following(contents))
     if total > max_bytes:
-        allowed = f"at most {format_size(int(max_bytes))} of files"
-        raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pass --max-size, if it may be as large")
+        allowed = f"at most {format_size(max_bytes)} of files"
+        raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pack its kernels in several files")
     draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
     (draft / PACK).write_bytes(data)
     for path, text in following(contents):

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
-from scanops.codegen.launch import MOST_BLOCKS, Launch
+from scanops.codegen.launch import Launch
 from scanops.errors import LaunchFailure, MissingRequirement
 from scanops.processes import NO_FORK
-from scanops.store.entry import Entry
+from scanops.store.entry import Bound, Entry, bound
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
 VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
@@ -37,19 +36,6 @@ _FUNCTIONS = {  # argument types; all return a CUresult
     "cuLibraryLoadData": [c_void_p, c_char_p, c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_uint],
 }
 _CONTEXTS: dict[int, c_void_p] = {}  # index of a GPU -> its primary context, which is kept as torch keeps it
-
-
-class Bound(NamedTuple):
-    """A kernel bound to a shape and a device. It is launched by ``launch(refer(arguments), stream)``."""
-
-    workspace_bytes: int  # 0: the kernel has no workspace
-    refer: Callable[[Any], Any]  # from ScanArguments to a reference to them, good for many launches
-    launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
-    words: Callable[[int], str]  # from an error code to its message
-    function: Any  # the C function behind ``launch``
-    configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
-    kernel: tuple[Any, ...] = ()  # what ``function`` launches if it is cuLaunchKernel: see store.driver
-    recovers: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
 
 
 @functools.cache
@@ -98,39 +84,14 @@ class Cubin:
         self._ready: set[int] = set()  # indices of GPUs
 
     def bind(self, arguments: Any, device: int) -> Bound:
-        """Return the launch on a GPU for the shape in ``arguments``, and set their fields that the length chooses."""
+        """Return the launch on a GPU for the shape in ``arguments``: see ``bound``."""
         self.ready(device)
-        shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
-        numbers = self.launch.numbers(*shape)
-        for name, value in zip(self.launch.chosen, numbers.chosen, strict=True):
-            setattr(arguments, name, value)
-        offsets = tuple(getattr(type(arguments), name).offset for name in self.launch.parameters)
-        blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which the driver refuses; more might wrap around
-        addresses, function = c_void_p * len(offsets), driver().cuLaunchKernel
-        # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
-        kernel, one, none = self._kernel, c_uint(1), c_void_p()
-        grid, block, shared = c_uint(blocks), c_uint(numbers.threads), c_uint(numbers.shared_bytes)
-
-        def refer(arguments: Any) -> Any:
-            first = ctypes.addressof(arguments)
-            return addresses(*[first + offset for offset in offsets])
-
-        def launch(parameters: Any, stream: int) -> int:
-            queue = c_void_p(stream)
-            return function(kernel, grid, one, one, block, one, one, shared, queue, parameters, none)  # type: ignore[no-any-return]
 
         def recovers(code: int) -> bool:
             return code == _INVALID_CONTEXT and driver().cuCtxSetCurrent(_CONTEXTS[device]) == 0
 
-        return Bound(
-            workspace_bytes=numbers.workspace_bytes,
-            refer=refer,
-            launch=launch,
-            words=words,
-            function=function,
-            kernel=(kernel.value, blocks, numbers.threads, numbers.shared_bytes, offsets),
-            recovers=recovers,
-        )
+        function = driver().cuLaunchKernel
+        return bound(self.launch, arguments, function, self._kernel, words)._replace(recovers=recovers)
 
     def ready(self, device: int) -> None:
         """Load the kernel on a GPU, with the shared memory that it needs: nothing is left to a first launch.

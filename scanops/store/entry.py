@@ -1,23 +1,25 @@
 """One entry of a store: kernel.so or kernel.cubin, kernel.cu, and manifest.json, which describes the other two.
 
-The source, kernel.cu, may be missing: nothing needs it to run the kernel, and packs are carried without.
+The source, kernel.cu, may be missing: nothing needs it to run the kernel, and packs are carried without. Both forms are
+launched by the same means, a ``Bound``, which follows from the launch in the manifest.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops.artifact import ABI, CUBIN, LIBRARY, LINK_FLAGS, SCHEMA, Resources, flags_of
-from scanops.codegen.launch import Launch
+from scanops.codegen.launch import MOST_BLOCKS, Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.files import open_file, opened_folder, parse_object, read_file, require_form, secure
@@ -39,7 +41,7 @@ _COMMON = {  # form of a manifest, as far as it is read later: see require_form
     "flags": [str],
     "toolchain": dict,
 }
-_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {"launch": dict}}
+_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {}}
 _FORM = {
     form: {**_COMMON, **own, "files": {name: {"size": int, "sha256": str} for name in FILES[form]}}
     for form, own in _OWN.items()
@@ -146,8 +148,7 @@ def checked(directory: Path, identity: str, signed: bytes | None = None, signer:
                 return f"{MANIFEST}: SHA-256 differs"
             form = manifest.get("form", LIBRARY)
             require_form(manifest, _FORM[form], MANIFEST)
-            if form == CUBIN:
-                Launch.read(manifest["launch"])
+            launch_of(manifest)
             if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
                 raise TypeError(f"resources: {sorted(set(manifest['resources']) - _RESOURCES)}")
             for name in FILES[form]:
@@ -160,6 +161,58 @@ def checked(directory: Path, identity: str, signed: bytes | None = None, signer:
         return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
     except (ValueError, KeyError, TypeError) as problem:
         return f"{MANIFEST}: unreadable ({problem!r})"
+
+
+def launch_of(manifest: Mapping[str, Any]) -> Launch | None:
+    """Return the launch of a kernel, None for a library without a kernel, as the native call path is.
+
+    Raises KeyError, TypeError and ValueError for a cubin without one, and for what ``Launch.read`` refuses.
+    """
+    return Launch.read(manifest["launch"]) if "launch" in manifest or manifest.get("form") == CUBIN else None
+
+
+class Bound(NamedTuple):
+    """A kernel bound to a shape and a device. It is launched by ``launch(refer(arguments), stream)``."""
+
+    workspace_bytes: int  # 0: the kernel has no workspace
+    refer: Callable[[Any], Any]  # from ScanArguments to a reference to them, good for many launches
+    launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
+    words: Callable[[int], str]  # from an error code to its message
+    function: Any  # cuLaunchKernel, or scanops_launch of a library, which takes the same
+    kernel: tuple[Any, ...]  # handle, blocks, threads, shared memory in bytes, offsets of parameters
+    configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
+    recovers: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
+
+
+def bound(launch: Launch, arguments: Any, function: Any, kernel: ctypes.c_void_p, words: Callable[[int], str]) -> Bound:
+    """Return the launch of a kernel for the shape in ``arguments``, and set their fields that the length chooses."""
+    shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
+    numbers = launch.numbers(*shape)
+    for name, value in zip(launch.chosen, numbers.chosen, strict=True):
+        setattr(arguments, name, value)
+    offsets = tuple(getattr(type(arguments), name).offset for name in launch.parameters)
+    blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which CUDA refuses; more might wrap around
+    addresses = ctypes.c_void_p * len(offsets)
+    # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
+    one, none = ctypes.c_uint(1), ctypes.c_void_p()
+    grid, block, shared = ctypes.c_uint(blocks), ctypes.c_uint(numbers.threads), ctypes.c_uint(numbers.shared_bytes)
+
+    def refer(arguments: Any) -> Any:
+        first = ctypes.addressof(arguments)
+        return addresses(*[first + offset for offset in offsets])
+
+    def queue(parameters: Any, stream: int) -> int:
+        where = ctypes.c_void_p(stream)
+        return function(kernel, grid, one, one, block, one, one, shared, where, parameters, none)  # type: ignore[no-any-return]
+
+    return Bound(
+        workspace_bytes=numbers.workspace_bytes,
+        refer=refer,
+        launch=queue,
+        words=words,
+        function=function,
+        kernel=(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
+    )
 
 
 def unsafe(directory: Path, names: Iterable[str]) -> str | None:
@@ -208,10 +261,8 @@ def write_manifest(directory: Path, request: BuildRequest, report: BuildReport) 
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "files": {name: facts_of((directory / name).read_bytes()) for name in FILES[form]},
     }
-    if form == CUBIN:
-        manifest |= {"form": CUBIN, "launch": request.launch}
-    else:
-        manifest |= {"abi": ABI, "link_flags": list(LINK_FLAGS)}
+    manifest |= {"form": CUBIN} if form == CUBIN else {"abi": ABI, "link_flags": list(LINK_FLAGS)}
+    manifest |= {"launch": request.launch} if request.launch is not None else {}
     data = manifest_bytes(manifest)
     (directory / MANIFEST).write_bytes(data)
     for name in (*FILES[form], MANIFEST, "."):

@@ -17,13 +17,13 @@ from scanops.artifact import ABI, CPU, CUBIN, HOST
 from scanops.codegen.launch import Launch
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder
-from scanops.store.driver import KERNEL, Bound, Cubin
-from scanops.store.entry import Entry, difference
+from scanops.store.driver import KERNEL, Cubin
+from scanops.store.entry import Bound, Entry, bound, difference, launch_of
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-Functions = Mapping[str, tuple[Any, list[Any]]]  # name -> result type, argument types
+Functions = Mapping[str, tuple[Any, list[Any] | None]]  # name -> result type, argument types
 
 _MISSING_RUNTIME = "libcudart.so"
 _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map segment", "cannot create")
@@ -45,8 +45,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has 
 _CONFIGURE = "scanops_emulator_configure"
 _ABI: Functions = {"scanops_abi": (ctypes.c_int, [])}
 _KERNEL: Functions = {
-    "scanops_launch": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
-    "scanops_workspace_bytes": (ctypes.c_longlong, [ctypes.c_longlong, ctypes.c_longlong]),
+    "scanops_launch": (ctypes.c_int, None),
     "scanops_error_string": (ctypes.c_char_p, [ctypes.c_int]),
     **_ABI,
 }
@@ -59,16 +58,15 @@ _FUNCTIONS: Mapping[str, Functions] = {  # of libraries that are no kernels of a
 class Library(ctypes.CDLL):
     """The loaded library of a kernel. It is never closed."""
 
+    launch: Launch  # of a library that has a kernel
+
     def bind(self, arguments: Any, device: int) -> Bound:
         """Return the launch for the shape in ``arguments``; the CUDA runtime takes it to the current GPU."""
-        return Bound(
-            workspace_bytes=self.scanops_workspace_bytes(arguments.lines, arguments.length),
-            refer=ctypes.byref,
-            launch=self.scanops_launch,
-            words=lambda code: (self.scanops_error_string(code) or b"unknown").decode(errors="replace"),
-            function=self.scanops_launch,
-            configure=vars(self).get(_CONFIGURE),
-        )
+        launched = bound(self.launch, arguments, self.scanops_launch, ctypes.c_void_p(), self._words)
+        return launched._replace(configure=vars(self).get(_CONFIGURE))
+
+    def _words(self, code: int) -> str:
+        return (self.scanops_error_string(code) or b"unknown").decode(errors="replace")
 
     def ready(self, device: int) -> None:
         """Do nothing: the CUDA runtime brings a kernel to a GPU at its first launch there."""
@@ -84,14 +82,15 @@ def load(entry: Entry) -> Code:
     runtime that cannot be found, BadSignature for a kernel that nobody signed where SCANOPS_REQUIRE_SIGNED is set.
     """
     manifest = entry.manifest
-    if manifest.get("form") == CUBIN:
-        try:
-            launch = Launch.read(manifest["launch"])
-        except (KeyError, TypeError, ValueError) as problem:
-            raise _bad(entry, "a launch that this version knows", repr(problem)) from problem
-        return Cubin(entry, launch, read_cubin(entry))
-    if manifest.get("abi") != ABI:
+    if entry.form != CUBIN and manifest.get("abi") != ABI:
         raise _bad(entry, f"ABI {ABI}", f"ABI {manifest.get('abi')} in its manifest")
+    try:
+        launch = launch_of(manifest)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise _bad(entry, "a launch that this version knows", repr(problem)) from problem
+    if entry.form == CUBIN:
+        assert launch is not None
+        return Cubin(entry, launch, read_cubin(entry))
     with _verified(entry, "kernel.so") as file:
         if wrong := processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0)):
             raise _bad(entry, "a library for this processor", wrong)
@@ -111,6 +110,8 @@ def load(entry: Entry) -> Code:
     answered = library.scanops_abi()
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
+    if launch is not None:
+        library.launch = launch
     return library
 
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from scanops.artifact import CUBIN, LIBRARY, SCHEMA
-from scanops.codegen.launch import Launch
+from scanops.artifact import LIBRARY, SCHEMA
 from scanops.errors import BadStoreEntry
 from scanops.files import read_file, require_form
-from scanops.store.entry import DIGEST, FILES, MANIFEST, manifest_bytes
+from scanops.store.entry import DIGEST, FILES, MANIFEST, launch_of, manifest_bytes
 from scanops.store.root import index_record
 
 PACK = "pack.json"
@@ -93,8 +92,7 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
             require_form(resources, {}, f"'resources' of {directory}")
             numbers = {each: value for each, value in resources.items() if value is not None}
             require_form(numbers, _RESOURCES, f"'resources' of {directory}")
-            if form == CUBIN:
-                Launch.read(entry["launch"])
+            launch_of(entry)
         if unknown := {*pack["index"].values()} - {entry["directory"] for entry in pack["entries"]}:
             raise ValueError(f"'index' leads to {min(unknown)!r:.80}, which is no entry")
     except (ValueError, TypeError, KeyError, RecursionError) as problem:

@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 _POLL_SECONDS = 0.05
 _LINE_SECONDS = 10.0  # between two lines about the same wait
+_STALE_SECONDS = 3600.0  # age of what a dead builder has left
 _TAKEN = (errno.EAGAIN, errno.EACCES)  # network file systems answer the second
 _SUFFIXES = (".lock", ".second.lock")
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -197,6 +199,14 @@ def locked(path: Path, what: str, seconds: float, otherwise: str) -> Iterator[bo
                     fcntl.flock(handle, fcntl.LOCK_UN)
             _OPEN.discard(handle)
             os.close(handle)
+
+
+def sweep(root: Path) -> None:
+    """Remove what processes that died have left in .staging for an hour: builds whose locks nobody holds."""
+    for stage in (root / ".staging").glob("*"):
+        with contextlib.suppress(OSError):
+            if abs(time.time() - stage.stat().st_mtime) > _STALE_SECONDS and is_free(root / ".locks", stage.name[:16]):
+                shutil.rmtree(stage, ignore_errors=True)
 
 
 def is_free(folder: Path, prefix: str) -> bool:

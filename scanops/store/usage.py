@@ -1,4 +1,4 @@
-"""Eviction: the kernels used longest ago go first, and none that is in use; and what dead builders have left behind.
+"""Pruning: the kernels used longest ago go first, and none that is in use.
 
 The time of the last use is the modification time of manifest.json, renewed by lookups now and then. It decides what to
 remove and nothing else. A kernel counts as in use for an hour after its last use, which covers processes that have
@@ -7,7 +7,6 @@ looked it up and not yet loaded it. Processes that have loaded it keep its libra
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -17,24 +16,18 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops.files import format_size, parse_object, read_file, size_of
+from scanops.files import parse_object, read_file, size_of
 from scanops.store.entry import MANIFEST
-from scanops.store.root import is_free
 
 IDLE_SECONDS = 3600.0
-_PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
-_STALE_SECONDS = 3600.0  # age of what a dead builder has left, and how far clocks of machines may differ
+_SKEW_SECONDS = 3600.0  # how far clocks of machines may differ
 _RENEW_SECONDS = 600.0  # a lookup writes at most this often
-_EVERY_SECONDS = 60.0
-GROWN: dict[Path, int | None] = {}  # stores that this process has built into -> their limits in bytes
-due = time.monotonic() + _EVERY_SECONDS  # when the next build evicts
-_HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
 _LOG = logging.getLogger("scanops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """An entry, a corrupt entry or a failed build of a store."""
+    """An entry or a failed build of a store."""
 
     path: Path
     size: int  # bytes
@@ -65,34 +58,7 @@ def touch(directory: Path) -> bool:
     return True
 
 
-def evict() -> None:
-    """Sweep the stores that this process has built into, and bring each below its limit.
-
-    Called when the process ends, and once a minute while it goes on building: to measure a store of thousands of
-    kernels takes longer than to plan and render one, and no call waits for it.
-    """
-    global due
-    due = time.monotonic() + _EVERY_SECONDS
-    while GROWN:
-        root, size = GROWN.popitem()
-        try:
-            sweep(root)
-            removed = () if size is None else prune(root, size).removed
-        except FileNotFoundError:  # the store was removed meanwhile
-            continue
-        except OSError as problem:
-            _LOG.warning("cannot evict kernels from the store %s: %s", root, problem)
-            continue
-        if removed and size is not None:
-            words = "the store %s exceeded its limit of %s (SCANOPS_MAX_STORE); %d kernels were removed"
-            _LOG.info(words, root, format_size(size), len(removed))
-
-
-atexit.register(evict)
-os.register_at_fork(after_in_child=GROWN.clear)  # the parent evicts from what it has built into
-
-
-def prune(root: Path, size: int, *, idle: float = IDLE_SECONDS, dry_run: bool = False) -> Pruned:
+def prune(root: Path, size: float, *, idle: float = IDLE_SECONDS, dry_run: bool = False) -> Pruned:
     """Remove what was used longest ago until at most ``size`` bytes are left, nothing that was used lately.
 
     ``idle`` is how many seconds after its last use a kernel may go. A time more than an hour in the future, from a
@@ -125,9 +91,8 @@ def prune(root: Path, size: int, *, idle: float = IDLE_SECONDS, dry_run: bool = 
 
 def _items(root: Path) -> list[Item]:
     paths = [path for path in root.iterdir() if not path.name.startswith(".") and (path / MANIFEST).exists()]
-    for name in _HIDDEN:
-        with contextlib.suppress(OSError):
-            paths += (root / name).iterdir()
+    with contextlib.suppress(OSError):
+        paths += (root / ".failed").iterdir()
     stamped = [(path, _last_use(path)) for path in paths]
     return [Item(path=path, size=size_of(path), used=used) for path, used in stamped if used is not None]
 
@@ -142,12 +107,12 @@ def _last_use(path: Path) -> float | None:
 
 def _age(used: float, now: float) -> float:
     """Return the seconds since ``used``: 0 for a time slightly in the future, infinite for one far in the future."""
-    return float("inf") if used > now + _STALE_SECONDS else max(0.0, now - used)
+    return float("inf") if used > now + _SKEW_SECONDS else max(0.0, now - used)
 
 
 def _removal(root: Path, path: Path) -> OSError | None:
     """Remove an entry, renamed first so that no lookup meets half of it. Return why that was not possible."""
-    aside = root / ".staging" / f"{_PRUNED}{uuid.uuid4().hex}"
+    aside = root / ".staging" / f"pruned-{uuid.uuid4().hex}"
     try:
         aside.parent.mkdir(mode=0o700, exist_ok=True)
         path.rename(aside)
@@ -156,19 +121,3 @@ def _removal(root: Path, path: Path) -> OSError | None:
         return problem
     shutil.rmtree(aside, ignore_errors=True)
     return None
-
-
-def sweep(root: Path) -> None:
-    """Remove what processes that died have left for an hour: drafts, and builds whose locks nobody holds."""
-    for stage in (root / ".staging").glob("*"):
-        if _is_stale(stage) and (stage.name.startswith(_PRUNED) or is_free(root / ".locks", stage.name[:16])):
-            shutil.rmtree(stage, ignore_errors=True)
-    for draft in root.glob("index/*/.*.tmp"):
-        if _is_stale(draft):
-            with contextlib.suppress(OSError):
-                draft.unlink()
-
-
-def _is_stale(path: Path) -> bool:
-    used = _last_use(path)
-    return used is not None and _age(used, time.time()) > _STALE_SECONDS

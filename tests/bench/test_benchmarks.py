@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,15 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, picture, soak
+from benchmarks import accuracy, soak
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.readme import results
-from benchmarks.report import TIE, best_peer, merged, notes, summary
+from benchmarks.report import TIE, best_peer, notes, summary
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
-from scanops.codegen.plan import make_plan
-from scanops.errors import UnsupportedRequest
 
 GRID = cells(seed=7)
 TABLE = [cell for cell in GRID if cell.group == "table"]
@@ -71,14 +67,6 @@ def test_a_small_soaked_case_of_each_extra(named: str) -> None:
     assert case.is_right(results)
     assert all(map(torch.equal, results, again))
     assert not case.is_right(tuple(result + 1 for result in results))
-
-
-def test_soaked_cases_reach_what_splits_lines_over_blocks() -> None:
-    wanted = [soak.case_of(*case, "cpu", filled=False).wanted(MULTIPROCESSORS) for case in soak.CASES]
-    assert {make_plan(spec, "sm_90", few).strategy for spec, few in wanted} == {"split", "wave", "panels", "columns"}
-    assert {named.partition("+")[2] for named, *_ in soak.CASES} == {
-        *("", "segments", "carry", "linear", "logcumsumexp", "cummax")
-    }
 
 
 def test_a_wrong_result_is_seen() -> None:
@@ -145,20 +133,6 @@ def test_what_is_wrong_is_said(found: Row, said: list[str]) -> None:
     assert best is None or best[0] == "torch eager"
 
 
-def test_cells_measured_again_take_the_place_of_earlier_ones() -> None:
-    earlier, later = made(row(0.5, 1.0, cell="a"), row(cell="b")), made(row(cell="a"), date="2027-01-01", seed=5)
-    both = merged(earlier, later)
-    assert [(each["cell"], each["ms"], each.get("date")) for each in both["cells"]] == [
-        ("a", 1.0, "2027-01-01"),
-        ("b", 1.0, None),
-    ]
-    assert (both["date"], both["seed"]) == (earlier["date"], earlier["seed"])
-    assert earlier["summary"]["below_best_peer"] and not both["summary"]["below_best_peer"]
-    for other, words in (({**later, "device": "another"}, "whose device are those"), (made(row(cell="c")), "cells of")):
-        with pytest.raises(UnsupportedRequest, match=words):
-            merged(earlier, other)
-
-
 def test_the_committed_results_keep_to_the_grid() -> None:
     known = {cell.name: cell for cell in cells(MEASURED["seed"])}
     for found in MEASURED["cells"]:
@@ -166,27 +140,6 @@ def test_the_committed_results_keep_to_the_grid() -> None:
         assert (found["floor"], found["goal"]) == (pytest.approx(floor), None if goal is None else pytest.approx(goal))
         assert found["fraction"] == pytest.approx(found["copy_ms"] / found["ms"])
     assert MEASURED["summary"] == summary(MEASURED["cells"], MEASURED["seed"])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install matplotlib")
-def test_the_picture_knows_its_figures_and_is_the_same_bytes_each_time(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"\.svg or \.png"):
-        picture.require_matplotlib(tmp_path / "bench.jpg")
-    paths = [tmp_path / name for name in ("first.svg", "second.svg")]
-    for path in paths:
-        picture.draw(MEASURED, path)
-        assert picture.is_picture_of(path, MEASURED) and not picture.is_picture_of(path, made(row(0.5)))
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_errors_in_units_of_the_last_place() -> None:
-    exact = torch.tensor([1.0, 1.5, 2.0, 1000.0, math.inf], dtype=torch.float64)
-    y = torch.tensor([1.0, 1.5 + 2**-23, 2.0 - 2**-22, 1000.0 + 2**-14, 0.0])
-    found = accuracy.error(y, exact)
-    assert found.max == 2**-14 and found.max_ulp == 1.0
-    assert found.mean_ulp == 3 / 4 and found.mean == (2**-23 + 2**-22 + 2**-14) / 4
-    for wrong in (math.nan, math.inf):  # is no small error
-        assert accuracy.error(torch.tensor([wrong, 1.0]), torch.ones(2, dtype=torch.float64)).max == math.inf
 
 
 def test_the_page_of_accuracy_is_current() -> None:

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from scanops import artifact, environment, files, processes
+from scanops import builders as scanops_builders
 from scanops.artifact import BuildReport, BuildRequest
-from scanops.builders import build, nvrtc, toolchain
+from scanops.builders import nvrtc, toolchain
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.runtime.policies import AHEAD, POLICIES
 from scanops.store.root import check_root, create_root
@@ -193,37 +194,19 @@ def test_a_user_without_a_home_has_a_store_that_is_not_there(monkeypatch: pytest
             reads[name]()
 
 
-GB = 10**9
 WORD: ContextVar[str] = ContextVar("word", default="none")
 
 
-STAT = f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n"
-# Files of a machine with 8 cores -> the jobs that fit
-MACHINES: tuple[tuple[dict[str, str], int], ...] = (
-    ({}, 8),  # no /proc: a job a core
-    ({"meminfo": f"MemTotal: 9 kB\nMemAvailable: {6 * GB // 1024} kB\nHugePages_Free: 0"}, 6),
-    ({"cpu.max": "max 100000"}, 8),
-    ({"cpu.max": "250000 100000"}, 3),
-    ({"cpu.max": "9000000 100000"}, 8),
-    ({"memory.max": "max", "memory.current": "5"}, 8),
-    ({"memory.max": f"{4 * GB}", "memory.current": f"{GB}"}, 3),
-    ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}"}, 1),
-    # What was read or written lately counts as used and is given up: an install has filled the group with it.
-    ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}", "memory.stat": STAT}, 2),
-)
-
-
-@pytest.mark.parametrize(("files", "jobs"), MACHINES)
-def test_jobs_fit_the_memory_and_the_cores_that_the_control_group_leaves(
-    files: dict[str, str], jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "jobs"), [(None, 6), ("max", 6), ("4000000000", 4), ("5", 1), ("9" * 18, 6)])
+def test_jobs_fit_the_cores_and_the_memory_of_machine_and_container(
+    limit: str | None, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
-    monkeypatch.setattr(processes, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n", encoding="ascii")
+    monkeypatch.setattr(processes, "_LIMIT", tmp_path / "memory.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert processes.jobs_that_fit() == jobs
-    assert processes.jobs_that_fit(1) == 1
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1_500_000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert (processes.jobs_that_fit(), processes.jobs_that_fit(1)) == (jobs, 1)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 3])
@@ -405,12 +388,12 @@ def test_who_is_asked(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     for name in AHEAD:
         stub = SimpleNamespace(require=id, build=lambda request, directory, name=name: built(name))
-        monkeypatch.setitem(build._BUILDERS, name, stub)
+        monkeypatch.setitem(scanops_builders._BUILDERS, name, stub)
     request = replace(CUDA, builders=builders)
     if outcome in AHEAD:
-        assert build.build(request, tmp_path).toolchain == {"route": outcome}
+        assert scanops_builders.build(request, tmp_path).toolchain == {"route": outcome}
     else:
         with pytest.raises(ScanopsError, match=outcome) as caught:
-            build.build(request, tmp_path)
+            scanops_builders.build(request, tmp_path)
         assert isinstance(caught.value, MissingCompiler) is (outcome == "absent")
     assert asked == order

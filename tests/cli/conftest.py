@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.artifact import request_of, sources_key
 from scanops.cli import main
-from scanops.store import layers
-from scanops.store.store import Store
+from scanops.store import Store, layers
 from tests.packs.conftest import PKCS8, PRIVATE, SPEC, SPKI, keep
 
 Call = Callable[..., Result]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 import scanops
 from scanops import export, generate, make_plan, measure, tuning
-from scanops.cli import tune
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
@@ -115,7 +113,7 @@ def test_registers_are_the_compilers(ask: Ask) -> None:
     assert answer["resources"] == kernel["resources"] and answer["shared_bytes"]["declared"] >= 0
 
 
-# ---- scanops tune with a laboratory that makes times up, and what it would measure; scanops bench
+# ---- scanops tune with a laboratory that makes times up, and what it would measure
 
 MadeUp = Callable[[Callable[[Plan], float]], None]
 TUNED, OTHER_SLUG, TARGET = "sum-f32-n1000", "prod-f32-n4096", "sm_90"
@@ -185,20 +183,3 @@ def test_a_kernel_of_the_spec_takes_its_operands(slug: str) -> None:
         exact = operands.run(kernel).clone()
         operands.fill_randomly()
         assert exact.isfinite().all() and not measure.same(operands.run(kernel), exact, exactly=False)
-
-
-def test_bench_needs_a_checkout(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel has no benchmarks."""
-    monkeypatch.setattr(tune, "__file__", str(tmp_path / "scanops" / "cli" / "tune.py"))
-    assert ask("bench", "--quick", code=1)["error"]["kind"] == "MissingRequirement"
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_bench_measures_a_few_cells_on_a_gpu(call: Call, tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    result = call("bench", "--filter", "small inputs", "--no-peers", "-o", str(path))
-    assert result.exit_code == 0, result.output
-    document = json.loads(path.read_text(encoding="utf-8"))
-    assert len(document["cells"]) == 7
-    assert all(cell["ok"] and cell["fraction"] > 0 for cell in document["cells"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import scanops
 from scanops import environment
@@ -51,14 +52,11 @@ def test_an_error_has_four_parts(call: Call) -> None:
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["allowed", "got", "next"]
 
 
-def test_colours_on_a_terminal_only(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    assert "\x1b" not in call(*BAD_SPEC).stderr
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}.items():
-        monkeypatch.setenv(name, value)
-    assert "\x1b[1;31m" in call(*BAD_SPEC).stderr
-    assert "\x1b[1;31m" not in call(*BAD_SPEC, NO_COLOR="1").stderr
+def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for color, changes, shown in ((False, {}, False), (True, {}, True), (True, {"NO_COLOR": "1"}, False)):
+        result = CliRunner().invoke(main, BAD_SPEC, color=color, env=changes)
+        assert ("\x1b[31m\x1b[1m" in result.stderr) is shown, changes
 
 
 def test_without_torch() -> None:
@@ -74,7 +72,6 @@ FILES = {
     "number.toml": "specs = 3",
     "empty.toml": "",
     "plans.json": "{",
-    "earlier.json": '{"cells": []}',
     "plain/file": "",
 }
 SPEC, LONG = "sum-f32-n4", "9" * 5000
@@ -90,7 +87,8 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "precompile absent.toml -o pack --targets cpu": "absent.toml",
         "record -o x": "PROGRAM",
         "record -o - -- true --json": "./-",  # this --json belongs to the program
-        "store prune": "--max-size",
+        "store prune": "--max-gb",
+        "store prune --max-gb much": "much",
         "store verify plain --key no.pem": "does not exist",
     },
     ("UnsupportedRequest", 2): {
@@ -104,18 +102,13 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "plan sum-f32-n8 --ranks 0": "ranks=0",
         f"build {SPEC} --target cpu --target sm_1": "sm_1",
         "tune sum-f32-any": "sum-f32-any",
-        "bench --groups table,everything": "everything",
-        "bench --filter 'no such cell'": "no such cell",
-        "bench --into earlier.json": "earlier.json",
         "precompile one.toml -o pack": "targets",
         "precompile empty.toml -o pack --targets cpu": "empty.toml",
-        "store prune --max-size much": "much",
     },
     ("BadSpecFile", 2): {"precompile number.toml -o pack --targets cpu": "number.toml"},
     ("MissingRequirement", 1): {
         f"generate {SPEC} --import no_such_module": "no_such_module",
         f"tune {SPEC}": "GPU",
-        "bench": "GPU",
         "record -- /no/such/program": "/no/such/program",
     },
     ("UnusableFile", 1): {
@@ -258,7 +251,6 @@ def setting(name: str, value: str) -> Change:
 
 BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("SCANOPS_LOCK_SECONDS", setting("SCANOPS_LOCK_SECONDS", "soon"), ""),
-    ("SCANOPS_MAX_STORE", setting("SCANOPS_MAX_STORE", "9" * 400), ""),
     ("SCANOPS_POLICY", setting("SCANOPS_POLICY", "soon"), ""),
     ("SCANOPS_RECORD", setting("SCANOPS_RECORD", "~no-such-user/specs.toml"), ""),
     ("SCANOPS_REQUIRE_SIGNED", setting("SCANOPS_REQUIRE_SIGNED", ""), ""),

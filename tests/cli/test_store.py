@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -26,9 +25,7 @@ def test_pack_unpack_verify_and_run(call: Call, ask: Ask, folder: Path, tmp_path
     packed = ask("pack", str(folder), "-o", str(archive))
     facts = {"ok": True, "file": str(archive), "kernels": 1, "bytes": archive.stat().st_size, "targets": ["cpu"]}
     assert packed == {**facts, "platform": PLATFORM, "signed": False, "signer": None}
-    refused = call("unpack", str(archive), str(out), "--max-size", "1KB")
-    assert (refused.exit_code, "pass --max-size" in refused.stderr, out.exists()) == (1, True, False)
-    export = call("unpack", str(archive), str(out), "--max-size", "none").stdout.splitlines()[-1]
+    export = call("unpack", str(archive), str(out)).stdout.splitlines()[-1]
     heard = subprocess.run(["/bin/sh", "-c", f'{export}; echo "$SCANOPS_PACKS"'], capture_output=True, text=True)
     assert heard.stdout == f"{out}\n"
     assert ask("store", "verify", str(out))["kernels"] == 1
@@ -71,16 +68,14 @@ def test_verify_names_a_changed_file(call: Call, folder: Path) -> None:
         assert (done.exit_code, "kernel.so: 1 bytes" in done.stderr) == (1, True), words
 
 
-def test_plan_explains_a_hit_and_each_kind_of_miss(call: Call, searches: Ask, folder: Path) -> None:
+def test_plan_explains_hits_and_misses(call: Call, searches: Ask, folder: Path) -> None:
     place = {"SCANOPS_STORE": str(folder)}
     (hit,) = searches(SPEC.slug, **place)
     assert hit["hit"]
     (miss,) = searches("sum-f32-n25-reverse", **place)
-    differing = {each["field"]: each["there"] for each in miss["nearest"][0]["differences"]}
-    assert (miss["hit"], differing) == (False, {"length": "24", "reverse": "False"})
+    assert (miss["hit"], miss["problem"]) == (False, None)
     done = call("plan", "sum-f32-n25", "--target", "sm_90", "--check", **place)
     assert (done.exit_code, "scanops build sum-f32-n25 --target sm_90" in done.stdout) == (1, True)
-    assert "target: requested sm_90, found cpu" in done.stdout
     (library,) = folder.glob("*/kernel.so")
     library.write_bytes(b"x")
     assert "1 bytes" in searches(SPEC.slug, **place)[0]["problem"]
@@ -88,20 +83,8 @@ def test_plan_explains_a_hit_and_each_kind_of_miss(call: Call, searches: Ask, fo
     assert "chmod" in searches(SPEC.slug, **place)[0]["problem"]
 
 
-def test_plan_names_another_text(searches: Ask, folder: Path) -> None:
-    """A kernel of the same spec by another version, which is a miss."""
-    (manifest,) = folder.glob("*/manifest.json")
-    facts = json.loads(manifest.read_text(encoding="utf-8"))
-    manifest.write_text(json.dumps({**facts, "identity": 64 * "0"}), encoding="utf-8")
-    manifest.parent.rename(folder / f"{SPEC.slug}-{16 * '0'}")
-    shutil.rmtree(folder / "index")
-    (search,) = searches(SPEC.slug, SCANOPS_STORE=str(folder))
-    (differing,) = search["nearest"][0]["differences"]
-    assert differing["field"].startswith("text") and differing["asked"] == facts["identity"][:16]
-
-
 def test_prune(call: Call, ask: Ask, folder: Path) -> None:
-    words, place = ("store", "prune", "--max-size", "0", "--idle", "0"), {"SCANOPS_STORE": str(folder)}
+    words, place = ("store", "prune", "--max-gb", "0", "--idle", "0"), {"SCANOPS_STORE": str(folder)}
     assert (len(ask(*words, "--dry-run", **place)["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
     assert ask(*words, **place)["after_bytes"] == 0 and list(folder.glob("sum-*")) == []
 
@@ -110,7 +93,7 @@ def test_commands_on_an_absent_store(call: Call, ask: Ask, searches: Ask, tmp_pa
     assert call("store", "list").stderr == ""
     assert ask("store", "list")["kernels"] == []
     assert ask("store", "verify")["kernels"] == 0
-    assert ask("store", "prune", "--max-size", "1GB")["removed"] == []
+    assert ask("store", "prune", "--max-gb", "1")["removed"] == []
     assert searches(SPEC.slug)[0]["problem"] == "no such folder"
     assert not (tmp_path / "absent").exists()
 

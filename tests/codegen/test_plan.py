@@ -6,7 +6,6 @@ Targets, and the occupancy of plans on them.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import itertools
 import json
 import random
@@ -23,15 +22,17 @@ from scanops import ScanSpec, make_plan
 from scanops.artifact import CPU, BuildRequest
 from scanops.builders.direct import build
 from scanops.codegen.candidates import candidates
+from scanops.codegen.derivatives import AGAIN_LENGTHS
+from scanops.codegen.exports.texts import units_of
 from scanops.codegen.figures import expected_registers, lines_for
-from scanops.codegen.launch import MOST_BLOCKS, Launch
+from scanops.codegen.launch import MOST_BLOCKS, Launch, Numbers
 from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, situations
-from scanops.codegen.source import render
+from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import MAX_LENGTH
-from scanops.codegen.spec_checks import AGAIN_LENGTHS
 from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
+from scanops.store.entry import bound
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
 from tools.golden import GOLDEN
@@ -50,17 +51,6 @@ def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     assert plan.guarded or plan.tile * plan.tiles == spec.length
     assert reach + plan.tile < 2**31 or "typedef long long Position" in render(plan)
     assert 16 <= expected_registers(plan) <= plan.target.thread_registers
-
-
-@given(specs, targets, st.booleans())
-def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str, few: bool) -> None:
-    """Planning is a pure function, plans are immutable, and their description has every number."""
-    plan = make_plan(spec, target, few)
-    assert plan.target.name == target and plan == make_plan(spec, target, few)
-    assert plan.describe().startswith(f"{plan.strategy}: ") and "\n" not in plan.describe() + plan.why
-    assert all(f"{name} {value}" in plan.describe() for name, value in plan.numbers().items())
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.threads = 1  # type: ignore[misc]
 
 
 @given(specs, targets, st.booleans())
@@ -174,7 +164,7 @@ def test_known_occupancy(
     assert found.fraction == pytest.approx(blocks * threads / target.threads)
 
 
-# ---- launches as data: what a launcher computes in C from its arguments, Plan.launch tells Python
+# ---- launches as data: what exported launchers compute in C from their arguments, Plan.launch tells Python
 
 REFUSED = 9  # cudaErrorInvalidConfiguration
 ROOM = 2048  # bytes, of a parameter
@@ -194,6 +184,8 @@ ANY = """sum-f32-any-le32-by4 prod-f32-any-le8192 sum-f32-any-le512-initial-fina
 sum-f32-any-le200-inner64 prod-f64-any-inner6-few linear-f32-any-inner1000-gate_f32-few sum-f32-any-le8192-transposed
 sum-f32-any-offsets_i64-strided logcumsumexp-bf16-any-inner64-few
 prod_gradient-f32-n40-gate_f32-saved_f32-segments-reverse-exclusive"""  # the length is an argument, but for the last
+NOT_EXPORTED = ("geometry", "neighbours")  # parameters of kernels with strides, which no file takes
+TYPES = {"long long": ctypes.c_longlong, "int": ctypes.c_int}  # of arguments in C, but for pointers
 NAMED = {"segments": "offsets", "second": "indices"}  # parameters with the bytes of fields that have other names
 PLANS = {
     **{row.slug: row.plan for row in GOLDEN},
@@ -209,19 +201,29 @@ def test_every_strategy_is_launched_here() -> None:
 
 @pytest.mark.parametrize("slug", PLANS)
 def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
-    """Grid, block, shared memory, workspace, and the bytes of each parameter."""
+    """Grid, block, shared memory, workspace, and the bytes of each parameter, also in C if the kernel is exported."""
     plan, rest = PLANS[slug], random.Random(slug)
     launch = Launch.read(json.loads(json.dumps(plan.launch._asdict())))
     assert launch == plan.launch
     text = render(plan).replace(HEADER, HEADER + RECORDED, 1)
     declared = re.search(r"scan_kernel\(([^)]*)\) {", text)[1].split(",")  # type: ignore[index]
     assert [NAMED.get(each.split()[-1], each.split()[-1]) for each in declared] == list(launch.parameters)
+    (unit,) = units_of([plan], takes_stream=True) if set(launch.parameters).isdisjoint(NOT_EXPORTED) else (None,)
+    text += ("#if 1" + unit.text.partition(HOST_SIDE)[2]).replace("scanops_error_string", "words") if unit else ""
     (tmp_path / "kernel.cu").write_text(text, encoding="utf-8")
     library = ctypes.CDLL(str(build(BuildRequest(name="grid", source=text, target=CPU), tmp_path).file))
-    library.scanops_workspace_bytes.restype = ctypes.c_longlong
     launched = (ctypes.c_longlong * 3).in_dll(library, "launched")
     taken = (ctypes.c_char * ROOM * 32).in_dll(library, "taken")
     spec, refused = plan.spec, 0
+
+    def check(numbers: Numbers, arguments: ScanArguments) -> None:
+        assert tuple(launched) == (min(numbers.blocks, MOST_BLOCKS + 1), numbers.threads, numbers.shared_bytes)
+        for name, parameter in zip(launch.parameters, taken, strict=False):
+            field = getattr(ScanArguments, name)
+            wide = {"offsets": 12, "geometry": BEFORE_FURTHER - field.offset}.get(name, field.size)
+            narrow = 4 if name == "length" else wide  # a position of 32 bits is the low half
+            assert parameter.raw[:narrow] == bytes(arguments)[field.offset : field.offset + narrow], name
+
     for _ in range(40):
         arguments = ScanArguments.from_buffer_copy(rest.randbytes(ctypes.sizeof(ScanArguments)))
         neighbours = rest.randint(1, 5000)
@@ -232,18 +234,24 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
         arguments.neighbours.size = neighbours
         beside = neighbours if "neighbours" in launch.parameters else 0
         numbers = launch.numbers(lines, length, arguments.multiprocessors, beside)
-        code = library.scanops_launch(ctypes.byref(arguments), None)
-        size = library.scanops_workspace_bytes(ctypes.c_longlong(lines), ctypes.c_longlong(length))
-        assert code == (REFUSED if numbers.blocks > MOST_BLOCKS else 0) and size == numbers.workspace_bytes
+        launch_of = bound(launch, arguments, library.scanops_launch, ctypes.c_void_p(), str)
+        assert launch_of.workspace_bytes == numbers.workspace_bytes
+        assert launch_of.launch(launch_of.refer(arguments), 0) == 0
         assert tuple(getattr(arguments, name) for name in launch.chosen) == numbers.chosen
-        refused += code == REFUSED
+        check(numbers, arguments)
+        refused += numbers.blocks > MOST_BLOCKS
+        if unit is None:
+            continue
+        given = [getattr(arguments, row.name, None) for row in unit.parameters]
+        types = [TYPES.get(row.type, ctypes.c_void_p) for row in unit.parameters]
+        code = library.scan_launch(*(kind(value) for kind, value in zip(types, given, strict=True)))
+        assert code == (REFUSED if numbers.blocks > MOST_BLOCKS else 0)
         if not code:
-            assert tuple(launched) == (numbers.blocks, numbers.threads, numbers.shared_bytes)
-            for name, parameter in zip(launch.parameters, taken, strict=False):
-                field = getattr(ScanArguments, name)
-                wide = {"offsets": 16, "geometry": BEFORE_FURTHER - field.offset}.get(name, field.size)
-                narrow = 4 if name == "length" else wide  # a position of 32 bits is the low half
-                assert parameter.raw[:narrow] == bytes(arguments)[field.offset : field.offset + narrow], name
+            check(numbers, arguments)
+        if launch.words:
+            library.scanops_workspace_bytes.restype = ctypes.c_longlong
+            sizes = ctypes.c_longlong(lines), ctypes.c_longlong(length)
+            assert library.scanops_workspace_bytes(*sizes) == numbers.workspace_bytes
     assert 0 < refused < 40
 
 

@@ -55,13 +55,6 @@ def test_a_row_is_torchs(row: DType) -> None:
     assert all(dtype_named(name) is row for name in (dtype, str(dtype), row.name, row.tag))
 
 
-def test_tags_differ_from_each_other_and_from_names() -> None:
-    """A slug has one meaning."""
-    tags = {row.tag for row in DTYPES.values()}
-    assert len(tags) == len(DTYPES)
-    assert not tags & DTYPES.keys()
-
-
 ROWS = pytest.mark.parametrize("row", BUILT_IN.values(), ids=lambda row: row.name)
 FINITE = (0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1j, 0.5 - 1j)
 
@@ -167,13 +160,6 @@ def test_an_invalid_row(fields: dict[str, Any], value: str) -> None:
     """The first line of the error has the argument and its value."""
     error = refused(UnsupportedRequest, lambda: made(**fields), value)
     assert str(error.value).splitlines()[0] in str(error).splitlines()[0]
-
-
-def test_valid_rows() -> None:
-    """A combine of the whole state, lambdas and literals in expressions, several parts of h."""
-    assert made(combine=("State{older.gate * newer.gate, newer.gate}",)).combine
-    assert made(lift=("[&] { return x; }()", "'a' == 'b'"))
-    assert made(start=(0, 1), output=lambda h: h[0]).start == (0, 1)
 
 
 def test_registered_by_name() -> None:

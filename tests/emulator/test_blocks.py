@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import struct
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -200,26 +198,6 @@ def test_asynchronous_copies_need_their_wait(library: Any) -> None:
         assert one[:512] == FLOATS[:512] and one[512:] != FLOATS[512:] and none[:512] != FLOATS[:512]
     early = library.launch("staged", x=FLOATS, out=1024, n=0, seed=1).out
     assert early != b"\xff" * 1024  # with a seed some copies land at once
-
-
-def test_libraries_do_not_share_state_and_threads_take_turns(library: Any, compile_text: Callable[..., Any]) -> None:
-    other = compile_text(TEXT)
-    assert other.handle._handle != library.handle._handle
-
-    def launched(number: int) -> Any:
-        kernel = "privacy" if number % 3 else "backwards"
-        return library.launch(kernel, blocks=4, threads=64, out=1024, seed=5)
-
-    with ThreadPoolExecutor(4) as pool:
-        for number, outcome in enumerate(pool.map(launched, range(24))):
-            if number % 3:
-                assert (outcome.code, outcome.out) == (0, kept(4, 64))
-            else:
-                assert (outcome.code, "waits for a flag nobody sets" in outcome.report) == (710, True)
-    failed = launched(0)
-    assert other.launch("privacy", blocks=2, threads=64, out=512).code == 0
-    assert other.handle.scanops_error_string(710) == b""
-    assert library.handle.scanops_error_string(710).decode() == failed.report
 
 
 # ---- misuse: every kind that the emulator knows is reported with block, thread and line, and the library stays usable
@@ -441,24 +419,6 @@ def test_parts_of_a_warp_call_on_their_own(collectives: Any, seed: int) -> None:
 
 
 # ---- casts, minima and mathematical functions, as CUDA overloads them
-
-CASTS = """
-__global__ void __launch_bounds__(32) rest(const void* x, void* out, int n) {
-    float* values = (float*)out;
-    values[0] = __uint_as_float(__float_as_uint(1.5f) + 1u);
-    values[1] = (float)min(3, n) + (float)max(2u, 5u) + (float)min(2ll, 3ll) + (float)max(1ull, 2ull);
-    values[2] = max(__uint_as_float(0x7fc00000u), 2.0f);
-    values[3] = (float)min(4.0, 1.0) + __ldg((const float*)x) + __ldcg((const float*)x);
-    values[4] = (float)__funnelshift_r(0x12345678u, 0x9au, 56u);  // 56 counts as 24
-    values[5] = (float)__funnelshift_l(0x12345678u, 0x9au, 40u);  // and 40 as 8
-    values[6] = (float)__funnelshift_r(3u, 5u, 32u) + (float)__funnelshift_l(3u, 5u, 0u);
-}
-"""
-
-
-def test_casts_minima_and_cached_loads(compile_text: Callable[..., Any]) -> None:
-    out = compile_text(CASTS).launch("rest", x=struct.pack("<f", 0.25), out=28, n=1).out
-    assert struct.unpack("<7f", out) == (1.5 + 2**-23, 1 + 5 + 2 + 2, 2.0, 1.5, 0x9A12, 0x9A12, 3 + 5)
 
 
 MATHEMATICS = HEADER_DIRECTORY / "mathematics.h"

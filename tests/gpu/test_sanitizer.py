@@ -22,8 +22,8 @@ import torch
 from benchmarks.common import build_kernels
 from scanops.artifact import ABI, BuildRequest
 from scanops.runtime.kernels import default_target
+from scanops.store import Store
 from scanops.store.library import load
-from scanops.store.store import Store
 from tests.numbers import matrix
 from tests.numbers.matrix import ROUTES, Cell
 
@@ -90,7 +90,6 @@ __global__ void planted(const int* x, int* y, int fault) {
 }
 
 extern "C" int scanops_abi() { return ABI; }
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(Arguments* a, void* stream) {
     void* parameters[] = {&a->x, &a->y, &a->fault};
@@ -109,7 +108,8 @@ def planted(fault: int) -> int:
     entry = Store().get_or_build(BuildRequest(name="planted", source=SOURCE, target=default_target()))
     x, y = (torch.empty(64, dtype=torch.int32, device="cuda") for _ in range(2))
     arguments = Arguments(x.data_ptr(), y.data_ptr(), fault)
-    code: int = load(entry).scanops_launch(ctypes.byref(arguments), torch.cuda.current_stream().cuda_stream)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    code: int = load(entry).scanops_launch(ctypes.byref(arguments), stream)
     torch.cuda.synchronize()
     return code
 

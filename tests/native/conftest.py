@@ -20,10 +20,9 @@ import scanops
 from scanops.artifact import CPU, CUBIN, BuildRequest
 from scanops.runtime import calls, native
 from scanops.runtime.kernels import Kernel
-from scanops.store import driver
+from scanops.store import Store, driver
 from scanops.store.entry import Entry, facts_of
 from scanops.store.library import load
-from scanops.store.store import Store
 
 
 class Counted:

@@ -13,7 +13,7 @@ import torch
 import scanops
 from scanops.codegen.operators import OPERATORS
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.numbers.oracle import COMPOUND
 from tests.numbers.test_own_operators import CONTINUANT, FINITE, LAST_VALID, changed
 

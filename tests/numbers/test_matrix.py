@@ -18,7 +18,7 @@ import torch
 import scanops
 from tests.numbers import matrix, oracle
 from tests.numbers.covering import met_by
-from tests.numbers.matrix import AXES, ROUTES, Cell
+from tests.numbers.matrix import AXES, Cell
 
 ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "1600"))  # nvcc takes some 1.2 s a kernel: 2 minutes of 16 cores
 SMALL = 20_000  # items that PyTorch's operators scan fast
@@ -58,16 +58,3 @@ def test_every_pair_of_values_meets() -> None:
     met = {target for row in found.rows for target in met_by(matrix.settled(row) or {}, groups)}
     missing = [target for target in matrix.pairs() if target not in met]
     assert missing == found.missed == [] and len(found.rows) <= 400
-
-
-def test_what_is_left_out() -> None:
-    """Nothing but what ScanSpec refuses: complex numbers have no order, and no other dtype can be asked of cummax."""
-    left_out = [pair for pair in itertools.product(AXES["op"], AXES["dtype"]) if not matrix.is_legal_pair(*pair)]
-    assert left_out == list(itertools.product(("cummax", "cummin"), ("complex64", "complex128")))
-
-
-@pytest.mark.parametrize("name", ROUTES)
-def test_the_route_reaches_its_strategy(name: str) -> None:
-    plain = dict.fromkeys(AXES, "none") | {"route": name, "op": "sum", "dtype": "float32", "layout": "dense"}
-    cell = Cell(**plain | {"reverse": "forward", "exclusive": "inclusive"})
-    assert matrix.strategy_for(cell, matrix.operands(cell)) == ROUTES[name].strategy

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -37,17 +36,6 @@ CONTINUANT, LAST_VALID, ARGMAX = (example(name) for name in ("continuant", "last
 def changed(operator: scanops.Operator, **fields: Any) -> scanops.Operator:
     """A copy of ``operator`` that differs in these fields and in its name."""
     return dataclasses.replace(operator, **{"name": f"{operator.name}_changed", **fields})
-
-
-def test_continued_fractions(device: str) -> None:
-    """Convergents of pi are continuants of all terms divided by those of all but the first."""
-    terms = [3, 7, 15, 1, 292, 1, 1, 1, 2, 1, 3, 1]
-    top = scanops.scan(torch.tensor(terms, device=device), CONTINUANT, 0).tolist()
-    bottom = [1, *scanops.scan(torch.tensor(terms[1:], device=device), CONTINUANT, 0).tolist()]
-    assert [Fraction(p, q) for p, q in zip(top, bottom, strict=True)][:4] == [
-        Fraction(3), Fraction(22, 7), Fraction(333, 106), Fraction(355, 113),
-    ]  # fmt: skip
-    assert abs(top[-1] / bottom[-1] - math.pi) < 1e-10
 
 
 def test_a_start_that_float32_does_not_hold(device: str) -> None:
@@ -101,16 +89,6 @@ def test_kernels_equal_the_reference(operator: scanops.Operator, dtype: torch.dt
     if dtype.is_complex:
         spec = scanops.ScanSpec(op=scanops.register_operator(operator).name, dtype=str(dtype), length=20)
         assert "(Value)(" not in scanops.generate(spec), "C++17 does not cast a number to a struct"
-
-
-def test_forward_fill_and_argmax(device: str) -> None:
-    """The last valid value, and the index of the greatest so far, of fractions too."""
-    x = torch.tensor([math.nan, 0.25, math.nan, 0.5, math.nan, 0.125], device=device)
-    filled = scanops.scan(x, LAST_VALID, 0, exclusive=True)
-    assert filled[:2].isnan().all() and filled[2:].tolist() == [0.25, 0.25, 0.5, 0.5]
-    keep = ~x.isnan()
-    for reverse, wanted in ((False, [-1, 1, 1, 3, 3, 3]), (True, [3, 3, 3, 3, 5, 5])):
-        assert scanops.scan(x, ARGMAX, 0, mask=keep, reverse=reverse).tolist() == wanted
 
 
 def test_vmap_compile_and_gradients() -> None:
@@ -185,15 +163,6 @@ def test_an_integer_output_does_not_truncate_elements() -> None:
     integers = torch.randint(9, (2, 9), generator=torch.Generator().manual_seed(2))
     found = scanops.scan(integers, wrong, 1)
     assert torch.equal(found, scanops.scan(integers, ARGMAX, 1)), "integers are converted to int64 without loss"
-
-
-def test_arithmetic_with_an_index_is_not_an_index() -> None:
-    """Weights and signs that are computed from i round as all arithmetic does."""
-    alternating = registered(ARGMAX, fields=("value",), types=(), lift=("i % 2 ? -x : x",), combine=("older + newer",),
-                          identity=("0",), project="state", gives="kept", start=0, output=None,
-                          step=lambda h, x, i: h + (-x if i % 2 else x))  # fmt: skip
-    assert scanops.ScanSpec(op=alternating.name, dtype="float32", length=GREAT)
-    assert scanops.scan(torch.ones(5), alternating, 0).tolist() == [1, 0, 1, 0, 1]
 
 
 Options = dict[str, Any]

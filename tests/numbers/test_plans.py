@@ -18,7 +18,7 @@ from scanops.codegen.strategies import block, columns, panel, panels, transposed
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.numbers.oracle import gates, hold, selection, sequential, values, weights
 from tests.numbers.test_shapes import lying, marked, placed
 

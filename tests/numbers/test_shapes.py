@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.lines import BUCKETS, FEW_BUCKETS, any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
@@ -151,13 +149,6 @@ def test_ragged_rows(slug: str, aligned: bool, device: str) -> None:
         assert marked(y)
 
 
-def test_ragged_rows_are_scanned_in_every_way() -> None:
-    plans = [make_plan(ScanSpec.parse(slug)) for slug in RAGGED]
-    assert {plan.strategy for plan in plans} == {"staged"}
-    assert {(plan.lanes > 1, plan.kept) for plan in plans} == {(False, False), (True, True), (True, False)}
-    assert {plan.on_boundary for plan in plans} == {plan.in_place for plan in plans} == {True, False}
-
-
 # ---- kernels that take their length: one library, many lengths
 
 # What follows "affine-f32-" in the kernel's name, its strategy, and the lengths it is run on: one, those around
@@ -229,13 +220,3 @@ def test_an_empty_line_and_a_single_number(device: str) -> None:
     kernel = kernel_of(spec_of("any-le512", op="sum"), device)
     assert kernel(torch.tensor(7.0, device=device), 0).item() == 7
     assert kernel(torch.empty(0, 5, device=device)).shape == (0, 5)
-
-
-@pytest.mark.parametrize("length", [1, 4, 127, 128, 129, 1000, 8192, 8193, 32769, 2**20, 2**30 + 1])
-@pytest.mark.parametrize("few", [False, True])
-def test_every_length_has_a_kernel(length: int, few: bool) -> None:
-    asked = ScanSpec(op="sum", dtype="float32", length=length)
-    spec = any_length(asked, few)
-    assert spec.takes_length and length <= spec.capacity and asked.divides(spec.multiple)
-    assert spec.at_most in (*(FEW_BUCKETS if few else BUCKETS), None)
-    assert any_length(dataclasses.replace(asked, length=max(1, spec.capacity - 3)), few).at_most == spec.at_most

@@ -27,13 +27,18 @@ UNIT = 2.0**-24  # half the distance of neighbours in float32, of numbers near 1
 MARKS = (0, 1, 3, 4, 31, 32, 33, 127, 128, 511, 512, 2047, 2048, 16383, 16384, 65536, -2, -1)
 
 
-@pytest.mark.parametrize(("name", "reverse"), [(name, number % 2 > 0) for number, name in enumerate(CASES)])
+# Two halves of the cases, with every strategy in each; directions alternate.
+CELLS = [(name, number % 4 > 1) for number, name in enumerate(CASES)]
+HALF, OTHERS = CELLS[::2], CELLS[1::2]
+
+
+@pytest.mark.parametrize(("name", "reverse"), HALF)
 def test_a_special_value_reaches_exactly_what_follows(name: str, reverse: bool, device: str) -> None:
     """A line for each, so that a launch tries many, and lines with other ones, or none, must stay clean."""
     case = CASES[name]
     length, lines = case.shape[case.dim], math.prod(case.shape) // case.shape[case.dim]
     places = sorted({mark % length for mark in MARKS if mark < length})
-    hits = list(itertools.product(places, (math.nan, math.inf)))
+    hits = list(zip(places, itertools.cycle((math.nan, math.inf)), strict=False))
     for first in range(0, len(hits), lines):
         items = torch.ones(lines, length)
         for line, (place, special) in enumerate(hits[first : first + lines]):
@@ -43,7 +48,7 @@ def test_a_special_value_reaches_exactly_what_follows(name: str, reverse: bool, 
         torch.testing.assert_close(y, laid(wanted, case), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("name", "reverse"), [(name, number % 2 > 0) for number, name in enumerate(CASES)])
+@pytest.mark.parametrize(("name", "reverse"), OTHERS)
 def test_what_is_masked_or_excluded_is_never_read(name: str, reverse: bool, device: str) -> None:
     """A masked element counts as the identity whatever its value; an exclusive scan leaves out the last item."""
     case = CASES[name]
@@ -68,14 +73,15 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EACH = {(route.strategy, route.generic): name for name, route in ROUTES.items()}.values()
 
 
+@pytest.mark.parametrize("op", ["sum", "logcumsumexp"])
 @pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[number % 3]) for number, name in enumerate(EACH)], ids=str)
-def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype: torch.dtype) -> None:
-    """Within the bound of tree summation; the same bits whatever the order of threads."""
+def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype: torch.dtype, op: str) -> None:
+    """Within the bound of tree summation; the same bits whatever the order of threads and what shared memory held."""
     route = ROUTES[name]
     x = torch.randn(route.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
     if route.turned:
         x = x.permute(route.turned).contiguous().permute([route.turned.index(d) for d in range(x.ndim)])
-    request = make_request(x, "sum", route.dim)
+    request = make_request(x, op, route.dim)
     spec = request.spec(x)
     few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
     kernel = obtain(any_length(spec, few) if route.generic else spec, "cpu", STRICT, few=few)
@@ -85,7 +91,8 @@ def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype:
         with scanops.emulate(seed=seed):
             results.append(kernel(x, route.dim))
     assert all(torch.equal(result, results[0]) for result in results)
-    assert_rounded(results[0], x, route.dim)
+    if op == "sum":
+        assert_rounded(results[0], x, route.dim)
 
 
 def assert_rounded(y: torch.Tensor, x: torch.Tensor, dim: int) -> None:
@@ -211,10 +218,10 @@ def spread(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return (x * 2.0 ** torch.randint(-12, 13, shape, generator=generator)).float()
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(CASES))
-def test_a_sum_keeps_to_its_bound(number: int, name: str, device: str) -> None:
+@pytest.mark.parametrize(("number", "name", "reverse"), [(number, *cell) for number, cell in enumerate(OTHERS)])
+def test_a_sum_keeps_to_its_bound(number: int, name: str, reverse: bool, device: str) -> None:
     """In every strategy and in the fallback, rounded once; dtypes, masks and directions alternate."""
-    case, reverse = CASES[name], number % 2 > 0
+    case = CASES[name]
     accumulate = torch.float64 if number % 3 == 2 else "compensated"
     dtype = torch.bfloat16 if number % 4 == 3 else torch.float32
     x = spread(case.shape).to(dtype)
@@ -261,12 +268,6 @@ def test_other_operators_in_wider_dtypes(op: str, dtype: torch.dtype, device: st
     assert torch.equal(scanops.scan(x, op, 1, accumulate=wide), wanted)
 
 
-def test_the_gradient_of_a_sum_in_a_wider_dtype(device: str) -> None:
-    x = torch.ones(2, 5, device=device, requires_grad=True)
-    (found,) = torch.autograd.grad(scanops.cumsum(x, 1, accumulate=torch.float64).sum(), x)
-    assert found.tolist() == [[5, 4, 3, 2, 1]] * 2
-
-
 NEAR_ONE = dict.fromkeys(("whole_warp", "wide_columns", "split_odd"), torch.float32)
 NEAR_ONE |= {"wave_odd": torch.float64, "staged_pieces": torch.bfloat16}
 
@@ -292,7 +293,6 @@ def test_a_compensated_product_is_rounded_once(name: str, dtype: torch.dtype, de
 # ---- recurrences and logcumsumexp on any numbers: what is computed item by item or by torch, in every strategy
 
 FINITE_LIMIT = torch.finfo(torch.float32).max
-CELLS = [(name, number % 2 > 0) for number, name in enumerate(CASES)]
 
 
 def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, *, reverse: bool = False) -> torch.Tensor:
@@ -349,7 +349,7 @@ COMBINED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "reverse"), CELLS)
+@pytest.mark.parametrize(("name", "reverse"), HALF)
 def test_special_gates_and_items(name: str, reverse: bool, device: str) -> None:
     """NaN, infinities, zeros and denormals: no result is finite that the recurrence does not give.
 

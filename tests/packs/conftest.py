@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 
 from scanops.artifact import BuildRequest, request_of
 from scanops.codegen.spec import ScanSpec
-from scanops.store import layers
+from scanops.store import Store, layers
 from scanops.store.entry import facts_of
 from scanops.store.packing import finish
 from scanops.store.packs import PACK
-from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)

@@ -13,7 +13,7 @@ import torch
 
 import scanops
 from scanops import environment
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import calls, kernels, launcher
 from scanops.runtime.policies import POLICIES

@@ -6,7 +6,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -62,12 +61,6 @@ def allocated(call: Callable[[], Any], device: str) -> int:
     with mock.patch.object(torch_private, "count_modes", lambda: 0), Recorded() as recorded:
         call()
     return recorded.bytes
-
-
-def test_the_counter_counts() -> None:
-    x = torch.ones(1000)
-    assert allocated(lambda: torch.cumsum(x[::2].contiguous(), 0), "cpu") == 2 * 500 * 4
-    assert allocated(lambda: x.view(10, 100).t()[3:].expand(2, 97, 10), "cpu") == 0
 
 
 # How a tensor of SHAPE may lie.
@@ -304,18 +297,6 @@ def test_a_scan_that_saves_nothing_goes_backward_twice(device: str) -> None:
 
 
 # ---- the workspace of launches, which holds tile status: one for each thread and stream
-
-
-def test_a_thread_has_a_workspace_of_its_own_until_a_launch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
-    of = (torch.device("cpu"), 0)
-    first = workspaces.workspace(*of, 64)
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(workspaces.workspace, *of, 64).result() is not first
-    assert workspaces.workspace(*of, 64) is first
-    workspaces.drop_workspace(*of)
-    workspaces.drop_workspace(*of)  # where there is none
-    assert workspaces.workspace(*of, 64) is not first
 
 
 def test_kernels_of_different_plans_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

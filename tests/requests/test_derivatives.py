@@ -73,8 +73,8 @@ def _targets() -> Iterator[Target]:
 
 
 COVERING = cover(AXES, _targets(), legal).rows
-# Of each operator and place one more, whose lines have one item or none by turns.
-SHORT = sorted({(cell["op"], cell["place"]): cell for cell in COVERING}.items())
+# Of each operator one more, whose lines have one item or none by turns.
+SHORT = sorted({cell["op"]: cell for cell in COVERING}.items())
 CELLS = [cell | {"length": "5"} for cell in COVERING]
 CELLS += [cell | {"length": str(number % 2)} for number, (_, cell) in enumerate(SHORT)]
 

@@ -19,7 +19,7 @@ from tests.scripts import loaded
 EXAMPLES = loaded("docs/examples/fields.py")
 SHAPES = ((3, 1), (33, 2), (2, 31), (2, 129), (2, 33, 5), (1, 301, 40))
 NAMES = ("matrices", "quaternions", "log_product", "farthest", "filter", "filtered")
-LONG = (("matrices", (2, 4097)), ("filter", (1, 20003)), ("filtered", (1, 2100, 8)), ("farthest", (1, 20003)))
+LONG = (("matrices", (2, 4097)), ("filter", (1, 9001)), ("filtered", (1, 2100, 8)), ("farthest", (1, 9001)))
 
 
 def expected(op: FieldOperator, tensors: Any, dim: int, mask: Any, reverse: bool, exclusive: bool) -> Any:
@@ -59,7 +59,12 @@ def drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> list
     return [items[0] - 0.5, items[1] * 9][: 1 + (name != "filter")]
 
 
-@pytest.mark.parametrize(("name", "shape"), [*itertools.product(NAMES, SHAPES), *LONG], ids=str)
+# Each operator with every other shape.
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, SHAPES[at]) for number, name in enumerate(NAMES) for at in range(number % 2, len(SHAPES), 2)), *LONG],
+    ids=str,
+)
 def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     """Masks, directions and dtypes alternate; gradients are those of the loop, second ones those of PyTorch."""
     turn = len(name) + sum(shape)

@@ -31,7 +31,7 @@ def expressions(draw: Any, count: int, depth: int = 3) -> Any:
 
 
 @given(data=st.data())
-@settings(max_examples=30, phases=(Phase.generate,))
+@settings(max_examples=16, phases=(Phase.generate,))
 def test_random_expressions(data: st.DataObject) -> None:
     """Values, gradients, second derivatives of sums, products and recurrences, in rows and columns."""
     draw, flag, rest = data.draw, st.booleans(), torch.Generator().manual_seed(1)

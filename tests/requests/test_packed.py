@@ -5,6 +5,7 @@ Values of every operator, dtype and strategy are in tests/numbers: the value "ca
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 from typing import Any
 
@@ -31,33 +32,44 @@ def apart(x: torch.Tensor, op: str, dim: int, cuts: list[int], initial: torch.Te
     return torch.cat([y for y, _ in found], dim), torch.stack([final for _, final in found], dim)
 
 
-@pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("op", ["sum", "prod", "linear", "max", "logcumsumexp"])
-@pytest.mark.parametrize(("shape", "dim"), [((3, 40), 1), ((2, 40, 6), 1)], ids=["rows", "columns"])
-def test_gradients_of_carries(
-    kernels: str, shape: tuple[int, ...], dim: int, op: str, reverse: bool, exclusive: bool
-) -> None:
-    """Gradients of items, gates, numeric masks and carries-in, through results and carries-out."""
+OPS = ("sum", "prod", "linear", "max", "logcumsumexp")
+SHAPES = ((3, 40), (2, 40, 6))
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "reverse", "exclusive"),
+    [  # rows and columns of an operator in opposite directions
+        (op, shape, reverse, (number + reverse) % 2 == turn)
+        for number, op in enumerate(OPS)
+        for turn, shape in enumerate(SHAPES)
+        for reverse in (False, True)
+    ],
+)
+def test_gradients_of_carries(kernels: str, op: str, shape: tuple[int, ...], reverse: bool, exclusive: bool) -> None:
+    """Gradients of items, gates, numeric masks and carries-in, through results and carries-out.
+
+    Each segment alone is scanned by PyTorch's operators, outside of ``scanops.emulate()``.
+    """
     generator = torch.Generator().manual_seed(1)
-    carries = [len(CUTS) - 1 if d == dim else size for d, size in enumerate(shape)]
+    carries = [len(CUTS) - 1 if d == 1 else size for d, size in enumerate(shape)]
     options = {"x": shape, "gate" if op == "linear" else "mask": shape, "initial": carries}
     drawn = {name: torch.rand(size, generator=generator) + 0.5 for name, size in options.items()}
-    offsets = torch.tensor(CUTS, dtype=torch.int32, device=kernels)
 
-    def results(alone: bool) -> tuple[torch.Tensor, ...]:
-        given = {name: each.to(kernels).requires_grad_() for name, each in drawn.items()}
+    def results(alone: bool, device: str) -> tuple[torch.Tensor, ...]:
+        given = {name: each.to(device, copy=True).requires_grad_() for name, each in drawn.items()}
         further = {"reverse": reverse, "exclusive": exclusive}
         if alone:
-            y, final = apart(op=op, dim=dim, cuts=CUTS, **given, **further)
+            y, final = apart(op=op, dim=1, cuts=CUTS, **given, **further)
         else:
-            y, final = scan(op=op, dim=dim, offsets=offsets, return_final=True, **given, **further)
-        weights = (torch.linspace(0.5, 1.5, each.numel(), device=kernels).view_as(each) for each in (y, final))
+            offsets = torch.tensor(CUTS, dtype=torch.int32, device=device)
+            y, final = scan(op=op, dim=1, offsets=offsets, return_final=True, **given, **further)
+        weights = (torch.linspace(0.5, 1.5, each.numel(), device=device).view_as(each) for each in (y, final))
         total = sum((each * weight).sum() for each, weight in zip((y, final), weights, strict=True))
         return y, final, *torch.autograd.grad(total, tuple(given.values()))
 
-    for found, wanted in zip(results(False), results(True), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=1e-4)
+    expected = contextvars.Context().run(results, True, "cpu")
+    for found, wanted in zip(results(False, kernels), expected, strict=True):
+        torch.testing.assert_close(found.cpu(), wanted, rtol=2e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -111,29 +123,35 @@ def in_chunks(x: torch.Tensor, dim: int, cuts: list[int], size: int, **options: 
     return torch.cat(found, dim)
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("cuts", [None, [0, 0, 5, 50, 50, 96, 96]], ids=["lines", "offsets"])
 @pytest.mark.parametrize("length", [96, 100, 7], ids=["whole", "tail", "short"])
 @pytest.mark.parametrize(("before", "behind"), [((2,), (6,)), ((3,), ())], ids=["columns", "rows"])
 def test_chunks(
-    kernels: str, before: tuple[int, ...], behind: tuple[int, ...], length: int, cuts: list[int] | None, reverse: bool
+    kernels: str, before: tuple[int, ...], behind: tuple[int, ...], length: int, cuts: list[int] | None
 ) -> None:
-    """Of half types in float32, with a scale, and its gradient."""
+    """Of half types in float32, with a scale, and its gradient; PyTorch's operators scan each chunk alone."""
+    reverse = (cuts is None) == bool(behind)  # in both directions, lines and segments, rows and columns
     cuts = None if cuts is None else sorted(min(at, length) for at in [*cuts, length])
-    offsets = None if cuts is None else torch.tensor(cuts, dtype=torch.int32, device=kernels)
     shape = (*before, length, *behind)
     drawn = torch.rand(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    weights = torch.linspace(0.5, 1.5, drawn.numel()).view(shape)
     options: dict[str, Any] = {"dtype": torch.float32, "reverse": reverse, "exclusive": reverse}
-    scale = torch.full((1,) * len(shape), 1.4427, device=kernels)
-    weights = torch.linspace(0.5, 1.5, drawn.numel(), device=kernels).view(shape)
-    x, alone = (drawn.to(kernels, copy=True).requires_grad_() for _ in range(2))
-    y = scanops.cumsum(x, 1, chunk=16, offsets=offsets, mask=scale, **options)
-    wanted = in_chunks(alone, 1, cuts or [0, length], 16, mask=scale, **options)
-    torch.testing.assert_close(y, wanted)
-    gradients = (torch.autograd.grad((each * weights).sum(), of)[0] for each, of in ((y, x), (wanted, alone)))
-    torch.testing.assert_close(*gradients, rtol=2e-2, atol=1e-2)
+
+    def alone() -> tuple[torch.Tensor, torch.Tensor]:
+        x = drawn.clone().requires_grad_()
+        y = in_chunks(x, 1, cuts or [0, length], 16, mask=torch.full((1,) * len(shape), 1.4427), **options)
+        return y, torch.autograd.grad((y * weights).sum(), x)[0]
+
+    wanted, slope = contextvars.Context().run(alone)
+    options |= {"chunk": 16, "mask": torch.full((1,) * len(shape), 1.4427, device=kernels)}
+    options["offsets"] = None if cuts is None else torch.tensor(cuts, dtype=torch.int32, device=kernels)
+    x = drawn.to(kernels, copy=True).requires_grad_()
+    y = scanops.cumsum(x, 1, **options)
+    torch.testing.assert_close(y.cpu(), wanted)
+    (gradient,) = torch.autograd.grad((y * weights.to(kernels)).sum(), x)
+    torch.testing.assert_close(gradient.cpu(), slope, rtol=2e-2, atol=1e-2)
     out = torch.empty_like(y, requires_grad=False)
-    assert scanops.scan(drawn.to(kernels), "sum", 1, chunk=16, offsets=offsets, mask=scale, out=out, **options) is out
+    assert scanops.scan(x.detach(), "sum", 1, out=out, **options) is out
     torch.testing.assert_close(out, y)
 
 
@@ -242,18 +260,20 @@ def test_refusals_of_nested(call: Any, words: str) -> None:
 @pytest.mark.parametrize("op", ["sum", "max", "prod", "logcumsumexp"])
 @pytest.mark.parametrize("dim", [0, -1])
 def test_reductions_by_key(kernels: str, op: str, dim: int) -> None:
-    """Against the scan of each run, in values and gradients; of no items, too."""
+    """Against the scan of each run by PyTorch's operators, in values and gradients; of no items, too."""
     keys = torch.tensor([2, 2, 2, 5, 9, 9], device=kernels)
-    x = (
-        torch.rand((6, 4) if dim == 0 else (4, 6), generator=torch.Generator().manual_seed(1))
-        .to(kernels)
-        .requires_grad_()
-    )
+    drawn = torch.rand((6, 4) if dim == 0 else (4, 6), generator=torch.Generator().manual_seed(1))
+
+    def alone() -> tuple[torch.Tensor, torch.Tensor]:
+        x = drawn.clone().requires_grad_()
+        y = torch.cat([scan(part, op, dim).narrow(dim, -1, 1) for part in x.split([3, 1, 2], dim)], dim)
+        return y, torch.autograd.grad((y**2).sum(), x)[0]
+
+    x = drawn.to(kernels, copy=True).requires_grad_()
     unique, y = scanops.reduce_by_key(keys, x, op, dim)
-    wanted = torch.cat([scan(part, op, dim).narrow(dim, -1, 1) for part in x.split([3, 1, 2], dim)], dim)
     assert unique.tolist() == [2, 5, 9]
-    torch.testing.assert_close(y, wanted)
-    torch.testing.assert_close(*(torch.autograd.grad((each**2).sum(), x)[0] for each in (y, wanted)))
+    for found, wanted in zip((y, *torch.autograd.grad((y**2).sum(), x)), contextvars.Context().run(alone), strict=True):
+        torch.testing.assert_close(found.cpu(), wanted)
     unique, y = scanops.reduce_by_key(keys[:0], x.detach().narrow(dim, 0, 0), op, dim)
     assert unique.numel() == y.numel() == 0
     assert scanops.reduce_by_key(keys, x.detach().bfloat16(), op, dim)[1].dtype == torch.bfloat16

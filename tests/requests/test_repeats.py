@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,7 @@ import torch
 import scanops
 from scanops import emulator
 from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.ops import dispatch
-from scanops.runtime import calls, kernels, launcher
+from scanops.runtime import calls, launcher
 from tests.requests.checks import refused
 from tests.torch_integration.rows import flat, step
 
@@ -51,26 +48,6 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "logcumsumexp": lambda x: scanops.logcumsumexp(x, 1),
     "recurrence": lambda x: scanops.linear_scan(GATE, x, 1),
 }
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither request nor spec is made, no kernel looked for, no device asked, no variable read."""
-    call = CALLS[name]
-    expected = [both(call, x) for x in (X, X + 1)]
-    both(call)
-
-    def unwanted(*_: object, **__: object) -> None:
-        pytest.fail("looked for again")
-
-    for place, part in ((dispatch, "checked"), (kernels, "obtain"), (launcher, "device_of")):
-        monkeypatch.setattr(place, part, unwanted)
-    monkeypatch.setattr("scanops.runtime.calls.device_of", unwanted)
-    monkeypatch.setattr(type(os.environ), "__getitem__", unwanted)
-    found = [both(call, x) for x in (X, X + 1)]
-    monkeypatch.undo()
-    for one, other in zip(found, expected, strict=True):
-        assert all(map(torch.equal, one, other))
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -159,27 +136,6 @@ def test_two_inputs_that_are_one() -> None:
     again = X.clone().requires_grad_(), X.add(1).requires_grad_()
     scanops.linear_scan(*again, 1).backward(X)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))  # type: ignore[arg-type]
-
-
-def test_kernels_that_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are remembered for the policy under which they do, there and back, and only until the kernel is there."""
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(kernels, "_KERNELS", {})
-    asked, looked = [], kernels.obtain
-
-    def counting(spec: Any, *given: Any, **few: bool) -> Any:
-        asked.extend([] if spec.takes_length else [spec])
-        return looked(spec, *given, **few)
-
-    monkeypatch.setattr(kernels, "obtain", counting)
-    with scanops.policy("generic"):
-        first = both(CALLS["sum, masked"])
-        assert len(asked) == 2
-        second = both(CALLS["sum, masked"])
-        assert len(asked) == 2 and all(map(torch.equal, first, second))
-    for count in (4, 4):
-        assert all(map(torch.equal, first, both(CALLS["sum, masked"]))) and len(asked) == count
-    assert len(calls.CALLS) == 2  # one for each policy
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scanops.artifact import ABI, LIBRARY, BuildRequest
-from scanops.builders.build import unavailable
+from scanops.builders import unavailable
 from scanops.codegen.launch import Launch
 from scanops.store.entry import FILES, MANIFEST, SOURCE, facts_of, manifest_bytes, read_entry
 
@@ -29,9 +29,8 @@ ABI_SOURCE = f'extern "C" int scanops_abi() {{ return {ABI}; }}\n'
 CPU_SOURCE = (
     ABI_SOURCE
     + """
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
-extern "C" int scanops_launch(const void*, void*) { return 0; }
+extern "C" int scanops_launch() { return 0; }
 extern "C" void scanops_emulator_configure(unsigned long long, int) {}
 """
 )
@@ -53,12 +52,10 @@ scan_kernel(const float* x, float* out, const __grid_constant__ Geometry g) {
 }
 #ifndef __CUDACC_RTC__
 ABI_HERE
-struct ScanArguments { const void* x; const void* mask; void* out; void* workspace; long long lines; };
-extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
-extern "C" int scanops_launch(ScanArguments* a, void* stream) {
-    void* parameters[] = {&a->x, &a->out, &a->lines};
-    return cudaLaunchKernel(scan_kernel, (unsigned)a->lines, 512, parameters, 0, (cudaStream_t)stream);
+extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                              unsigned shared_bytes, void* stream, void** parameters, void**) {
+    return cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
 }
 #endif
 """.replace("ABI_HERE", ABI_SOURCE)
@@ -95,7 +92,7 @@ sys.modules["torch"] = None
 from pathlib import Path
 from scanops.artifact import ABI, BuildRequest
 from scanops.store.library import load
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL as request
 root = Path(sys.argv[1])
 """

@@ -15,24 +15,21 @@ from typing import NoReturn
 
 import pytest
 
-import scanops.builders.build
+import scanops.builders
 from benchmarks import stress
 from scanops.processes import at_once
-from scanops.requests.geometry import ScanArguments
-from scanops.store import root
+from scanops.store import Store, root
 from scanops.store.root import building, is_free
-from scanops.store.store import Store
 from tests.store.sources import KERNEL, counting_cxx, needs_nvrtc, python, script
 
 
 def test_stress() -> None:
     """Run benchmarks/stress.py with few processes; by itself it has 64, and 500 kills."""
-    assert ScanArguments._fields_[: len(stress.Arguments._fields_)] == stress.Arguments._fields_
-    found = stress.measure(processes=3, times=4, seed=20)
+    found = stress.measure(processes=2, times=3, seed=20)
     assert stress.is_as_promised(found), found
-    assert found["same"]["builds"] == 1 and found["same"]["right"] == 3
-    assert found["keys"]["builds"] == found["keys"]["sound"] == 3
-    assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 4
+    assert found["same"]["builds"] == 1 and found["same"]["right"] == 2
+    assert found["keys"]["builds"] == found["keys"]["sound"] == 2
+    assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 3
 
 
 def test_a_killed_builder_holds_nobody_up(store: Store, tmp_path: Path) -> None:
@@ -94,9 +91,9 @@ def test_where_there_are_no_locks_each_builds_and_all_agree(
         raise OSError(number, os.strerror(number))
 
     together = threading.Barrier(3)  # all of them build
-    honest = scanops.builders.build.build
+    honest = scanops.builders.build
     monkeypatch.setattr(fcntl, "flock", no_lock)
-    monkeypatch.setattr(scanops.builders.build, "build", lambda *words: (together.wait(30), honest(*words))[1])
+    monkeypatch.setattr(scanops.builders, "build", lambda *words: (together.wait(30), honest(*words))[1])
     entries = at_once(lambda _: Store(store.root).get_or_build(KERNEL), range(3), 3)
     assert [entry.directory.parent for entry in entries] == [store.root] * 3  # one published, two use what it did
     assert len({entry.manifest["sha256"] for entry in entries}) == 1
@@ -112,10 +109,10 @@ import sys
 from pathlib import Path
 from scanops.artifact import ABI
 from scanops.store.library import load
-from scanops.store.store import Store
+from scanops.store import Store
 entry = Store(Path(sys.argv[1])).lookup("sum-f32", "cpu", "key")
 assert load(entry).scanops_abi() == ABI
-names = "torch", "filelock", "jinja2", "subprocess", "scanops.builders.build"
+names = "torch", "filelock", "jinja2", "subprocess", "scanops.builders"
 print(*[name for name in names if name in sys.modules])
 """
     assert python(code, store.root, begin="").communicate(timeout=30) == ("\n", "")

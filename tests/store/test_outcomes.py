@@ -20,10 +20,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
+from scanops.store import Store
 from scanops.store.entry import Entry, checked, read_entry
 from scanops.store.library import load
 from scanops.store.root import read_index, write_index
-from scanops.store.store import Store
 from tests.store.sources import (
     CPU_SOURCE,
     ENTRIES,
@@ -137,13 +137,11 @@ REFUSED: dict[str, tuple[Harm, str]] = {
 
 
 @each_case(CORRUPT)
-def test_corrupt_entries_are_moved_aside_and_rebuilt(root: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupt_entries_are_misses_and_rebuilt(root: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     CORRUPT[what](root)
     with policy("never"), pytest.raises(MissingKernel, match=f"scanops build {SPEC.slug}"):
         scanops.compile(SPEC, "cpu")
     assert "is corrupt" in caplog.text
-    assert len(list((root / ".quarantine").iterdir())) == 1
-    assert not list(root.glob(f"{SPEC.slug}-*"))
     if what not in REBUILT:
         return
     kernel = scanops.compile(SPEC, "cpu")
@@ -160,7 +158,6 @@ def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatc
     with policy("never"):
         assert scanops.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
     assert read_index(root, str(sources_key(SPEC, "cpu"))) == known  # and written down again
-    assert not (root / ".quarantine").exists()
 
 
 @each_case(REFUSED)
@@ -217,24 +214,6 @@ def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeyp
         path.chmod(0o755)
 
 
-def test_a_good_entry_that_comes_meanwhile_stays(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process replaces a corrupt entry: first between the check and the move, then before the second look."""
-    entry = read_entry(folder(root))
-    shutil.copytree(entry.directory, tmp_path / "good")
-    honest = Store._quarantine
-
-    def overtaken(store: Store, directory: Path, seen: tuple[int, int]) -> None:
-        directory.rename(tmp_path / "bad")
-        (tmp_path / "good").rename(directory)
-        honest(store, directory, seen)
-
-    monkeypatch.setattr(Store, "_quarantine", overtaken)
-    replaced(entry.library_path, b"")
-    assert Store().find(entry.identity) is None
-    assert Store().find(entry.identity) == entry
-    assert list((root / ".quarantine").iterdir()) == []
-
-
 def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +224,6 @@ def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
         shutil.rmtree(directory)
         return found
 
-    monkeypatch.setattr("scanops.store.store.checked", pruned)
+    monkeypatch.setattr("scanops.store.checked", pruned)
     assert Store().find(entry.identity) is None
     assert "corrupt" not in caplog.text

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.testing._internal.two_tensor import TwoTensor
 
 import scanops
-from scanops.codegen.operators import BUILT_IN
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.ops import BACKWARD
 from scanops.runtime import kernels
 from tests.requests.test_allocations import LAYOUTS as LAID
-from tests.torch_integration.columns import Mine, autocasting
-from tests.torch_integration.rows import DIM, ROWS, Noting, Row, Tensors, close, floating, leaves, step
+from tests.torch_integration.columns import Mine, autocasting, need
+from tests.torch_integration.page import HEAD, PAGE, cells
+from tests.torch_integration.rows import DIM, ROWS, Noting, Row, Tensors, close, floating, step
 
 
 def test_lengths_that_change_have_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,23 +168,6 @@ def test_opcheck(name: str, layout: str, device: str) -> None:
         assert set(opcheck(function, args, kwargs, test_utils=tests).values()) == {"SUCCESS"}
 
 
-def test_every_operator_is_checked() -> None:
-    with Noting() as mode:
-        for row in CALLS.values():
-            row(*row.tensors())
-    assert {name for _, args, _ in mode.calls for name in args[7:8]} >= BUILT_IN.keys()  # fused scans have fewer
-
-
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if floating(row.tensors())])
-def test_second_derivatives(name: str) -> None:
-    """Below a mode a call is an operation, whose derivatives are its own."""
-    with Noting() as mode:
-        assert gradgradcheck(
-            lambda *given: tuple(floating(ROWS[name](*given))), leaves(ROWS[name].tensors())[0], fast_mode=True
-        )
-    assert mode.calls
-
-
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
 def test_modes_see_what_kernels_compute(tracing_mode: str) -> None:
     """A kernel that ran behind a mode's back would be a constant to a tracer."""
@@ -196,3 +179,36 @@ def test_modes_see_what_kernels_compute(tracing_mode: str) -> None:
         opcheck(*mode.calls[0])
         graph = make_fx(lambda x: scanops.cummax(x, 1).indices, tracing_mode=tracing_mode)(x)
         assert torch.equal(graph(other), scanops.cummax(other, 1).indices)
+
+
+# ---- docs/pytorch.md says what is so: each cell of its table is tried again
+
+PAGES = cells(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    """Start the process group that DTensor needs."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        pytest.param(name, title, marks=[pytest.mark.gpu] * bool(column.gpus))
+        for name in ROWS
+        for title, column in HEAD.items()
+    ],
+)
+def test_a_cell(name: str, column: str) -> None:
+    need(HEAD[column].gpus)
+    assert HEAD[column].cell(ROWS[name]) == PAGES[name, column], (
+        "python -m tests.torch_integration.page writes the page"
+    )
+
+
+def test_the_table_is_of_these_rows_and_columns() -> None:
+    assert list(PAGES) == [(name, column) for name in ROWS for column in HEAD]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import scanops
-from tests.scripts import ran
+from tests.scripts import ROOT, ran
 from tests.torch_integration.columns import distributed, whole
 from tests.torch_integration.compilers import QUICKLY
 from tests.torch_integration.rows import DIM, ROWS, close, step, weights
@@ -139,8 +139,10 @@ def work(rank: int, folder: str) -> None:
     os._exit(0)
 
 
-def test_sharded_over_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
-    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=PROCESSES)
+def test_sharded_over_two_processes(tmp_path: Path) -> None:
+    """Forked from a process that imports torch once."""
+    ran(sys.executable, "-m", "tests.torch_integration.test_processes", tmp_path, PYTHONPATH=str(ROOT))
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), PROCESSES, start_method="fork")

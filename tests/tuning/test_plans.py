@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scanops.artifact import BuildRequest
 from scanops.codegen.candidates import MOST, candidates, restored
 from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
-from scanops.codegen.plan import STRATEGIES, Plan, class_of, make_plan, measured_plan
+from scanops.codegen.plan import STRATEGIES, Plan, class_of, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
@@ -26,7 +26,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
 from scanops.measure import Operands
 from scanops.runtime.kernels import CPU, Kernel
-from scanops.store.store import Store
+from scanops.store import Store
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
 
@@ -70,28 +70,6 @@ def test_each_spec_has_one_entry_of_a_class_that_is_measured():
     assert len(specs) == len(set(specs))
     assert [class_of(spec, few) for spec, few in specs] == [entry["kind"] for entry in ENTRIES]
     assert all(entry["kind"] for entry in ENTRIES)
-
-
-@pytest.mark.parametrize(
-    ("slug", "target"),
-    [
-        ("sum-f32-any-le512", TARGET),
-        ("sum-f32-n4096-unaligned", TARGET),
-        ("sum-f32-n4096-rows", TARGET),
-        ("prod_gradient-f32-n4096-gate_f32-reverse-exclusive", TARGET),
-        ("cummax-f32-n32768", "sm_80"),
-    ],
-)
-def test_what_nobody_measured_follows_the_rules(slug, target):
-    """Views, gradients and kernels of any length; other targets."""
-    spec = ScanSpec.parse(slug)
-    assert measured_plan(spec, target_named(target), few=False) is None
-    assert make_plan(spec, target).strategy
-
-
-def test_directions_and_carries_share_a_plan():
-    slugs = [f"cummax-f32-n32768{rest}" for rest in ("", "-reverse", "-exclusive")]
-    assert len({make_plan(ScanSpec.parse(slug), TARGET).describe() for slug in slugs}) == 1
 
 
 # ---- plans of any numbers

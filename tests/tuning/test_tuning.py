@@ -20,7 +20,7 @@ from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure, UnusableFile
-from scanops.measure import GpuLaboratory, tune
+from scanops.measure import tune
 from scanops.precompile import compile
 from scanops.runtime.kernels import find
 from scanops.tuning import SCHEMA, Entry, Measured, read, write
@@ -237,13 +237,3 @@ def test_wrong_and_broken_plans_are_never_timed() -> None:
     assert laboratory.asked[0] == (len(PLANS) - 3, 15)
     with pytest.raises(BuildFailure, match="spills"):  # without the planner's own there is nothing to compare with
         tune(SPEC, TARGET, FakeLaboratory(lambda plan: 1.0, broken=lambda plan: plan == PLANS[0]))
-
-
-def test_a_plan_that_is_not_built_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
-    for name in ("SCANOPS_NVCC", "SCANOPS_NVRTC"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    trials, heard = object.__new__(GpuLaboratory), []
-    trials._jobs = 2
-    problems = trials.build(PLANS[:4], lambda *words: heard.append(words))
-    assert list(problems) == PLANS[:4] and heard == [(1, 4), (2, 4), (3, 4), (4, 4)]

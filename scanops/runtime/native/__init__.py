@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from scanops import emulator, environment
 from scanops.emulator import CPU
 from scanops.errors import ScanopsError
-from scanops.processes import NO_FORK
-from scanops.runtime import background
+from scanops.processes import NO_FORK, WORKER
 from scanops.runtime.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def repeated(launcher: Launcher) -> bool:
         return launcher.generation != _GENERATION[0]
     if launcher.kernel.target != CPU and next(_counted) == _REPEATS and environment.native():
         may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
-        background.WORKER.run_later("native", "what serves calls natively", lambda: _load(may_build, logging.INFO))
+        WORKER.run_later("native", "what serves calls natively", lambda: _load(may_build, logging.INFO))
     return False
 
 

@@ -18,10 +18,10 @@ from types import ModuleType
 import torch
 
 from scanops.artifact import ABI, HOST, BuildRequest
+from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.store.layers import Layer
 from scanops.store.library import Library, load
-from scanops.store.store import Store
 
 PREBUILT = Path(__file__).with_name("prebuilt")
 _FOLDER = Path(__file__).with_name("source")

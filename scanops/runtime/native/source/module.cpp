@@ -45,8 +45,9 @@ using Numbers = std::vector<int64_t>;
 
 // A launch, of scanops.runtime.native's Launch: (template, reads, launcher).
 Launch launch_of(py::tuple told) {
+    using Told = std::tuple<uintptr_t, unsigned, unsigned, unsigned, Numbers>;
     const auto [arguments, offsets, outputs, function, configure, kernel] =
-        told[0].cast<std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, py::tuple>>();
+        told[0].cast<std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, Told>>();
     if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
     Launch launch;
     launch.arguments.assign(arguments.begin(), arguments.end());
@@ -56,13 +57,10 @@ Launch launch_of(py::tuple told) {
         const auto dtype = reinterpret_cast<THPDtype*>(each[2].ptr())->scalar_type;
         launch.outputs.push_back({each[0].cast<int64_t>(), each[1].cast<Numbers>(), dtype});
     }
-    launch.function = function;
-    if (!kernel.empty()) {
-        const auto [handle, blocks, threads, shared_bytes, parameters] =
-            kernel.cast<std::tuple<uintptr_t, unsigned, unsigned, unsigned, Numbers>>();
-        if (parameters.size() > kMostParameters) throw py::type_error("parameters that there is no room for");
-        launch.kernel = Kernel{reinterpret_cast<void*>(handle), blocks, threads, shared_bytes, parameters};
-    }
+    launch.function = reinterpret_cast<LaunchKernel>(function);
+    const auto [handle, blocks, threads, shared_bytes, parameters] = kernel;
+    if (parameters.size() > kMostParameters) throw py::type_error("parameters that there is no room for");
+    launch.kernel = Kernel{reinterpret_cast<void*>(handle), blocks, threads, shared_bytes, parameters};
     launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
     launch.launcher = told[2].ptr();
     return launch;

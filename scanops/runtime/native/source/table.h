@@ -25,15 +25,14 @@ struct Read {
     int64_t offset;  // of its pointer in the arguments
 };
 
-// A kernel in a cubin, and the numbers of its launch.
+// A kernel, and the numbers of its launch.
 struct Kernel {
-    void* handle;
+    void* handle;  // null: that of the library whose function launches it
     unsigned blocks, threads, shared_bytes;
     std::vector<int64_t> parameters;  // offset of each in the arguments
 };
 
-using LaunchLibrary = int (*)(void* arguments, void* stream);  // scanops_launch
-using LaunchKernel = int (*)(                                  // cuLaunchKernel
+using LaunchKernel = int (*)(  // cuLaunchKernel, or scanops_launch of a library
     void* kernel, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned shared_bytes,
     void* stream, void** parameters, void** extra);
 
@@ -41,18 +40,17 @@ struct Launch {
     std::vector<char> arguments;  // ScanArguments without pointers
     std::vector<Read> reads;
     std::vector<Output> outputs;
-    uintptr_t function = 0;        // LaunchLibrary; where there is a kernel, LaunchKernel
-    std::optional<Kernel> kernel;  // none: that of a library
+    LaunchKernel function = nullptr;
+    Kernel kernel;
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
     PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
 
     // Queue it; returns an error code.
     int operator()(char* given, void* stream) const {
-        if (!kernel) return reinterpret_cast<LaunchLibrary>(function)(given, stream);
         std::array<void*, kMostParameters> addresses;
-        for (size_t n = 0; n < kernel->parameters.size(); ++n) addresses[n] = given + kernel->parameters[n];
-        return reinterpret_cast<LaunchKernel>(function)(
-            kernel->handle, kernel->blocks, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream, addresses.data(),
+        for (size_t n = 0; n < kernel.parameters.size(); ++n) addresses[n] = given + kernel.parameters[n];
+        return function(
+            kernel.handle, kernel.blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream, addresses.data(),
             nullptr);
     }
 };

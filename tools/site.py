@@ -1,0 +1,149 @@
+"""Pages of the documentation site that no file of docs/ holds, and its links: a hook of mkdocs, see mkdocs.yml.
+
+``docs/`` reads well without the site, so its pages link to files of the repository by relative paths. Such a link leads
+to a copy below ``repository/``: Markdown as a page, text as a page with highlighting, anything else as it is. The
+reference is made of docstrings and of the commands; a public name without a docstring is an error.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import griffe
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+import scanops
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = "build/typed"  # the packages in the folders of their import names
+REFERENCE = {  # pages of the reference: title and public names
+    "scans": ("Scans", "cumsum cumprod cummax cummin logcumsumexp linear_scan scan reduce_by_key patch_torch"),
+    "operators": ("Operators", "operator Operator register_operator check_operator"),
+    "kernels": (
+        "Kernels",
+        "ScanSpec make_plan Plan generate export compile prepare record calls policy Kernel emulate",
+    ),
+    "modules": ("Modules", "nn"),
+    "sharded": ("Sharded dimensions", "distributed"),
+    "errors": ("Errors", "errors"),
+}
+COMMANDS = """# Commands
+
+::: mkdocs-click
+    :module: scanops.cli
+    :command: main
+    :prog_name: scanops
+    :depth: 1
+    :style: plain
+"""
+FIRST = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")  # pages of the navigation
+LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
+DOCTEST = re.compile(r"(?:^ *>>> .*\n?(?: *\S.*\n?)*)+", re.MULTILINE)
+CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+
+
+class Doctests(griffe.Extension):
+    """Examples of docstrings as blocks of code, since Markdown takes ``>>>`` for a quotation."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Fence the examples of one docstring."""
+        if obj.docstring:
+            text = obj.docstring.value.replace("  # doctest: +SKIP", "")
+            obj.docstring.value = DOCTEST.sub(lambda found: f"```pycon\n{dedent(found[0])}\n```\n", text)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the reference, and every file of the repository that a page links to, and what that links to."""
+    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()] + list(FIRST)
+    for path in waiting:  # grows
+        shown = text_of(path)
+        waiting += sorted({each for each in targets(path, shown or "") if outside(each)} - set(waiting))
+        if outside(path):
+            found: Any = {"abs_src_path": str(ROOT / path)} if shown is None else {"content": shown}
+            files.append(File.generated(config, place(path), **found))
+    for page, text in (*reference(), ("commands", COMMANDS)):
+        files.append(File.generated(config, f"reference/{page}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Point the links of a page that leave docs/ to the copies."""
+    uri = page.file.src_uri
+    origin = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
+
+    def moved(found: re.Match[str]) -> str:
+        return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")
+
+    pictures = r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
+    markdown = re.sub(pictures, r"![\3](\2#only-light)\n![\3](\1#only-dark)", markdown)
+    markdown = re.sub(r"^(```\w+) .*$", r"\1", markdown, flags=re.M)  # what a block needs is for its test
+    return "".join(part if CODE.match(part) else LINK.sub(moved, part) for part in CODE.split(markdown))
+
+
+def outside(path: str) -> bool:
+    """Whether a file of the repository is not in docs/."""
+    return not path.startswith("docs/")
+
+
+def targets(path: str, text: str) -> Iterator[str]:
+    """The files of the repository that the text of one links to."""
+    for part in CODE.split(text) if path.endswith(".md") else ():
+        yield from (target(path, link) for link in ([] if CODE.match(part) else LINK.findall(part)))
+
+
+def target(path: str, link: str) -> str:
+    """The file or folder that a link of a file leads to; a folder's README, if it has one."""
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+    return f"{found}/README.md" if (ROOT / found / "README.md").exists() else found
+
+
+def place(path: str) -> str:
+    """Where the site has a file of the repository."""
+    if not outside(path):
+        return path.removeprefix("docs/")
+    folder, text = (ROOT / path).is_dir(), text_of(path)
+    ending = "/README.md" if folder else "" if text is None or path.endswith(".md") else ".md"
+    return f"repository/{path}{ending}"
+
+
+def text_of(path: str) -> str | None:
+    """The Markdown that shows a file or a folder; None for one that is copied as it is."""
+    file = ROOT / path
+    if file.is_dir():
+        names = "\n".join(f"* `{each.name}`" for each in sorted(file.iterdir()) if each.name != "__pycache__")
+        return f"# {path}\n\n{names}\n"
+    if file.suffix == ".md":
+        return file.read_text(encoding="utf-8")
+    if file.suffix in LANGUAGES:
+        return f"# {path}\n\n````{LANGUAGES[file.suffix]}\n{file.read_text(encoding='utf-8')}````\n"
+    return None
+
+
+def reference() -> Iterator[tuple[str, str]]:
+    """Name and text of each page made of docstrings. Raises PluginError where one is missing."""
+    package = griffe.load("scanops", search_paths=[ROOT / PACKAGES], resolve_aliases=True, try_relative_path=False)
+    listed = {name for _, names in REFERENCE.values() for name in names.split()} | {"__version__"}
+    bare = [path for name in listed for path in undocumented(package[name])]
+    if bare or (missing := set(scanops.__all__) - listed):
+        raise PluginError(f"without a docstring: {bare}; not in REFERENCE of tools/site.py: {sorted(missing)}")
+    for page, (title, names) in REFERENCE.items():
+        yield page, f"# {title}\n\n" + "".join(f"::: scanops.{name}\n\n" for name in names.split())
+
+
+def undocumented(found: griffe.Object | griffe.Alias) -> Iterator[str]:
+    """Paths of public functions, classes and modules of one that have no docstring."""
+    if found.is_attribute:
+        return
+    if not found.has_docstring:
+        yield found.path
+    if found.is_class or found.is_module:
+        for name, member in found.members.items():
+            if not name.startswith("_") and (found.is_class or name in (found.exports or ())):
+                yield from undocumented(member)
