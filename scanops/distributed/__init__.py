@@ -157,6 +157,25 @@ class _Block(NamedTuple):
     dims: tuple[int, ...]
     how: How
 
+    def covers(self, dim: Any, rank: int) -> bool:
+        """Return whether the block shards a dimension of a tensor of so many dimensions."""
+        return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in self.dims if each < rank]
+
+    def answered(
+        self, tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
+    ) -> Any:
+        """Return what a call returns that the block shards; None for others. Arguments are those of ``called``."""
+        (x, mask, gate, starts, offsets, initial), (op, dim, *_) = tensors, options
+        if type(x).__name__ == "DTensor" or not self.covers(dim, getattr(x, "ndim", 0)):
+            return None
+        given = dict(zip(Call.__slots__[2:7], options[2:], strict=True))
+        given |= {"mask": mask, "segment_starts": starts, "offsets": offsets, "initial": initial, "complete": complete}
+        given |= {"return_final": given.pop("final"), "chunk": chunk}
+        given["out"] = next((each for each in outs if each is not None), None)
+        name = Call(op, dim).name
+        found = scan_shards(name, partial(_request, name, x, op, dim, given, gate), self.group, self.how)
+        return found if len(found) > 1 else found[0]
+
 
 @contextlib.contextmanager
 def sharded(
@@ -182,27 +201,6 @@ def sharded(
         yield
     finally:
         SHARDED.pop()
-
-
-def answered_in_block(
-    tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
-) -> Any:
-    """Return what a call returns that an open block shards; None for other calls. Arguments are those of ``called``."""
-    block, (x, mask, gate, starts, offsets, initial) = SHARDED[-1], tensors
-    op, dim, reverse, exclusive, final, dtype, accumulate = options
-    if type(x).__name__ == "DTensor" or not is_sharded_in_block(dim, getattr(x, "ndim", 0)):
-        return None
-    given = {"mask": mask, "segment_starts": starts, "offsets": offsets, "initial": initial, "reverse": reverse}
-    given |= {"exclusive": exclusive, "return_final": final, "dtype": dtype, "accumulate": accumulate}
-    given |= {"complete": complete, "chunk": chunk, "out": next((each for each in outs if each is not None), None)}
-    call = Call(op, dim)
-    found = scan_shards(call.name, partial(_request, call.name, x, op, dim, given, gate), block.group, block.how)
-    return found if len(found) > 1 else found[0]
-
-
-def is_sharded_in_block(dim: Any, rank: int) -> bool:
-    """Return whether a dimension of a tensor of so many dimensions is one that the innermost open block shards."""
-    return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in SHARDED[-1].dims if each < rank]
 
 
 def _request(

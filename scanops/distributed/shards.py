@@ -113,7 +113,7 @@ def scanned(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor |
     """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
     outs = (out, None) if listed(call.op).indices else (out,)
-    return called(tensors, outs, False, call.values(), blocks=False)  # type: ignore[arg-type]
+    return called(tensors, outs, False, call.values(), blocks=False)
 
 
 # ---- forward

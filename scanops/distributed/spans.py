@@ -6,8 +6,8 @@ Pure functions. A *row* is a span in the order in which ranks exchange states: a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +112,7 @@ def cut(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
     """Return views of each span of a rank's tensors; what is of size 1 along ``dim`` belongs to every span."""
     if len(lengths) == 1:
         return [tensors]
-    ends = list(accumulate(lengths, initial=0))
+    ends = list(itertools.accumulate(lengths, initial=0))
     return [
         tensors._replace(
             **{
@@ -121,7 +121,7 @@ def cut(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
             },
             x=tensors.x.narrow(dim, ends[0], ends[1] - ends[0]),
         )
-        for ends in pairwise(ends)
+        for ends in itertools.pairwise(ends)
     ]
 
 

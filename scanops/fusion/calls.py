@@ -83,9 +83,7 @@ def scan_fused(
 
 def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
     """Raise where an open block of ``scanops.distributed.sharded`` shards the dimension."""
-    from scanops.distributed import is_sharded_in_block
-
-    if is_sharded_in_block(dim, max(getattr(each, "ndim", 0) for each in tensors)):
+    if SHARDED[-1].covers(dim, max(getattr(each, "ndim", 0) for each in tensors)):
         raise UnsupportedRequest(
             "scan: a scan with functions or several tensors is not for sharded dimensions",
             allowed="scans of one tensor and linear_scan inside scanops.distributed.sharded",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,30 +29,26 @@ from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
 
-# x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
-Given = tuple[
-    torch.Tensor,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | complex | None,
-]
+PLACED: list[Callable[[Call, Inputs], Outputs]] = []  # what answers calls with DTensors
 
 
 def called(
-    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None, blocks: bool = True
+    tensors: tuple[Any, ...],
+    outs: Tensors,
+    complete: Any,
+    options: tuple[Any, ...],
+    chunk: Any = None,
+    blocks: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
+    Nothing is checked yet. ``tensors``: x, mask, gate, segment_starts, offsets and initial as the user gave them, the
+    last may be a number. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     ``blocks``: whether ``scanops.distributed.sharded`` applies, which is not so for the scans within a sharded one.
     """
     if SHARDED and blocks:
-        from scanops.distributed import answered_in_block
-
-        sharded: Any = answered_in_block(tensors, outs, complete, options, chunk)
+        sharded: Any = SHARDED[-1].answered(tensors, outs, complete, options, chunk)
         if sharded is not None:
             return sharded  # type: ignore[no-any-return]
     x = tensors[0]
@@ -66,7 +63,7 @@ def called(
         if answer is not None:
             return answer
     op, dim, reverse, exclusive, final, *others = options
-    given = Inputs(*tensors)  # type: ignore[arg-type]
+    given = Inputs(*tensors)
     initial = given.initial if given.offsets is not None else None
     every = type(final) is str and final == "segments"
     per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
@@ -181,9 +178,7 @@ def _operator(call: Call, given: Inputs) -> Outputs:
     listed(call.op)
     x, initial = given.x, given.initial
     if any([type(each).__name__ == "DTensor" for each in given]):
-        from scanops.distributed.placed import scan_placed  # which takes long to import
-
-        return scan_placed(call, given)
+        return PLACED[-1](call, given)
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
     if not (is_compiling() or is_traced()):
         checked(call, given)

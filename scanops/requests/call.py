@@ -24,7 +24,7 @@ from scanops.processes import NO_FORK
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-SHARDED: list[Any] = []  # the open blocks of scanops.distributed.sharded, the innermost last
+SHARDED: list[Any] = []  # open blocks of scanops.distributed.sharded, which answer calls; the innermost is last
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
     "dim": "int dim",
