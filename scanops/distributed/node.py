@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from scanops.distributed.spans import joined, narrowed
 from scanops.ops import schema
 from scanops.torch_private import saved_tensors_hooks
 
-if TYPE_CHECKING:
-    from scanops.distributed.calls import Work
-
+Work = Any  # scanops.distributed.calls.Work, the part of one rank, which makes the nodes
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
 
@@ -130,7 +128,8 @@ def chained(work: Work, bands: int, initial: Initial, *, recorded: bool) -> Outp
         found: Outputs = Chain.apply(work, bands, number, *read.differentiable)  # type: ignore[no-untyped-call]
         return found
     y, _, final = _run_chain(work, Bands.of(work.shard, bands), tensors[:3], initial)
-    return work.with_final((y,), final)
+    results: Outputs = work.with_final((y,), final)
+    return results
 
 
 class Bands(NamedTuple):
