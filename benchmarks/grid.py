@@ -48,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.picture is not None:
         require_matplotlib(given.picture)
     began = time.perf_counter()
-    with progress() as said:
-        rows = list(measure_all(chosen, peers=not given.no_peers, budget=given.budget, said=said))
+    rows = list(measure_all(chosen, peers=not given.no_peers, budget=given.budget, said=progress()))
     found = {
         "seed": seed,
         "options": {

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4cb18cfdd8b2de27 of everything below this banner
+// content  sha256 ea4933ff5e441a4d of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -91,7 +91,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }

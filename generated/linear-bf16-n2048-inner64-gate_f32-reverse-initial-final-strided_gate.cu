@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 9b3f2a7b72cd80f8 of everything below this banner
+// content  sha256 f4705ab822887235 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -90,14 +90,11 @@ __device__ __forceinline__ Carry end_line(State state) { return state.value; }
 struct Geometry {
     int rank;
     long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
+    // by operand; a step is the stride of the scanned dimension
+    long long input_stride[24], input_step;
+    long long mask_stride[24], mask_step;
+    long long gate_stride[24], gate_step;
+    long long starts_stride[24], starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -149,9 +146,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -245,7 +242,7 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
@@ -263,8 +260,8 @@ __device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& a
                                                const long long* stride, long long step, Position length,
                                                long long lines) {
     const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
-    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
-            kReverse ? -step : step, begin, last + 1};
+    const Item* const line = begin + line_offset(at.line, geometry.rank, geometry.size, stride);
+    return {line + memory_index(at.first, 1, length) * step, kReverse ? -step : step, begin, last + 1};
 }
 
 // The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then

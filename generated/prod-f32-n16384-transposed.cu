@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 5a5f4a5f293f4a38 of everything below this banner
+// content  sha256 701cf6fea7082433 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -94,14 +94,11 @@ __device__ __forceinline__ Output output_of(State state) { return state; }
 struct Geometry {
     int rank;
     long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
+    // by operand; a step is the stride of the scanned dimension
+    long long input_stride[24], input_step;
+    long long mask_stride[24], mask_step;
+    long long gate_stride[24], gate_step;
+    long long starts_stride[24], starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -116,12 +113,9 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 }
 
 struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;          // size of the dimension
-    long long lines;         // difference of the numbers of adjacent lines
-    long long input_stride;  // the same in items
-    long long mask_stride;
-    long long gate_stride;
-    long long starts_stride;
+    long long size;   // size of the dimension
+    long long lines;  // difference of the numbers of adjacent lines, and in items of operands:
+    long long input_stride, mask_stride, gate_stride, starts_stride;
 };
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
@@ -159,9 +153,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -232,8 +226,8 @@ __device__ __forceinline__ Place place_of(long long line, int lines, long long s
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Position first = warp * kRun;
     // results along lines: the lowest in memory of the warp's; across lines: the thread's
-    const long long item = kToRows ? line * length + index_of(first, kRun, length)
-                                   : (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner
+    const long long item = kToRows ? line * length + memory_index(first, kRun, length)
+                                   : (line / kInner * length + memory_index(first, 1, length)) * kInner + line % kInner
                                          + lane * kPitch;
     const int there = columns_of(lines - lane * kPitch);
     return {lane, warp, lane, there, line + lane * kPitch * step, kSpacing * step, item, first, first,
@@ -244,9 +238,9 @@ __device__ __forceinline__ Place place_of(long long line, int lines, long long s
 template <bool order, typename Item>
 __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
                                                   [[maybe_unused]] long long step, Position first, Position length) {
-    if constexpr (order == kAlong) return {line + index_of(first, kRun, length), kReverse ? -1 : 1, {}, {}, beside};
+    if constexpr (order == kAlong) return {line + memory_index(first, kRun, length), kReverse ? -1 : 1, {}, {}, beside};
     const long long forward = kReverse ? -step : step;
-    return {line + index_of(first, 1, length) * step, forward, {}, {}, forward};
+    return {line + memory_index(first, 1, length) * step, forward, {}, {}, forward};
 }
 
 // Items of one line that a lane reads or writes at once in shared memory.

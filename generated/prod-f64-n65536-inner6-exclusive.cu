@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 17b263a28f21b6e9 of everything below this banner
+// content  sha256 832e33406511b719 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -143,9 +143,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -222,7 +222,7 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 

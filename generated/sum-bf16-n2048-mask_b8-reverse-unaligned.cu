@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4cb768d892adabdd of everything below this banner
+// content  sha256 5fd331ec1b5b955a of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -90,7 +90,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 f9670bb8fc88d304 of everything below this banner
+// content  sha256 86aa1a56201cd92f of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -85,7 +85,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 8ffee1d084d159c1 of everything below this banner
+// content  sha256 e7fd8739d6de13ec of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -118,9 +118,9 @@ struct Items {
     States item[kRun];
 };
 
-// Index in memory of the lowest of `count` positions of a line, from a scan position on.
-__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
-    return kReverse ? length - count - position : position;
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
 // The states that a function gives for each column.
@@ -206,7 +206,7 @@ __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Positi
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
     const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
-    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
@@ -256,11 +256,6 @@ __device__ __forceinline__ int copied_place(int k) {
     return k * kThreads + (int)threadIdx.x;
 }
 
-template <typename Item>
-__device__ __forceinline__ int scanned_place(int k) {
-    return copied_place<Item>(k);
-}
-
 struct Ring {  // multistage ring of tiles
     Access<Input> x[kStages][kStage<Input>];
 };
@@ -286,7 +281,7 @@ __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, con
     Rows<Item> rows;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const Access<Item>* const from = stage + scanned_place<Item>(k) + skew / kVector;
+        const Access<Item>* const from = stage + copied_place<Item>(k) + skew / kVector;
         rows.row[k] = kRealigns ? realign<kVector>(from[0], from[1], skew % kVector) : from[0];
     }
     return rows;

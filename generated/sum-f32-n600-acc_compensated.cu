@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 dbc17952824c9ec7 of everything below this banner
+// content  sha256 0c2c371ab4f2f275 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -124,7 +124,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }

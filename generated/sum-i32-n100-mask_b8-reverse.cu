@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 0c106d6721054188 of everything below this banner
+// content  sha256 c9e7f183b196ed70 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -108,7 +108,7 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// Lowest index in memory of `items` items from a scan position.
+// Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }

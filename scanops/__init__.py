@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from scanops.precompile import compile as compile
     from scanops.precompile import prepare as prepare
     from scanops.precompile import record as record
+    from scanops.runtime.calls import calls as calls
     from scanops.runtime.kernels import Kernel as Kernel
     from scanops.runtime.policies import policy as policy
 
@@ -57,6 +58,7 @@ _NAMES = {  # of each module
     "laws": ("check_operator",),
     "patching": ("patch_torch",),
     "precompile": ("compile", "prepare", "record"),
+    "runtime.calls": ("calls",),
     "runtime.kernels": ("Kernel",),
     "runtime.policies": ("policy",),
 }

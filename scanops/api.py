@@ -111,7 +111,7 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if map is not None or then is not None or not (isinstance(x, Tensor) and isinstance(op, str | Operator)):
+    if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str | Operator):
         from scanops.fusion.calls import scan_fused  # which few programs need
 
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
@@ -119,7 +119,7 @@ def scan(
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
-    return called(tensors, (out,), complete, options, chunk)
+    return called(tensors, (out,), complete, options, chunk)  # type: ignore[arg-type]
 
 
 @overload

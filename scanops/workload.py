@@ -1,7 +1,8 @@
-"""Recordings: which kernels a program asks for, and how often. ``scanops.record`` and ``SCANOPS_RECORD`` make them.
+"""Recordings: which kernels a program asks for, how often, and what served each call.
 
-While calls are counted the call cache keeps nothing (runtime/calls.py), so that every call passes ``note``; otherwise
-recordings cost calls nothing. Processes that share a file add their counts to what it holds (specfile.py).
+``scanops.record``, ``scanops.calls`` and ``SCANOPS_RECORD`` make them. While calls are counted the call cache and C++
+keep nothing (runtime/calls.py), so that every call passes ``note``; otherwise recordings cost calls nothing. Processes
+that share a file add their counts to what it holds (specfile.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import environment
 from scanops.errors import ScanopsError
@@ -27,12 +28,41 @@ _LOG = logging.getLogger("scanops")
 _Key = tuple["ScanSpec", str, bool]  # a spec, its target, and whether lines are few
 
 
+class Served(NamedTuple):
+    """One scan of a ``scanops.calls`` block: what was asked for, and what computed it.
+
+    ``str`` of it is one line, such as ``sum-f32-n64 on sm_90: sum-f32-n64 by nvrtc, built in 142 ms``.
+    """
+
+    request: str  # the short name of the spec; for a CPU tensor outside of emulate() the function, dtype and shape
+    target: str  # an architecture such as "sm_90"; "cpu"
+    kernel: str | None  # short name of the kernel: of a variable-length one it is another; None: PyTorch's operators
+    builder: str | None  # "nvrtc", "load_inline", "nvcc"; "cpu" for emulated kernels
+    found: str  # "memory" and "store" for a hit, "built" for a miss; "fallback"
+    seconds: float  # to look up, build and load the kernel
+    reason: str = ""  # why PyTorch's operators computed the scan
+
+    @property
+    def hit(self) -> bool:
+        """Whether the kernel was there: in this process, or in the store or a pack."""
+        return self.found in ("memory", "store")
+
+    def __str__(self) -> str:
+        if self.kernel is None:
+            return f"{self.request} on {self.target}: PyTorch's operators, {self.reason}"
+        found = "built" if self.found == "built" else f"hit in {self.found}"
+        return (
+            f"{self.request} on {self.target}: {self.kernel} by {self.builder}, {found} in {1000 * self.seconds:.3g} ms"
+        )
+
+
 class Recording:
     """The kernels that a program asked for, in the order of first use: ``specs``, ``counts`` and ``write``."""
 
     def __init__(self) -> None:
         self.counts: Counter[_Key] = Counter()  # (spec, target, few) -> calls
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
+        self.calls: list[Served] | None = None  # what served each call, where that is wanted
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -131,10 +161,18 @@ def note(spec: ScanSpec, target: str, few: bool) -> None:
             each.add(spec, target, few)
 
 
-def note_on_cpu() -> None:
-    """Count what no recording holds: a scan of a CPU tensor by PyTorch's operators."""
+def note_on_cpu(request: str) -> None:
+    """Count what has no spec: a scan of a CPU tensor by PyTorch's operators."""
     for each in _recordings():
         each.on_cpu += 1
+    note_served(Served(request, "cpu", None, None, "fallback", 0.0, "a CPU tensor outside of scanops.emulate()"))
+
+
+def note_served(served: Served) -> None:
+    """Add what served a call to every open listing."""
+    for each in OPEN:
+        if each.calls is not None:
+            each.calls.append(served)
 
 
 def _recordings() -> tuple[Recording, ...]:

@@ -25,7 +25,10 @@ PACKAGES = "build/typed"  # the packages in the folders of their import names
 REFERENCE = {  # pages of the reference: title and public names
     "scans": ("Scans", "cumsum cumprod cummax cummin logcumsumexp linear_scan scan reduce_by_key patch_torch"),
     "operators": ("Operators", "operator Operator register_operator check_operator"),
-    "kernels": ("Kernels", "ScanSpec make_plan Plan generate export compile prepare record policy Kernel emulate"),
+    "kernels": (
+        "Kernels",
+        "ScanSpec make_plan Plan generate export compile prepare record calls policy Kernel emulate",
+    ),
     "modules": ("Modules", "nn"),
     "sharded": ("Sharded dimensions", "distributed"),
     "errors": ("Errors", "errors"),

@@ -33,10 +33,11 @@ def before_of(gradient: ScanSpec) -> Before:
     """Return the forward scan that the kernel of a gradient recomputes."""
     wide = accumulator_of(gradient.accumulator).name
     op, *parts = gradient.operator.before
+    parts = [part if gradient.mask else re.sub(r"m \? (.*) : .*", r"\1", part) for part in parts]
     read = " ".join(parts)
     lifted = tuple(source for source in gradient.sources if re.search(rf"\b{source.pointer}\b", read))
     names = {source.pointer: f"(Value)({source.dtype.read.format(x=source.pointer)})" for source in lifted}
-    names["m"] = "m" if gradient.mask else "true"
+    names["m"] = "m"
     items = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], part) for part in parts)
     gate = wide if len(parts) > 1 else None
     spec = ScanSpec(op=op, dtype=wide, gate=gate, length=gradient.length, at_most=gradient.at_most)

@@ -79,8 +79,8 @@ def build(specs: tuple[ScanSpec, ...], targets: tuple[str, ...], lines: int | No
     wanted = [(spec, target, few) for target, spec in pairs for few in situations(spec, planned(target), lines)]
     _check(wanted, builder)
     what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
-    with working(f"building {what}"):
-        outcomes = at_once(lambda each: built(each, Store(), builder), wanted, jobs_that_fit())
+    working(f"building {what}")
+    outcomes = at_once(lambda each: built(each, Store(), builder), wanted, jobs_that_fit())
     said = []
     for outcome in outcomes:
         kernel, how = outcome.kernel, "found" if outcome.found else "built"
@@ -166,15 +166,15 @@ def precompile(
         wanted = list(dict.fromkeys([*wanted, *((any_length(spec, few), target, few) for spec, target, few in wanted)]))
     _check(wanted, builder)
     began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs)
-    with progress() as report:
+    report = progress()
 
-        def said(outcome: Built) -> None:
-            nonlocal done
-            done += 1
-            report(outcome.name, done, len(wanted))
+    def said(outcome: Built) -> None:
+        nonlocal done
+        done += 1
+        report(outcome.name, done, len(wanted))
 
-        folder = output.expanduser().absolute()
-        outcomes = into_folder(wanted, folder, jobs=several, said=said, native=native, builder=builder)
+    folder = output.expanduser().absolute()
+    outcomes = into_folder(wanted, folder, jobs=several, said=said, native=native, builder=builder)
     seconds = time.perf_counter() - began
     numbers = Counter("failed" if each.error else "found" if each.found else "built" for each in outcomes)
     counts = {name: numbers[name] for name in ("built", "found", "failed")}

@@ -94,8 +94,8 @@ def command() -> Answer:
     Says what to type for anything that is missing or broken, and lists the environment variables. Exits with 0 when
     scans can run here in some way and nothing is broken; something that is merely missing is no failure.
     """
-    with working("examining this machine"):
-        findings, able = examine()
+    working("examining this machine")
+    findings, able = examine()
     lines: list[str | tuple[str, str]] = []
     for each in findings:
         lines.append((f"{each.status:<8} {each.name}: {each.summary}", _STYLES[each.status]))

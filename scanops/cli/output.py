@@ -6,22 +6,18 @@ Standard output carries the result and nothing else; progress and errors go to s
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
+from scanops import environment
 from scanops.artifact import Resources
 from scanops.codegen.spec import ScanSpec
 from scanops.environment import AUTO, BUILDERS
@@ -32,8 +28,6 @@ LINES = "Lines of the tensor to plan for; by default as many as fill the GPU."
 F = TypeVar("F", bound=Callable[..., Any])
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
-_PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
-_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
 class Answer(NamedTuple):
@@ -137,16 +131,12 @@ def import_option(command: F) -> F:
     )(command)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on standard output or error that honours NO_COLOR and wraps on a terminal only."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, markup=False, width=None if stream.isatty() else _PIPED_WIDTH)
-
-
 def say(text: str, style: str = "", *, stderr: bool = False) -> None:
-    """Print lines, styled on a terminal. Only the terminal wraps them; control characters are escaped."""
+    """Print lines, in a style such as "bold red" on a terminal. Control characters are escaped."""
     lines = "\n".join(escaped(line) for line in text.split("\n"))
-    console(stderr=stderr).print(Text(lines, style=style), soft_wrap=True)
+    colour = style.removeprefix("bold").strip() or None
+    wanted = False if environment.given("NO_COLOR") else None  # None: where there is a terminal
+    click.secho(lines, err=stderr, color=wanted, fg=colour, bold=style.startswith("bold") or None)
 
 
 def escaped(text: str) -> str:
@@ -157,32 +147,26 @@ def escaped(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def working(what: str) -> AbstractContextManager[object]:
-    """Show a spinner on standard error inside the block; do nothing where there is no terminal."""
-    screen = console(stderr=True)
-    return screen.status(Text(what)) if screen.is_terminal else nullcontext()
+def working(what: str) -> None:
+    """Say on standard error what begins, where that is a terminal."""
+    if sys.stderr.isatty():
+        say(f"{what} ...", stderr=True)
 
 
-@contextlib.contextmanager
-def progress(title: str = "") -> Iterator[Callable[[str, int, int | None], object]]:
-    """Show progress on standard error: a bar on a terminal, elsewhere a line every ten seconds and a last one.
+def progress(title: str = "") -> Callable[[str, int, int | None], object]:
+    """Return a function of (what was done, how many are done, of how many), which reports on standard error.
 
-    Gives a function of (what was done, how many are done, of how many).
+    It prints a line every ten seconds, on a terminal every second, and a last one.
     """
-    screen, last = console(stderr=True), time.monotonic()
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
+    every, last = (1.0 if sys.stderr.isatty() else 10.0), time.monotonic()
 
-        def report(what: str, done: int, total: int | None) -> None:
-            nonlocal last
-            words = f"{title}: {what}" if title else what
-            bar.update(task, completed=done, total=total, description=escaped(words))
-            if not screen.is_terminal and (time.monotonic() - last > _EVERY or done == total):
-                last = time.monotonic()
-                say(f"{done} of {total}: {words}", stderr=True)
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > every or done == total:
+            last = time.monotonic()
+            say(f"{done} of {total}: {title}{what}", stderr=True)
 
-        yield report
+    return report
 
 
 def print_json(value: object) -> None:
@@ -219,8 +203,7 @@ def exit_code(error: ScanopsError) -> int:
 
 def _print_error(error: ScanopsError, kind: str = "") -> None:
     """Print the four parts on standard error, the first one red on a terminal."""
-    heading = Text.assemble((f"{kind or type(error).__name__}: ", "bold red"), (escaped(error.asked), "bold"))
-    console(stderr=True).print(heading, soft_wrap=True)
+    say(f"{kind or type(error).__name__}: {error.asked}", "bold red", stderr=True)
     for label, part in (("allowed", error.allowed), ("got", str(error.value)), ("next", error.hint)):
         # The output of a compiler has many lines; they stay below their label.
         say(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11), stderr=True)

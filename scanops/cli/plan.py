@@ -67,8 +67,8 @@ def command(
     plan = plan_for(spec, target, choice, few)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
-        with working(f"building {spec} for {target}"):
-            obtain(spec, target, STRICT, Store(), few)
+        working(f"building {spec} for {target}")
+        obtain(spec, target, STRICT, Store(), few)
     found = look_up(spec, target, few)
     if found["found"]:
         facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)

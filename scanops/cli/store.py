@@ -79,8 +79,8 @@ def prune_(max_gb: float, dry_run: bool, idle: float) -> Answer:
     root = environment.store_root()
     done = Pruned(before=0, after=0, removed=(), kept=0)
     if check_root(root):
-        with working(f"pruning {root}"):
-            done = prune(root, max_gb * 1e9, idle=idle, dry_run=dry_run)
+        working(f"pruning {root}")
+        done = prune(root, max_gb * 1e9, idle=idle, dry_run=dry_run)
     if done.refused:
         raise BadStoreEntry(
             f"prune the store {root}",
@@ -111,8 +111,8 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
     Without DIRECTORY the user's store is verified. Exits with 1 when anything is wrong.
     """
     root = environment.store_root() if directory is None else directory.absolute()
-    with working(f"verifying {root}"):
-        kernels, signer = _verified(root, key, needed=directory is not None)
+    working(f"verifying {root}")
+    kernels, signer = _verified(root, key, needed=directory is not None)
     signed = (root / SIGNATURE).exists()
     by = f", signed by {signer}" if signer else ", signed: --key PUB.pem verifies by whom" if signed else ""
     facts = {"directory": str(root), "kernels": kernels, "signed": signed, "signer": signer}
@@ -147,15 +147,14 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     the same bytes. The signature is written to pack.json.sig in DIRECTORY
     and in the file; an earlier signature stays as long as the kernels do.
     """
-    with working(f"packing {directory}"):
-        packing.finish(directory)
+    working(f"packing {directory}")
+    packing.finish(directory)
     signer = None
     if key:
         from scanops.store.signatures import sign  # needs the package cryptography
 
         signer = sign(directory, key, lambda: str(click.prompt(f"Passphrase of {key}", hide_input=True, err=True)))
-    with working(f"packing {directory}"):
-        contents = archive.pack(directory, output)
+    contents = archive.pack(directory, output)
     signed = (directory / SIGNATURE).exists()
     kernels, size, targets = len(contents["entries"]), output.stat().st_size, contents["targets"]
     by = f"signed by {signer}" if signer else "signed before" if signed else "not signed"
@@ -176,8 +175,8 @@ def unpack(file: Path, directory: Path) -> Answer:
 
     Extracts what pack.json lists from FILE into the new folder DIRECTORY, and verifies every byte.
     """
-    with working(f"unpacking {file}"):
-        contents = archive.unpack(file, directory.absolute())
+    working(f"unpacking {file}")
+    contents = archive.unpack(file, directory.absolute())
     kernels, targets = len(contents["entries"]), contents["targets"]
     if not as_json():
         say(f"{directory}: {kernels} kernels for {', '.join(targets)}")

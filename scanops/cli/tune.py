@@ -68,10 +68,10 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     wanted = [(spec, few) for spec in specs for few in situations(spec, target, lines)]
     for number, (spec, few) in enumerate(wanted, 1):
         count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
-        with progress(f"{spec}{FEW * few} ({number} of {len(wanted)})") as report:
-            trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
-            outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
-            del trials  # its tensors make room for the next ones
+        report = progress(f"{spec}{FEW * few} ({number} of {len(wanted)}): ")
+        trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
+        outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
+        del trials  # its tensors make room for the next ones
         entries.pop((target, spec.slug, few), None)
         if entry := outcome.entry(device):
             entries[entry.key] = entry
@@ -109,12 +109,13 @@ def demo() -> Answer:
     operators. In a checkout, `python -m examples.demo` runs them at full size, times them against a copy and shows
     their plans. Exits with 1 when a result is wrong.
     """
-    with working("importing torch"):
-        import torch
+    working("importing torch")
+    import torch
 
-        from scanops.api import scan
-        from scanops.emulator import emulate
-        from scanops.fallback import scans
+    from scanops.api import scan
+    from scanops.emulator import emulate
+    from scanops.fallback import scans
+
     gpu, checks = torch.cuda.is_available(), []
     emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
     device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
@@ -124,7 +125,7 @@ def demo() -> Answer:
     for op, dim, word in _DEMO:
         called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
         options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
-        with working(called), emulate() if emulated else nullcontext():
+        with emulate() if emulated else nullcontext():
             error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
         limit = scans.limit(op, x.shape[dim])
         found = error if math.isfinite(error) else None

@@ -14,8 +14,7 @@ from scanops import environment
 from scanops.codegen.operators import is_built_in, listed
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.following import handed_on, text_of
-from scanops.fusion.functions import key_of, traced
+from scanops.fusion.functions import handed_on, key_of, text_of, traced
 from scanops.fusion.gradients import differentiated, operated, run
 from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, remember, shape_of

@@ -113,8 +113,8 @@ class Fusion:
         names = (("input", "Input", "x"), *others)
         return tuple((*name, *operand) for name, operand in zip(names, self.operands, strict=True))
 
-    def selected(self, places: Sequence[int]) -> Fusion:
-        """Return the fusion of these operands in this order; those left out are not read."""
+    def selected(self, places: Sequence[int], layouts: Sequence[str]) -> Fusion:
+        """Return the fusion of these operands in this order, of these layouts; those left out are not read."""
         graph, source = Graph(), Graph(self.nodes)
         by_place = {place: number for number, place in enumerate(places)}
 
@@ -127,12 +127,8 @@ class Fusion:
         rules = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
         outputs = zip(moved(each.at for each in self.outputs), self.outputs, strict=True)
         made = tuple(Output(at, each.dtype) for at, each in outputs)
-        operands = tuple(self.operands[place] for place in places)
+        operands = tuple(Operand(self.operands[at].dtype, layout) for at, layout in zip(places, layouts, strict=True))
         return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **rules)  # type: ignore[arg-type]
-
-    def laid(self, layouts: Sequence[str]) -> Fusion:
-        """Return the fusion of operands that lie so."""
-        return replace(self, operands=tuple(map(Operand, (each.dtype for each in self.operands), layouts)))
 
     @functools.cached_property
     def held(self) -> tuple[int, ...]:

@@ -81,16 +81,18 @@ def remember(key: calls.Key, work: Work, tensors: Tensors) -> None:
 
 def computed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by a kernel; by torch's operators where there is none."""
-    *operands, carry = tensors
-    if len(operands) == len(work.fusion.operands) and carry.numel() > 1:
-        lines = line_shape(shape_of(tuple(operands)), work.dim)
-        tensors = (*operands, carry.expand(lines).contiguous())
+    operands = work.operands(tensors)
+    if len(operands) < len(tensors) and tensors[-1].numel() > 1:
+        tensors = (*operands, tensors[-1].expand(line_shape(shape_of(operands), work.dim)).contiguous())
     key = (work, environment.SCOPED.get(), *calls.facts(tensors))
     launcher = calls.FUSED.get(key)
     if launcher is None or calls.superseded((launcher,)):
-        launcher = _launcher(work, tensors)
-        if launcher is None:
+        spec, order = spec_of(work, tensors)
+        lines = line_shape(shape_of(operands), work.dim).numel()
+        kernel, few = calls.kernel_for(spec, lines, device_of(tensors[0]))
+        if kernel is None:
             return composed(work, tensors)
+        launcher = bound(kernel, work.dim, tensors, order, spec, few)
         calls.remember(calls.FUSED, key, launcher)
     found: Tensors = launcher.outputs(tensors)
     return found
@@ -101,11 +103,14 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
     operands, dim = work.operands(tensors), work.dim
     shape = shape_of(operands)
     views = [each.expand(shape) for each in operands]
-    order = _order(work.fusion, [layout_of(each, shape, dim) for each in views])
-    views = [views[place] for place in order]
-    layouts = [layout_of(each, shape, dim) for each in views]
+    layouts: list[Any] = [layout_of(each, shape, dim) for each in views]
+    # The operands that the expressions read, first one that lies as the output does, if there is any.
+    read = work.fusion.read or (0,)
+    first = min(read, key=lambda place: (layouts[place] != "dense", layouts[place] == "line", place))
+    order = sorted(read, key=lambda place: place != first)
+    views, layouts = [views[place] for place in order], [layouts[place] for place in order]
     layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
-    fusion = work.fusion.selected(order).laid(layouts)
+    fusion = work.fusion.selected(order, layouts)
     _, length, inner = split_shape(shape, dim)
     spec = ScanSpec(
         op=work.op,
@@ -126,14 +131,6 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
     return spec, order
 
 
-def _launcher(work: Work, tensors: Tensors) -> Launcher | None:
-    """The launch for tensors of these shapes and strides, by a kernel that is found or built."""
-    spec, order = spec_of(work, tensors)
-    lines = line_shape(shape_of(work.operands(tensors)), work.dim).numel()
-    kernel, few = calls.kernel_for(spec, lines, device_of(tensors[0]))
-    return None if kernel is None else bound(kernel, work.dim, tensors, order, spec, few)
-
-
 def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> Launcher:
     """Return the launch of a kernel on tensors of these shapes and strides, of which it reads some, in this order."""
     spec, carry = kernel.spec, tensors[-1] if kernel.spec.initial else None
@@ -151,13 +148,6 @@ def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: 
     )
     reads = [*zip(_NAMES, order, strict=False), *([] if carry is None else [("carry_in", len(tensors) - 1)])]
     return Launcher(kernel, request, device_of(tensors[0]), asked, few, tuple((*each, 0) for each in reads))
-
-
-def _order(fusion: Fusion, layouts: list[Any]) -> list[int]:
-    """The operands that the expressions read, first one that lies as the output does, if there is any."""
-    read = list(fusion.read) or [0]
-    first = min(read, key=lambda place: (layouts[place] != "dense", layouts[place] == "line", place))
-    return [first, *(place for place in read if place != first)]
 
 
 # ---- by torch's operators

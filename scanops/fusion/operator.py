@@ -6,7 +6,6 @@ computes it is imported at the first call; the operator is known as soon as scan
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from scanops import torch_private as private
 from scanops.errors import UnsupportedRequest
 from scanops.ops import schema
-from scanops.ops.implementations import is_transformed
+from scanops.ops.implementations import differentiated_again, implement, is_transformed
 from scanops.processes import NO_FORK
 from scanops.requests.call import reads_memory
 from scanops.requests.checks import check_dim
@@ -96,21 +95,7 @@ def _pretend_backward(given: list[torch.Tensor | None], tensors: Found, needs: l
     return [torch.empty_like(each) if need else each.new_empty(0) for each, need in zip(tensors, needs, strict=True)]
 
 
-def _differentiate_backward(keys: Any, *arguments: Any) -> Found:
-    every = [each for each in (*arguments[0], *arguments[1]) if each is not None]
-    if torch.is_grad_enabled() and any(each.requires_grad for each in every):
-        return _compute_backward(*arguments)
-    with private.below_autograd():
-        found: Found = schema.FUSED_BACKWARD.redispatch(keys & private.after_autograd, *arguments)
-    return found
-
-
-_HOW: dict[str, tuple[Callable[..., Found], ...]] = {
-    "fused": (_compute, _differentiate, _pretend),
-    "fused_backward": (_compute_backward, _differentiate_backward, _pretend_backward),
-}
-for _name, (_computes, _differentiates, _pretends) in _HOW.items():
-    schema.LIBRARY.impl(_name, _computes, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    schema.LIBRARY.impl(_name, _differentiates, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    private.register_fake(f"scanops::{_name}", _pretends, schema.LIBRARY)
+_again = differentiated_again(schema.FUSED_BACKWARD, _compute_backward)
+implement("fused", _compute, _differentiate, _pretend)
+implement("fused_backward", _compute_backward, _again, _pretend_backward)
 torch.library.register_vmap("scanops::fused", _rule, lib=schema.LIBRARY)

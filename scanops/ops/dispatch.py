@@ -22,9 +22,8 @@ from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
-from scanops.requests.packed import is_jagged, unpacked
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
-from scanops.requests.segments import check_offsets
+from scanops.requests.segments import check_offsets, is_jagged, unpacked
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
@@ -129,10 +128,11 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     for name, each in (("a", a), ("b", b)):
         check_tensor("linear_scan", name, each)
         check_readable("linear_scan", name, each)
-    compiling = is_compiling()  # sizes may be unknown symbols, which must not be compared
+    symbolic = is_compiling() or is_traced()  # sizes may be unknown symbols, which must not be compared
+    if not symbolic and a.shape == b.shape:
+        return b
     try:
-        same = not compiling and a.shape == b.shape
-        shape = b.shape if same else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        whole: torch.Tensor = torch.broadcast_tensors(lent_kind(b, a), a)[0]  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
         raise UnsupportedRequest(
             "linear_scan: a and b must broadcast",
@@ -140,11 +140,7 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
-    b = lent_kind(b, a)
-    if is_traced():  # otherwise the shape of the traced tensors would be a constant of the graph
-        whole: torch.Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
-        return whole
-    return b if same or (not compiling and b.shape == shape) else b.expand(shape)
+    return b if not symbolic and b.shape == whole.shape else whole
 
 
 def _not_eager(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
@@ -233,7 +229,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     request = checked(call, given, outs)
     if not eager:
         if request.x.is_cpu:
-            workload.note_on_cpu()
+            workload.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
         return by_torch(request)
     # A call is cached if the kernel reads its tensors as they were given.
     if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)) or (

@@ -83,7 +83,7 @@ def is_transformed(tensors: Tensors) -> bool:
 # ---- torch.ops.scanops.scan_backward
 
 
-def _backward(arguments: Sequence[Any], *, within: bool) -> Outputs:
+def _backward(*arguments: Any, within: bool) -> Outputs:
     """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
     grad, grad_final, y, indices, *others = arguments
     inputs, needs, call = schema.of_backward(tuple(others))
@@ -110,7 +110,7 @@ def _compute_backward(*arguments: Any) -> Outputs:
     _, _, call = schema.of_backward(arguments[schema.RESULTS :])
     count = schema.RESULTS + TENSORS
     with torch.no_grad(), private.recording(), schema.lengths(call.any_length):
-        return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
+        return _apart(_backward(*_classless(arguments[:count]), *arguments[count:], within=True))
 
 
 def _pretend_backward(*arguments: Any) -> Outputs:
@@ -123,13 +123,28 @@ def _pretend_backward(*arguments: Any) -> Outputs:
     )
 
 
-def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
-    tensors = tuple(each for each in arguments if isinstance(each, torch.Tensor))
-    if is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
-        with torch.enable_grad():
-            return _backward(arguments, within=False)
-    with private.below_autograd():
-        return schema.BACKWARD.redispatch(keys & private.after_autograd, *arguments)
+def differentiated_again(overload: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what autograd does with an operator for gradients: where they have gradients, ``compute`` records them."""
+
+    def differentiate(keys: Any, *arguments: Any) -> Any:
+        every = [each for given in arguments for each in (given if isinstance(given, list) else [given])]
+        tensors = tuple([each for each in every if isinstance(each, torch.Tensor)])
+        if is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+            with torch.enable_grad():
+                return compute(*arguments)
+        with private.below_autograd():
+            return overload.redispatch(keys & private.after_autograd, *arguments)
+
+    return differentiate
+
+
+def implement(
+    name: str, compute: Callable[..., Any], differentiate: Callable[..., Any], pretend: Callable[..., Any]
+) -> None:
+    """Register what an operator does with real tensors, below autograd's keys, and with fake tensors."""
+    schema.LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    schema.LIBRARY.impl(name, differentiate, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    private.register_fake(f"scanops::{name}", pretend, schema.LIBRARY)
 
 
 def _register() -> None:
@@ -144,13 +159,10 @@ def _register() -> None:
         return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
 
     for form in schema.SCANS.values():
-        schema.LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        implement(form.name, of(form, _compute), differentiated(form), of(form, _pretend))
         schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
-        schema.LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-        private.register_fake(f"scanops::{form.name}", of(form, _pretend), schema.LIBRARY)
-    schema.LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    schema.LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    private.register_fake("scanops::scan_backward", _pretend_backward, schema.LIBRARY)
+    again = differentiated_again(schema.BACKWARD, partial(_backward, within=False))
+    implement("scan_backward", _compute_backward, again, _pretend_backward)
 
 
 _register()

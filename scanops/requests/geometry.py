@@ -31,10 +31,12 @@ class _Geometry(ctypes.Structure):
     _fields_ = (
         ("rank", ctypes.c_int),
         ("size", _STRIDES),
-        *((f"{name}_stride", _STRIDES) for name in _OPERANDS),
-        *((f"{name}_step", _STEP) for name in _OPERANDS),
-        # of a kernel those that it has: the last ones may lie past the end of its parameter
-        *((f"{name}_{what}", kind) for name in FURTHER for what, kind in (("stride", _STRIDES), ("step", _STEP))),
+        # of a kernel those that it has: further ones may lie past the end of its parameter
+        *(
+            (f"{name}_{what}", kind)
+            for name in (*_OPERANDS, *FURTHER)
+            for what, kind in (("stride", _STRIDES), ("step", _STEP))
+        ),
     )
 
 

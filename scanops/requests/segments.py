@@ -1,25 +1,32 @@
-"""Segments of a line, given by head flags or by offsets: checks, the flags that equal given offsets, and shifts."""
+"""Segments of a line, given by head flags or by offsets, and packed sequences: checks, flags, shifts, plain calls."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
+from scanops.codegen.operators import listed
 from scanops.errors import UnsupportedRequest, shown
-from scanops.requests.checks import check_device, check_operand, check_tensor
+from scanops.requests.call import Call
+from scanops.requests.checks import check_device, check_dim, check_operand, check_tensor, lent_kind
 from scanops.requests.geometry import carry_shape
-from scanops.torch_private import is_wrapped, version_of, without_interpreters
+from scanops.torch_private import is_wrapped, ragged_dim, version_of, without_interpreters
 
 _DTYPES = (torch.int32, torch.int64)
+Outs = tuple[Tensor | None, ...]
 
 
-# Offsets already checked, by id while they live: version, address and the length of lines that they are valid for, and
-# the offsets of their chunks by size. An attribute of the tensor would be copied and saved with it.
-_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int, int], dict[int, torch.Tensor]]] = {}
+# Of offsets already checked, by id while they live: version, address and the length of lines that they are valid for,
+# and the offsets of their chunks by size. An attribute of the tensor would be copied and saved with it, and torch's
+# dictionary of weak references costs a call 1.5 us.
+_CHECKED: dict[int, tuple[weakref.ref[Tensor], tuple[int, int, int], dict[int, Tensor]]] = {}
 
 
-def check_starts(who: str, starts: torch.Tensor, offsets: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+def check_starts(who: str, starts: Tensor, offsets: Tensor | None, x: Tensor) -> Tensor:
     """Return the head flags: bool, broadcasting to x's shape. Raises if both flags and offsets are given."""
     if offsets is not None:
         raise UnsupportedRequest(
@@ -39,7 +46,7 @@ def check_starts(who: str, starts: torch.Tensor, offsets: torch.Tensor | None, x
     return check_operand(who, "segment_starts", starts, x)
 
 
-def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+def check_offsets(who: str, offsets: Tensor, x: Tensor, dim: int) -> Tensor:
     """Return the offsets of segments, contiguous: 0, then where each further one begins, and at last the length.
 
     The values are read once per tensor, which waits for the GPU, and again only after the tensor has changed.
@@ -74,12 +81,12 @@ def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) ->
     return offsets.contiguous()
 
 
-def _remember(offsets: torch.Tensor, state: tuple[int, int, int]) -> None:
+def _remember(offsets: Tensor, state: tuple[int, int, int]) -> None:
     number, known = id(offsets), _CHECKED  # which has no name any more when the interpreter ends
     known[number] = (weakref.ref(offsets, lambda _: known.pop(number, None)), state, {})
 
 
-def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
+def offsets_of_chunks(who: str, offsets: Tensor | None, x: Tensor, dim: int, chunk: int) -> Tensor:
     """Return the offsets of chunks of so many items within each segment; the last chunk of a segment may be shorter.
 
     As many chunks as any segments of these numbers may have: those that are not needed are empty, at the end.
@@ -87,12 +94,12 @@ def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, d
     length = x.shape[dim]
     if offsets is None:
         found = torch.arange(0, length + chunk, chunk, device=x.device).clamp(max=length)
-        known = None
+        known = {}
     else:
         offsets = check_offsets(who, offsets, x, dim)
-        known = _CHECKED.get(id(offsets)) if _has_values(offsets) and not offsets.is_inference() else None
-        if known is not None and chunk in known[2]:
-            return known[2][chunk]
+        known = _CHECKED[id(offsets)][2] if _has_values(offsets) and not offsets.is_inference() else {}
+        if chunk in known:
+            return known[chunk]
         begin, end = offsets[:-1].long(), offsets[1:].long()
         chunks = (end - begin + (chunk - 1)) // chunk  # of each segment
         last = chunks.cumsum(0)
@@ -103,20 +110,19 @@ def offsets_of_chunks(who: str, offsets: torch.Tensor | None, x: torch.Tensor, d
         found = torch.cat([torch.where(own < len(begin), first, length), end[-1:]]).to(offsets.dtype)
     if _has_values(found) and not found.is_inference():  # made right: their values need not be read
         _remember(found, (version_of(found), found.data_ptr(), length))
-        if known is not None:
-            known[2][chunk] = found
+        known[chunk] = found
     return found
 
 
-def _has_values(offsets: torch.Tensor) -> bool:
+def _has_values(offsets: Tensor) -> bool:
     """Whether the values can be read: not those of meta, fake or batched tensors, nor under a compiler."""
-    if torch.compiler.is_compiling() or offsets.device.type == "meta" or type(offsets) is not torch.Tensor:
+    if torch.compiler.is_compiling() or offsets.device.type == "meta" or type(offsets) is not Tensor:
         return False
     return not is_wrapped(offsets)
 
 
 def _described(given: object) -> str:
-    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else shown(given)
+    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
 
 
 def _bad_offsets(who: str, length: int, value: str) -> UnsupportedRequest:
@@ -128,7 +134,7 @@ def _bad_offsets(who: str, length: int, value: str) -> UnsupportedRequest:
     )
 
 
-def check_carries(who: str, x: torch.Tensor, offsets: torch.Tensor | None) -> None:
+def check_carries(who: str, x: Tensor, offsets: Tensor | None) -> None:
     """Raise unless carries may be of the segments that offsets give."""
     if offsets is None or not x.ndim:
         raise UnsupportedRequest(
@@ -140,12 +146,12 @@ def check_carries(who: str, x: torch.Tensor, offsets: torch.Tensor | None) -> No
 
 
 def flags_along(
-    starts: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    x: torch.Tensor,
+    starts: Tensor | None,
+    offsets: Tensor | None,
+    x: Tensor,
     dim: int,
-    begin: torch.Tensor | int | None = None,
-) -> torch.Tensor | None:
+    begin: Tensor | int | None = None,
+) -> Tensor | None:
     """Return head flags as a view with x's shape; those made from offsets leave out the first segment's.
 
     ``begin``: where the items of x begin in the lines of the offsets; None: they are whole lines.
@@ -161,23 +167,121 @@ def flags_along(
     return flags.reshape([-1 if d == dim else 1 for d in range(x.ndim)]).expand(x.shape)
 
 
-def carried_along(carries: torch.Tensor, offsets: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:
+def carried_along(carries: Tensor, offsets: Tensor, shape: torch.Size, dim: int) -> Tensor:
     """Return the carry-in of each item's segment, in x's ``shape``, from that of each segment."""
     places = torch.arange(shape[dim], device=offsets.device)
     segment = torch.searchsorted(offsets[1:].long(), places, right=True)
     return carries.expand(carry_shape(shape, dim, offsets)).index_select(dim, segment)
 
 
-def places_along(x: torch.Tensor, dim: int) -> torch.Tensor:
+def places_along(x: Tensor, dim: int) -> Tensor:
     """Return the index of each item along ``dim``, as a tensor that broadcasts to x's shape."""
     return torch.arange(x.shape[dim], device=x.device).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
 
 
-def shifted(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
+def shifted(tensor: Tensor, dim: int, fill: float | Tensor, *, ahead: bool) -> Tensor:
     """Return the tensor shifted by one item to the front (``ahead``) or the back, with ``fill`` at the open end."""
     length = tensor.shape[dim]
     if not length:
         return tensor
-    edge = fill if isinstance(fill, torch.Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
+    edge = fill if isinstance(fill, Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
     rest = tensor.narrow(dim, int(ahead), length - 1)
     return torch.cat([rest, edge] if ahead else [edge, rest], dim)
+
+
+# ---- calls for packed sequences as calls of plain scans: in chunks, and of nested tensors of jagged layout
+
+
+class Unpacked(NamedTuple):
+    """The call of a plain scan, as ``dispatch.called`` takes it, and what makes the results of the packed one."""
+
+    tensors: tuple[Any, ...]
+    outs: Outs
+    options: tuple[Any, ...]
+    chunk: int | None
+    restored: Callable[[Any], Any]
+
+
+def is_jagged(x: Any) -> bool:
+    """Whether x is a nested tensor of jagged layout."""
+    return isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged
+
+
+def unpacked(tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: Any) -> Unpacked:
+    """Return the call of a plain scan that gives the results of this one, or raise UnsupportedRequest."""
+    x, mask, _, starts, offsets, initial = tensors
+    op, dim, *others = options
+    who = Call(op, 0).name
+    others_given = {"segment_starts": starts, "initial": initial, "return_final": options[4], "complete": complete}
+    wrong = [name for name, value in others_given.items() if value is not None and value is not False]
+    if chunk is not None and (type(chunk) is not int or chunk < 1 or wrong):
+        raise UnsupportedRequest(
+            f"{who}: chunk " + (f"does not go with {wrong[0]}" if wrong else "must be a positive int"),
+            allowed="a positive int, beside offsets, mask, reverse, exclusive, dtype, accumulate and out",
+            value=", ".join([f"chunk={shown(chunk)}", *wrong]),
+            hint="pass the offsets of the chunks, which have carries" if wrong else "pass chunk=64, for example",
+        )
+    if is_jagged(x):
+        return _nested(tensors, outs, complete, options, chunk)
+    assert chunk is not None  # such calls alone, and those of nested tensors, come here
+    check_tensor(who, "x", x)
+    dim = check_dim(who, x.shape, dim)
+    length = x.shape[dim] if x.ndim else 1
+    if offsets is not None or length % min(chunk, max(1, length)):
+        offsets = offsets_of_chunks(who, offsets, x, dim, chunk)
+    if offsets is not None or length <= chunk:
+        return Unpacked((x, mask, None, None, offsets, None), outs, (op, dim, *others), None, lambda y: y)
+    # Lines of whole chunks are a view with a dimension more.
+    if mask is not None:
+        mask = check_operand(who, "mask", mask, x)
+        mask = (mask if mask.dtype == torch.bool else lent_kind(mask, x)).expand(x.shape)
+    rows = [
+        t if t is None or t.shape != x.shape else cast(Any, t).unflatten(dim, (-1, chunk)) for t in (x, mask, *outs)
+    ]
+    return Unpacked(
+        (*rows[:2], None, None, None, None), (rows[2],), (op, dim + 1, *others), None,
+        lambda y: y.flatten(dim, dim + 1) if outs[0] is None else outs[0],
+    )  # fmt: skip
+
+
+def _nested(tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: Any) -> Unpacked:
+    """The values of a nested tensor: along the ragged dimension by its offsets, along another one as they are."""
+    x, mask, gate, starts, offsets, initial = tensors
+    op, dim, reverse, exclusive, final, *others = options
+    who, ragged = Call(op, 0).name, ragged_dim(x)
+    dim = check_dim(who, x.shape, dim)
+    along, carries = dim == ragged, initial is not None or final
+    alike = all(t is None or (t.is_nested and t.shape == x.shape) or t.numel() == 1 for t in (mask, gate))
+    for allowed, holds in {
+        "a dimension behind that of the batch": dim > 0,
+        "sequences without gaps": x.lengths() is None,
+        "no out, segments or complete results": all(t is None for t in (*outs, starts, offsets)) and not complete,
+        "masks and gates that are nested as x is, or one number": alike,
+        "along a dimension that is not ragged no carries and no chunks": along or not (carries or chunk),
+        "along the ragged dimension no indices": not (along and listed(op).indices),
+    }.items():
+        if not holds:
+            raise UnsupportedRequest(
+                f"{who}: x is nested, which needs {allowed}",
+                allowed=allowed,
+                value=f"x of shape {tuple(x.shape)}, dim={dim}",
+                hint="scan x.values() along a dimension less, with offsets=x.offsets()",
+            )
+    values, cuts = x.values(), x.offsets() if along else None
+    mask, gate = (t.values() if t is not None and t.is_nested else t for t in (mask, gate))
+    if isinstance(initial, Tensor) and initial.ndim:  # (batch, ...): in the kernel's order the ragged dimension's place
+        initial = initial.movedim(0, dim - 1)
+    elif initial is not None:
+        wide = {float: torch.float64, complex: torch.complex128}.get(type(initial))
+        initial = torch.as_tensor(initial, dtype=wide, device=x.device).expand(carry_shape(values.shape, dim - 1, cuts))
+
+    def restored(found: Any) -> Any:
+        found = found if isinstance(found, tuple) else (found,)
+        results = [
+            torch.nested.nested_tensor_from_jagged(y, x.offsets(), jagged_dim=ragged) for y in found[: len(outs)]
+        ]
+        results += [last.movedim(dim - 1, 0) for last in found[len(outs) :]]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    options = (op, dim - 1, reverse, exclusive, final and "segments", *others)
+    return Unpacked((values, mask, gate, None, cuts, initial), outs, options, chunk, restored)

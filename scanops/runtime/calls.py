@@ -7,6 +7,9 @@ no environment is read and no device asked. The package's docstring says what th
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -18,7 +21,7 @@ from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
-from scanops.runtime.policies import POLICIES
+from scanops.runtime.policies import POLICIES, Policy
 from scanops.runtime.results import Recipe
 
 if TYPE_CHECKING:
@@ -124,10 +127,60 @@ def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | Non
         from scanops.codegen.lines import are_few
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
-    few = are_few(spec, lines, device.multiprocessors)
+    few, policy = are_few(spec, lines, device.multiprocessors), POLICIES[environment.policy()]
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few)
-    return obtain(spec, device.target, POLICIES[environment.policy()], few=few), few
+        return listed(spec, device.target, policy, few), few
+    return obtain(spec, device.target, policy, few=few), few
+
+
+def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | None:
+    """Obtain a kernel as ``kernels.obtain`` does, and note for ``scanops.calls`` where it was found."""
+    from scanops.runtime.kernels import UNKNOWN, obtain, recall
+
+    held, began = recall(spec, target, policy, few) is not UNKNOWN, time.perf_counter()
+    kernel = obtain(spec, target, policy, few=few)
+    if kernel is None:
+        reason = f"no compiler for {target}" if policy.may_build else f"not in the store under the policy {policy.name}"
+        served = workload.Served(spec.slug, target, None, None, "fallback", time.perf_counter() - began, reason)
+    else:
+        _ = kernel.code  # loaded now: the launch needs it
+        seconds, found = time.perf_counter() - began, "memory" if held else "built" if kernel.fresh else "store"
+        served = workload.Served(spec.slug, target, kernel.spec.slug, kernel.builder, found, seconds)
+    workload.note_served(served)
+    return kernel
+
+
+@contextmanager
+def calls() -> Iterator[list[workload.Served]]:
+    """List what serves each scan inside the block, in whatever thread: kernel, builder, hit or miss, fallback and why.
+
+    Meanwhile every call is looked up anew, from Python: C++ and the call cache serve again after the block, and outside
+    of one a call pays nothing. Backward passes are listed as the scans that they are; the parts of them that PyTorch's
+    operators compute are not. A call that raises is not listed.
+
+    Yields:
+        A list with one ``Served`` per scan: ``request`` and ``kernel`` (short names; ``kernel`` is None where PyTorch's
+        operators computed it, with the ``reason``), ``builder``, ``found`` ("memory", "store", "built" or
+        "fallback"), ``hit``, and the ``seconds`` that it took to look up, build and load the kernel.
+
+    Example:
+        >>> import torch, scanops
+        >>> x = torch.ones(3, 100)
+        >>> with scanops.calls() as made, scanops.emulate():
+        ...     y = scanops.cumsum(x, 1)
+        ...     y = scanops.cumsum(x, 1)
+        >>> [(call.request, call.builder, call.hit) for call in made][1]
+        ('sum-f32-n100', 'cpu', True)
+        >>> with scanops.calls() as made:
+        ...     y = scanops.cumsum(x, 1)
+        >>> print(*made)
+        cumsum of torch.float32 [3, 100] on cpu: PyTorch's operators, a CPU tensor outside of scanops.emulate()
+    """
+    with workload.recording() as used:
+        used.calls = []
+        forget()
+        yield used.calls
 
 
 def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | None:

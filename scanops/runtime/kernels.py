@@ -48,10 +48,8 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 
     Raises what the policy raises, and BadStoreEntry for a store that cannot be used.
     """
-    if store is None:
-        kernel = _KERNELS.get((None, spec, target, few), _KERNELS.get((policy.name, spec, target, few), _UNKNOWN))
-        if kernel is not _UNKNOWN:
-            return kernel  # type: ignore[return-value]
+    if store is None and (known := recall(spec, target, policy, few)) is not UNKNOWN:
+        return known  # type: ignore[return-value]
     kernel = _obtain(spec, target, policy, store or Store(), few)
     return hold(kernel, spec, target, policy, few) if store is None else kernel
 
@@ -93,6 +91,7 @@ class Miss(NamedTuple):
             policies.warn(spec, target, "", f"Build it: {policies.command_for(spec, target)}")
             return None
         if policy.generic and (kernel := self._generic()) is not None:
+            policies.say(f"miss: {spec.slug} for {target}; {kernel.spec.slug} serves")
             if policy.later and kernel.spec != spec:
                 WORKER.run_later((spec, target, self.few), f"the kernel {spec.slug} for {target}", self._build_now)
             return kernel
@@ -117,7 +116,9 @@ class Miss(NamedTuple):
             ahead = f'call scanops.prepare(["{self.spec.slug}"]) before the capture, or run the same call once'
             why, rule = "while a CUDA graph is captured", ": nothing is built during a capture"
             raise policies.missing(self.spec, self.target, why, rule, ahead)
-        return self.kernel(self.store.build(self.request))
+        kernel = self.kernel(self.store.build(self.request))
+        kernel.fresh = True
+        return kernel
 
     def _generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument; None where there is none."""
@@ -149,6 +150,7 @@ class Kernel:
         self.target = target  # an architecture such as "sm_90", or "cpu"
         self.few = few  # planned for few lines; it serves any number of them
         self.measured = measured  # the tuning file's entry behind the plan; None: the planner's own plan
+        self.fresh = False  # built by the call that asked for it, not found
         self._entry = entry
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
         self._plan: Plan | None = None
@@ -242,7 +244,7 @@ class Kernel:
 # ---- the kernel cache: see the table in runtime/__init__.py
 
 _MAX_HELD = 4096
-_UNKNOWN = object()
+UNKNOWN = object()
 # (None, spec, target, few): the kernel itself; (policy, spec, target, few): its stand-in under a policy, None: PyTorch
 _KERNELS: dict[tuple[str | None, ScanSpec, str, bool], object] = {}
 
@@ -254,6 +256,11 @@ def hold(kernel: Kernel | None, spec: ScanSpec, target: str, policy: Policy, few
     own = kernel is not None and (kernel.spec, kernel.few) == (spec, few)
     _KERNELS[None if own else policy.name, spec, target, few] = kernel
     return kernel
+
+
+def recall(spec: ScanSpec, target: str, policy: Policy, few: bool) -> object:
+    """Return the kernel that serves ``spec``, None where PyTorch does, UNKNOWN before the first such call."""
+    return _KERNELS.get((None, spec, target, few), _KERNELS.get((policy.name, spec, target, few), UNKNOWN))
 
 
 def held(spec: ScanSpec, target: str, few: bool = False) -> Kernel | None:

@@ -16,8 +16,11 @@ the policy does not change what a call computes.
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +32,7 @@ from scanops.errors import MissingKernel
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
+_LOG = logging.getLogger("scanops")
 AHEAD = environment.BUILDERS[1:]  # who builds kernels for GPUs before they are needed, in this order
 _ON_A_MISS = ("nvrtc", "load_inline", "nvcc")  # and while a call or its stand-in waits: the fastest first
 
@@ -127,8 +131,22 @@ def missing(spec: ScanSpec, target: str, why: str, rule: str, hint: str) -> Miss
     return MissingKernel(f"{name} {why}", allowed=allowed, value=name, hint=hint)
 
 
+_MOST, _SECONDS = 20, 60.0  # lines that ``say`` logs in so many seconds
+_said: deque[float] = deque(maxlen=_MOST)
+
+
+def say(text: str) -> None:
+    """Log a line at INFO, unless as many as ``_MOST`` were logged within the last minute."""
+    now = time.monotonic()
+    if len(_said) < _MOST or now - _said[0] > _SECONDS:
+        _said.append(now)
+        left_out = len(_said) == _MOST and now - _said[0] <= _SECONDS
+        _LOG.info("%s%s", text, "; further lines of this minute are left out" * left_out)
+
+
 def warn(spec: ScanSpec, target: str, without: str, hint: str) -> None:
     """Warn that PyTorch computes, at the innermost line outside scanops: the program's own."""
+    say(f"fallback: PyTorch's operators compute {spec.slug} for {target}{without}")
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
         level, frame = level + 1, frame.f_back

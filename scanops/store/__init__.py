@@ -33,7 +33,7 @@ from scanops.files import secure
 from scanops.processes import NO_FORK
 from scanops.store import usage
 from scanops.store.entry import FILES, Entry, checked, write_manifest
-from scanops.store.layers import keys, layers, refusal
+from scanops.store.layers import keys, refusal, searched
 from scanops.store.library import disagreement, load
 from scanops.store.root import (
     building,
@@ -79,7 +79,7 @@ class Store:
             BadSignature: SCANOPS_REQUIRE_SIGNED names no usable key.
         """
         entry = self._own(identities) if self._usable() else None
-        below = layers() if entry is None and self._users else ()
+        below = searched() if entry is None and self._users else ()
         return entry or next(filter(None, (layer.find(each) for layer in below for each in identities)), None)
 
     def lookup(self, spec: str, target: str, *keys: str) -> Entry | None:
@@ -99,7 +99,7 @@ class Store:
         for key in keys if self._usable() else ():
             found = read_index(self.root, key)
             yield self._own(found[:1], found[1]) if found else None
-        for layer in layers() if self._users else ():
+        for layer in searched() if self._users else ():
             for key in keys:
                 found = layer.indexed(key)
                 yield layer.find(*found) if found else None
@@ -123,7 +123,7 @@ class Store:
         MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
         """
         if environment.require_signed() is not None:
-            raise refusal(request.name, request.target, [layer.root for layer in (layers() if self._users else ())])
+            raise refusal(request.name, request.target, [layer.root for layer in (searched() if self._users else ())])
         create_root(self.root)
         self._usable()
         try:

@@ -84,7 +84,7 @@ def check_pack(root: Path) -> None:
         )
 
 
-def layers() -> Iterator[Layer]:
+def searched() -> Iterator[Layer]:
     """Yield the packs of ``SCANOPS_PACKS``, in its order, then the installed ones.
 
     Installed packs are looked for when it is their turn: asking every distribution takes longer than the rest of a

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import scanops
 from scanops import environment
@@ -51,14 +52,11 @@ def test_an_error_has_four_parts(call: Call) -> None:
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["allowed", "got", "next"]
 
 
-def test_colours_on_a_terminal_only(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    assert "\x1b" not in call(*BAD_SPEC).stderr
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}.items():
-        monkeypatch.setenv(name, value)
-    assert "\x1b[1;31m" in call(*BAD_SPEC).stderr
-    assert "\x1b[1;31m" not in call(*BAD_SPEC, NO_COLOR="1").stderr
+def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for color, changes, shown in ((False, {}, False), (True, {}, True), (True, {"NO_COLOR": "1"}, False)):
+        result = CliRunner().invoke(main, BAD_SPEC, color=color, env=changes)
+        assert ("\x1b[31m\x1b[1m" in result.stderr) is shown, changes
 
 
 def test_without_torch() -> None:

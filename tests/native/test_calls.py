@@ -159,6 +159,14 @@ def test_what_is_known(name: str, counted: Counted) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_listing_sees_what_is_served_natively_outside_of_it(counted: Counted) -> None:
+    x = torch.ones(3, 100)
+    for listed, natively in ((0, 3), (5, 0), (0, 3)):
+        with scanops.calls() if listed else contextlib.nullcontext([]) as made:
+            served = counted.during(lambda: [scanops.cumsum(x, 1) for _ in range(5)])
+        assert (len(made), served) == (listed, natively)
+
+
 def test_modes_and_transforms_are_python_s(counted: Counted) -> None:
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

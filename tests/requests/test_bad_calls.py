@@ -416,7 +416,7 @@ def python(code: str, folder: Path) -> str:
 def test_import_loads_nothing_heavy_and_reads_modules_alone(tmp_path: Path) -> None:
     watched = json.loads(python(WATCHED, tmp_path))
     assert not list(tmp_path.iterdir())
-    heavy = {"torch", "jinja2", "numpy", "ctypes", "subprocess", "platformdirs", "filelock", "click", "rich"}
+    heavy = {"torch", "jinja2", "numpy", "ctypes", "subprocess", "platformdirs", "filelock", "click"}
     assert not heavy & set(watched["modules"])
     assert [name for name in watched["modules"] if name.startswith("scanops.")] == ["scanops._version"]
     opened = [details for name, details in watched["events"] if name == "open"]
