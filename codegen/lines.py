@@ -24,6 +24,8 @@ def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
     False where no plan would differ, so that one kernel serves both. Where the length is an argument, whether the lines
     of some length are few.
     """
+    if spec.ragged:
+        return False
     if spec.input_layout == "transposed":
         return lines < PANEL_LINES * multiprocessors // 2
     if spec.inner > 1:

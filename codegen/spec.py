@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from scanops.codegen.dtypes import DTYPES, DType, default_result, derived, dtype_named, promote, set_derived
+from scanops.codegen.dtypes import (
+    DTYPES,
+    WHOLE_BYTES,
+    DType,
+    default_result,
+    derived,
+    dtype_named,
+    promote,
+    set_derived,
+)
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.slugs import ABSENT, ANY, LINE, MAP, PREFIXES, WORDS, Layout, fields_of
@@ -15,6 +24,7 @@ from scanops.codegen.spec_checks import accumulators, in_fields, in_results, ref
 from scanops.errors import UnsupportedRequest
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
+CHUNK_LENGTH = 256  # items of chunks that are lines of their own, at most: those of one tile
 ROLES = {"dtype": "input dtype", "mask": "mask dtype", "gate": "gate dtype", "saved": "saved dtype"}
 
 
@@ -58,6 +68,7 @@ class ScanSpec:
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
+    ragged: str | None = None  # lines are the segments of longer ones: dtype of the offsets where they begin and end
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
@@ -87,6 +98,7 @@ class ScanSpec:
     views: bool = derived()  # the same, apart from those of one item per line
     alone: bool = derived()  # whether the input is the only operand
     by_offsets: bool = derived()  # whether segments are given by offsets
+    every_offset: bool = derived()  # whether kernels take all offsets, not only those between the first and the last
     takes_length: bool = derived()  # whether the length is an argument of the kernel
     capacity: int = derived()  # the longest line that the kernel accepts
     indexed: bool = derived()  # whether the second output holds indices
@@ -150,6 +162,7 @@ class ScanSpec:
             views=not layouts <= {"dense", LINE},
             alone=len(sources) == 1,
             by_offsets=self.segments not in (None, "flags"),
+            every_offset=self.per_segment or self.ragged is not None,
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
@@ -175,6 +188,18 @@ class ScanSpec:
     def divides(self, items: int) -> bool:
         """Whether the length of every line is a multiple of ``items``."""
         return (self.length or self.multiple) % items == 0
+
+    def in_chunks(self, items: int) -> ScanSpec:
+        """Return the spec of the kernel for segments that are chunks of at most so many items.
+
+        Where a tile holds them, and items of a chunk are rows of WHOLE_BYTES, each is a line and needs no look-back.
+        """
+        wide = self.inner * min(self.input.bytes, self.out.bytes) >= WHOLE_BYTES
+        plain = self.layouts <= {"dense", "columns", LINE} and not self.operator.places_items
+        if not (wide and plain) or items > CHUNK_LENGTH or self.saved or self.initial or self.final:
+            return self
+        at_most = 1 << (items - 1).bit_length()
+        return replace(self, length=None, at_most=at_most, ragged=self.segments, segments=None)
 
     @property
     def slug(self) -> str:

@@ -21,6 +21,7 @@ MAX_LENGTH = 2**31
 
 LEGAL: dict[str, tuple[object, ...]] = {
     "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
+    "ragged": (None, "int32", "int64"),
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
     **dict.fromkeys(
@@ -113,6 +114,15 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             told("per_segment", "segments", "initial", "final"),
             hint,
         )
+    if spec.ragged:
+        others = ("inner", "segments", "saved", "complete", "initial", "final")
+        found = {getattr(spec, f"{name}_layout") for name in present}
+        plain = not any(getattr(spec, name) for name in others[1:]) and found <= {"dense", "columns", LINE}
+        if spec.length is not None or spec.inner == 1 or row.places_items or not plain:
+            value = told("op", "length", *others, *(f"{name}_layout" for name in present))
+            allowed = "length=None and inner above 1, without segments, saved tensor, complete results, carries and "
+            allowed += "indices, layouts dense, columns or line"
+            yield "ragged lines do not fit the other fields", allowed, value, "pass segments in place of ragged"
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

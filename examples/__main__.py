@@ -1,13 +1,20 @@
-"""All three examples: python examples."""
+"""All examples that need one process group or none: python examples."""
 
 from __future__ import annotations
 
 import sys
 
+import advantages
+import expert_positions
 import monotonic_attention
 import selective_state_space
+import serving
 import spline_flow
 from training import main
 
+MODELS = (selective_state_space, monotonic_attention, spline_flow)
+SCRIPTS = (advantages, expert_positions, serving)
+
 if __name__ == "__main__":
-    sys.exit(main([module.EXAMPLE for module in (selective_state_space, monotonic_attention, spline_flow)]))
+    status = main([module.EXAMPLE for module in MODELS])
+    sys.exit(max([status, *(module.main() for module in SCRIPTS)]))

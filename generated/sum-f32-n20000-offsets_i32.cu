@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 e686e729773c975b of everything below this banner
+// content  sha256 e303e840e42be8bf of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,7 +26,7 @@ struct State {  // operator state and segment bounds of a range
 
 typedef int Offset;
 struct Segments {
-    const Offset* begin;  // begins of the segments after the first, ascending
+    const Offset* begin;  // begins of the segments after the first, or of all of them and their end, ascending
     int count;
 };
 

@@ -119,7 +119,7 @@ def scan(
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
-    return called(tensors, (out,), complete, options, chunk)  # type: ignore[arg-type]
+    return called(tensors, (out,), complete, options, chunk)
 
 
 @overload

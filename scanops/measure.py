@@ -1,8 +1,8 @@
 """Measure plans on the current GPU for ``scanops tune``, and decide whether one is faster than the planner's.
 
-Three comparisons of interleaved runs: all candidates; the fastest few; the fastest against the planner's plan. The last
-one decides, since the minimum over many plans is biased: another plan is kept only where it wins that as well, by more
-than the noise. Times are those of CUDA events around runs on a cold L2 cache.
+Two comparisons of interleaved runs: all candidates; the fastest against the planner's plan. The second one decides,
+since the minimum over many plans is biased: another plan is kept only where it wins that as well, by more than the
+noise. Times are those of CUDA events around runs on a cold L2 cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from scanops.tuning import Measured
 # A plan must gain this much: medians of the same plan, 45 runs and 30 in other tensors, were 0.04 % apart at 0.6 ms
 # (H200); the spread of the pairs asks for more where runs are short.
 MARGIN = 0.01
-FINALISTS = 4
 CONFIRMING = 3  # factor on the runs of the comparison that decides
 MEMORY_SHARE = 0.4  # of the free memory for x, mask and two results
 PAD = 32  # items between rows of a tensor that is not dense
@@ -102,15 +101,12 @@ def tune(
         if not laboratory.agrees(plan):
             problems[plan] = "its result is not the planner's"
     usable = [plan for plan in usable if plan not in problems]
-    said("measuring", 0, 3)
-    ranked = _ranked(laboratory.times(usable, rounds))
-    said("measuring", 1, 3)
-    finalists = [plan for plan in ranked if plan != default][:FINALISTS]
-    ranked = _ranked(laboratory.times([default, *finalists], rounds))
-    said("measuring", 2, 3)
-    best = next((plan for plan in ranked if plan != default), default)
+    said("measuring", 0, 2)
+    found = laboratory.times(usable, rounds)
+    said("measuring", 1, 2)
+    best = min(found, key=lambda plan: (plan == default, statistics.median(found[plan])))  # of the others, if any
     times = laboratory.times([default, best] if best != default else [default], CONFIRMING * rounds)
-    said("measuring", 3, 3)
+    said("measuring", 2, 2)
     better = best != default and _is_better(times[best], times[default])
     chosen = best if better else default
     measured = Measured(
@@ -121,11 +117,6 @@ def tune(
     )
     refused = tuple(problems.items())
     return Outcome(default=default, best=chosen, measured=measured, tried=len(usable), refused=refused)
-
-
-def _ranked(times: Mapping[Plan, list[float]]) -> list[Plan]:
-    """Return the plans by median time, the fastest first."""
-    return sorted(times, key=lambda plan: statistics.median(times[plan]))
 
 
 def _is_better(times: list[float], others: list[float]) -> bool:

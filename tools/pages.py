@@ -1,4 +1,4 @@
-"""Render the pages of ``docs/`` that follow from the operator table: ``python -m tools.pages [--check]``.
+"""Render the pages of ``docs/`` that follow from tables and results: ``python -m tools.pages [--check]``.
 
 The description of an operator comes from its row of the table, the example from the recurrence of the row, and the page
 on adding an operator from the text that adding it gives. Needs neither torch nor a compiler.
@@ -21,6 +21,7 @@ from scanops.codegen.operators import BUILT_IN, FAMILIES, OPERATORS, Operator, b
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from tools.committed import run
+from tools.performance import performance_files
 
 __all__ = ["EXAMPLES", "docs_files", "main"]
 
@@ -89,6 +90,7 @@ def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
         **pages,
         "own-operators.md": _own(examples),
         "adding-an-operator.md": _adding(),
+        **performance_files(),
     }
 
 

@@ -107,7 +107,8 @@ def build_command(what: Variant, target: str, path: Path) -> list[str]:
         "MASKED": int(what.masked),
         "VECTORS": int(memory == scanned == output),
     }
-    headers = [f"-I{folder}" for folder in ([toolkit.include / "cccl"] if toolkit.include else []) if folder.is_dir()]
+    cccl = toolkit.root / "include" / "cccl"
+    headers = [f"-I{cccl}"] if cccl.is_dir() else []
     return [
         *(str(toolkit.path), "-ccbin", str(find_cxx().path), "-O3", "-std=c++17", f"-arch={target}"),
         *("-shared", "-Xcompiler", "-fPIC", *headers),

@@ -105,8 +105,8 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
         },
     }
     every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    plain = not (first.complete or first.map or first.per_segment)
-    general = {"as many results as items, no map and no carries of segments": plain}
+    plain = not (first.complete or first.map or first.every_offset)
+    general = {"as many results as items, no map, no carries of segments and no ragged lines": plain}
     return general | {"contiguous operands": not first.strided} | rules.get(format, {}) | every
 
 

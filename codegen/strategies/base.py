@@ -135,6 +135,7 @@ class Plan:
         among += ("output", *chosen)
         among += ("indices", "third", "fourth")[: len(self.results) - 1]
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
+        taken = taken - {"length"} | {"offsets"} if self.spec.ragged else taken
         return Launch(
             parameters=(*sources, *(name for name in FIELDS if name in taken)),
             threads=self.threads,

@@ -32,8 +32,8 @@ class ColumnsPlan(PanelPlan):
 
     @property
     def launch(self) -> Launch:
-        """What a launch follows from: a block for each panel."""
-        return self._launch("lines", adjacent=self.spec.inner, width=self.columns)
+        """What a launch follows from: a block for each panel; of ragged lines, in place of the length, their number."""
+        return self._launch("lines", adjacent=self.spec.inner, width=self.columns, tile=int(bool(self.spec.ragged)))
 
 
 # H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.

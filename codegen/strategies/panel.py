@@ -93,7 +93,7 @@ class PanelPlan(Plan):
         In global memory lanes access rows in turns, so that an access of the warp is contiguous however narrow the
         panel is; in shared memory each lane scans neighbouring rows.
         """
-        narrow = self.columns * self.spec.input.bytes < LINE_BYTES
+        narrow = self.columns * self.spec.input.bytes < LINE_BYTES and not self.spec.ragged
         return self.stages > 0 and self._panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
 
     def is_flat(self, source: Source) -> bool:
@@ -164,7 +164,8 @@ def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
 
 def is_narrow(spec: ScanSpec, target: Target) -> bool:
     """Whether all columns together are narrower than a cache line, so that lanes exchange rows to read full lines."""
-    return spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
+    narrow = spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES and not spec.ragged
+    return narrow and can_stage(spec, target, column_width(spec))
 
 
 def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False, few: bool = False) -> int:

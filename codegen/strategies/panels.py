@@ -102,7 +102,7 @@ PAIR_TILES = {
 
 def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
-    if spec.inner == 1 or not panel.are_neighbours(spec) or spec.capacity <= ONE_TILE:
+    if spec.inner == 1 or spec.ragged or not panel.are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
     if not few:
         if spec.inner * spec.out.bytes < LINE_BYTES:

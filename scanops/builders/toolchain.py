@@ -40,7 +40,6 @@ class CudaToolkit:
     root: Path  # as nvcc itself states it
     version: str  # "13.0"
     targets: tuple[str, ...]  # ("sm_75", "sm_80", ...), as nvcc lists them
-    include: Path | None  # the folder with cuda_runtime.h
     runtime: Path | None  # the libcudart.so.N to link against
 
 
@@ -211,22 +210,20 @@ def _probe_nvcc(path: Path, found_by: str, cxx: Path | None, _: tuple[int, int])
             hint=f"nvcc needs a host compiler to answer: {_INSTALL_CXX}; or set SCANOPS_NVCC to another nvcc",
         )
     root = Path(top[1].strip()).resolve()
-    includes = [*_folders(dry, "INCLUDES", "-I"), root / "include"]
-    folders = [*_folders(dry, "LIBRARIES", "-L"), root / "lib64", root / "lib"]
+    folders = [*_library_folders(dry), root / "lib64", root / "lib"]
     return CudaToolkit(
         path=path,
         found_by=found_by,
         root=root,
         version=release[1],
         targets=tuple(sorted((code for code in listed if _TARGET.fullmatch(code)), key=lambda code: int(code[3:]))),
-        include=next((folder.resolve() for folder in includes if (folder / "cuda_runtime.h").is_file()), None),
         runtime=next((found for folder in folders if (found := _runtime(folder))), None),
     )
 
 
-def _folders(dry: str, variable: str, option: str) -> list[Path]:
-    line = re.search(rf"^#\$ {variable}=(.*)$", dry, re.MULTILINE)
-    return [Path(text) for text in re.findall(rf'"?{option}([^"\s]+)"?', line[1])] if line else []
+def _library_folders(dry: str) -> list[Path]:
+    line = re.search(r"^#\$ LIBRARIES=(.*)$", dry, re.MULTILINE)
+    return [Path(text) for text in re.findall(r'"?-L([^"\s]+)"?', line[1])] if line else []
 
 
 def _runtime(folder: Path) -> Path | None:

@@ -108,7 +108,7 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
 def scanned(call: Call, x: Tensor, **others: Tensor | complex | None) -> Any:
     """Return what the scan of one GPU gives; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
-    return called(tensors, (None, None) if listed(call.op).indices else (None,), False, call.values())  # type: ignore[arg-type]
+    return called(tensors, (None, None) if listed(call.op).indices else (None,), False, call.values())
 
 
 # ---- forward

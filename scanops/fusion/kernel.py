@@ -12,13 +12,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operator import Operator
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
 from scanops.fusion.rows import Field, of_states, row_with
+
+if TYPE_CHECKING:
+    from scanops.codegen.strategies.base import Result
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 
@@ -28,14 +31,6 @@ class Operand(NamedTuple):
 
     dtype: str
     layout: Any = "dense"
-
-
-class Result(NamedTuple):
-    """The names of an output: as those of ``codegen.strategies.base``, which few scans need."""
-
-    name: str
-    type: str
-    pointer: str
 
 
 class Output(NamedTuple):
@@ -239,6 +234,8 @@ class Fusion:
     @property
     def further(self) -> tuple[Result, ...]:
         """The names of the outputs after the first in the text of a kernel."""
+        from scanops.codegen.strategies.base import Result  # which has been imported where a kernel is planned
+
         return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
 
 

@@ -28,23 +28,14 @@ from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
 
-# x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
-Given = tuple[
-    torch.Tensor,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | None,
-    torch.Tensor | complex | None,
-]
-
 
 def called(
-    tensors: Given, outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
+    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
+    Nothing is checked yet. ``tensors``: x, mask, gate, segment_starts, offsets and initial as the user gave them, the
+    last may be a number. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
     x = tensors[0]
@@ -59,7 +50,7 @@ def called(
         if answer is not None:
             return answer
     op, dim, reverse, exclusive, final, *others = options
-    given = Inputs(*tensors)  # type: ignore[arg-type]
+    given = Inputs(*tensors)
     initial = given.initial if given.offsets is not None else None
     every = type(final) is str and final == "segments"
     per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)

@@ -12,6 +12,7 @@ from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
 from scanops.requests.call import is_recorded, is_traced, stretches
 from scanops.requests.geometry import overlaps_itself, span_of
+from scanops.torch_private import at_tracing
 
 
 def check_tensor(who: str, role: str, value: object) -> None:
@@ -140,13 +141,10 @@ def scalar_of(who: str, number: torch.types.Number) -> torch.types.Number:
     return float(number)
 
 
+@at_tracing
 def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
     """torch.can_cast, which torch.compile does not follow."""
-    if given.is_complex:
-        return dtype.is_complex
-    if given.is_floating_point:
-        return dtype.is_floating_point or dtype.is_complex
-    return given == torch.bool or dtype != torch.bool
+    return torch.can_cast(given, dtype)
 
 
 def _holds(number: complex, dtype: torch.dtype) -> bool:

@@ -152,7 +152,7 @@ class Request:
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
-        return spec_class()(
+        spec = spec_class()(
             length=length,
             saved_results=self.saved_results,
             inner=inner,
@@ -160,6 +160,8 @@ class Request:
             **self.call.spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
+        chunk = segments.chunk_of(self.inputs.offsets) if self.inputs.offsets is not None else None
+        return spec if chunk is None else spec.in_chunks(chunk)
 
     def _transposed(self, layouts: dict[str, Layout], operands: Operands) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""

@@ -20,10 +20,17 @@ _DTYPES = (torch.int32, torch.int64)
 Outs = tuple[Tensor | None, ...]
 
 
-# Of offsets already checked, by id while they live: version, address and the length of lines that they are valid for,
-# and the offsets of their chunks by size. An attribute of the tensor would be copied and saved with it, and torch's
-# dictionary of weak references costs a call 1.5 us.
-_CHECKED: dict[int, tuple[weakref.ref[Tensor], tuple[int, int, int], dict[int, Tensor]]] = {}
+class _Known(NamedTuple):
+    """What is known of offsets that were checked."""
+
+    offsets: weakref.ref[Tensor]
+    state: tuple[int, int, int]  # version, address and the length of lines that they are valid for
+    chunks: dict[int, Tensor]  # the offsets of their chunks by size
+    chunk: int | None  # of chunks: their size, which no segment exceeds
+
+
+# By id while they live: attributes are copied and saved with a tensor, torch's weak dictionary costs a call 1.5 us.
+_CHECKED: dict[int, _Known] = {}
 
 
 def check_starts(who: str, starts: Tensor, offsets: Tensor | None, x: Tensor) -> Tensor:
@@ -61,7 +68,7 @@ def check_offsets(who: str, offsets: Tensor, x: Tensor, dim: int) -> Tensor:
     # An inference tensor has no version counter: its values are read at every call.
     state = None if offsets.is_inference() else (version_of(offsets), offsets.data_ptr(), length)
     known = _CHECKED.get(id(offsets))
-    if state is not None and known is not None and known[0]() is offsets and known[1] == state:
+    if state is not None and known is not None and known.offsets() is offsets and known.state == state:
         return offsets.contiguous()
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedRequest(
@@ -81,9 +88,15 @@ def check_offsets(who: str, offsets: Tensor, x: Tensor, dim: int) -> Tensor:
     return offsets.contiguous()
 
 
-def _remember(offsets: Tensor, state: tuple[int, int, int]) -> None:
+def _remember(offsets: Tensor, state: tuple[int, int, int], chunk: int | None = None) -> None:
     number, known = id(offsets), _CHECKED  # which has no name any more when the interpreter ends
-    known[number] = (weakref.ref(offsets, lambda _: known.pop(number, None)), state, {})
+    known[number] = _Known(weakref.ref(offsets, lambda _: known.pop(number, None)), state, {}, chunk)
+
+
+def chunk_of(offsets: Tensor) -> int | None:
+    """Return the size of the chunks that ``offsets_of_chunks`` made these of, which nobody changes; else None."""
+    known = _CHECKED.get(id(offsets))
+    return known.chunk if known and known.offsets() is offsets else None
 
 
 def offsets_of_chunks(who: str, offsets: Tensor | None, x: Tensor, dim: int, chunk: int) -> Tensor:
@@ -97,7 +110,7 @@ def offsets_of_chunks(who: str, offsets: Tensor | None, x: Tensor, dim: int, chu
         known = {}
     else:
         offsets = check_offsets(who, offsets, x, dim)
-        known = _CHECKED[id(offsets)][2] if _has_values(offsets) and not offsets.is_inference() else {}
+        known = _CHECKED[id(offsets)].chunks if _has_values(offsets) and not offsets.is_inference() else {}
         if chunk in known:
             return known[chunk]
         begin, end = offsets[:-1].long(), offsets[1:].long()
@@ -109,7 +122,7 @@ def offsets_of_chunks(who: str, offsets: Tensor | None, x: Tensor, dim: int, chu
         first = begin[place] + (number - (last - chunks)[place]) * chunk
         found = torch.cat([torch.where(own < len(begin), first, length), end[-1:]]).to(offsets.dtype)
     if _has_values(found) and not found.is_inference():  # made right: their values need not be read
-        _remember(found, (version_of(found), found.data_ptr(), length))
+        _remember(found, (version_of(found), found.data_ptr(), length), chunk)
         known[chunk] = found
     return found
 

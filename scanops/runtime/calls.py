@@ -19,6 +19,7 @@ from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
+from scanops.requests.segments import chunk_of
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES, Policy
@@ -67,7 +68,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, environment.SCOPED.get(), *facts(inputs))
+        key: Key = (call, environment.SCOPED.get(), *facts(inputs), *_chunks(inputs.offsets))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -89,7 +90,7 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        key: Key = (kind, needs, policy, *facts(given))
+        key: Key = (kind, needs, policy, *facts(given), *_chunks(given[-1]))
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -119,6 +120,11 @@ def facts(tensors: Tensors) -> list[object]:
             for each in tensors
         ],
     ]
+
+
+def _chunks(offsets: torch.Tensor | None) -> tuple[int | None, ...]:
+    """What a spec follows from besides the shape of offsets."""
+    return () if offsets is None else (chunk_of(offsets),)
 
 
 def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:

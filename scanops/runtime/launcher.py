@@ -86,7 +86,9 @@ class Launcher:
             arguments.neighbours = neighbours_of(request.operands, request.call.dim) or Neighbours()
         if request.inputs.offsets is not None:
             # with carries of segments all offsets, otherwise those between the first and the last
-            arguments.segments = request.inputs.offsets.numel() - (0 if kernel.spec.per_segment else 2)
+            arguments.segments = request.inputs.offsets.numel() - (0 if kernel.spec.every_offset else 2)
+        if kernel.spec.ragged:
+            arguments.length = arguments.segments - 1  # of which each is a line
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
@@ -95,7 +97,7 @@ class Launcher:
         self.own = (kernel.spec, kernel.few) == (asked, few)
         self.places = request.places
         # Without carries of segments not the first offset: the first segment begins at 0.
-        skipped = {} if kernel.spec.per_segment else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
+        skipped = {} if kernel.spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
         there = enumerate(zip(_READ_BY, request.inputs, strict=True))
         given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
         self.reads = reads or tuple(given)

@@ -34,7 +34,7 @@ from scanops.processes import NO_FORK
 from scanops.store import usage
 from scanops.store.entry import FILES, Entry, checked, write_manifest
 from scanops.store.layers import keys, refusal, searched
-from scanops.store.library import disagreement, load
+from scanops.store.library import load
 from scanops.store.root import (
     building,
     check_root,
@@ -229,7 +229,7 @@ class Store:
 
 
 def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
-    """Put an entry together, on disk to the last byte. Load a library once; hold a cubin to its launch."""
+    """Put an entry together, on disk to the last byte, and load a library once: a cubin takes a GPU to load."""
     ready = stage / f"{request.name}-{request.identities[report.form][:16]}"
     ready.mkdir(mode=0o700)
     (ready / "kernel.cu").write_text(request.source, encoding="utf-8")
@@ -238,8 +238,6 @@ def _complete(request: BuildRequest, report: BuildReport, stage: Path) -> Entry:
     try:
         if report.form != CUBIN:
             load(entry)
-        elif wrong := disagreement(entry.library_path.read_bytes(), entry.manifest["launch"]["parameters"]):
-            raise BadStoreEntry("", allowed="a kernel with the parameters of its launch", value=wrong, hint="report it")
     except BadStoreEntry as problem:
         source = report.file.with_name("kernel.cu")
         raise BuildFailure(

@@ -85,6 +85,8 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ),
     ({"per_segment": True, "final": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
     ({"per_segment": True, "segments": "int32"}, ("initial=False", "initial or final")),
+    ({"ragged": "int8"}, ("'int8'", "'int32'", "'int64'")),
+    ({"ragged": "int32", "inner": 8}, ("length=100", "length=None and inner above 1")),
     *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
     *((change, ()) for change in BAD_GRADIENTS),
 )
@@ -113,6 +115,7 @@ SLUGS: dict[str, dict[str, Any]] = {
         "length": 9, "segments": "int32", "final": True, "per_segment": True,
     },
     "sum-f32-any": {"length": None},
+    "sum-f32-any-le64-inner8-ragged_i64": {"length": None, "at_most": 64, "inner": 8, "ragged": "int64"},
     "sum-f32-any-le4096-by4-inner3-reverse": {
         "length": None, "at_most": 4096, "multiple": 4, "inner": 3, "reverse": True,
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import statistics
 import sys
@@ -48,6 +49,18 @@ def test_a_sequence_over_two_ranks_trains_as_on_one() -> None:
     words = ("--nproc-per-node", 2, EXAMPLES / "distributed_recurrence.py", "--steps", 8, "--length", 24)
     said = ran(sys.executable, "-m", "torch.distributed.run", *words, OMP_NUM_THREADS="1").stdout
     assert "[8, 16] of the time steps" in said and "losses agree" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    {
+        "advantages": r"step by step .* ms, one scan .* ms: the same",
+        "expert_positions": r"235 to 290 each, 84 dropped; positions are right",
+        "serving": r"256 tokens: sum-f32-n256-exclusive on \w+: .* hit in store [\s\S]*5 hit, 2 not in the pack",
+    }.items(),
+)
+def test_a_short_script_prints_its_result(name: str, said: str) -> None:
+    assert re.search(said, ran(sys.executable, EXAMPLES / f"{name}.py").stdout)
 
 
 def test_a_slightly_wrong_scan_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,7 @@ def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monk
     [
         ("sum-f32-n9-exclusive-complete-rows", "modelnew", "as many results as items"),
         ("sum-f32-n9-offsets_i32-final-per_segment", "cu", "no carries of segments"),
+        ("sum-f32-any-inner4-ragged_i32", "cu", "no ragged lines"),
         ("sum-f32-n8 sum-f32-n9", "cu", "one: every kernel has a launcher"),
         ("sum-f32-n8 prod-f32-n8", "modelnew", "specs that differ in length"),
         ("sum-f32-n8", "pdf", "modelnew, cu, kernelbench, gpumode"),

@@ -112,20 +112,22 @@ def test_refusals_of_carries(options: dict[str, Any], words: str) -> None:
 # ---- chunks
 
 
-def in_chunks(x: torch.Tensor, dim: int, cuts: list[int], size: int, **options: Any) -> torch.Tensor:
+def in_chunks(x: torch.Tensor, dim: int, cuts: list[int], size: int, op: str = "sum", **options: Any) -> torch.Tensor:
     """Each chunk of each segment scanned alone."""
     whole = {n: t.expand(x.shape) for n, t in options.items() if isinstance(t, torch.Tensor)}
     begins = [(at, min(at + size, end)) for begin, end in itertools.pairwise(cuts) for at in range(begin, end, size)]
     found = []
     for begin, end in begins:
         own = {n: t.narrow(dim, begin, end - begin) for n, t in whole.items()}
-        found.append(scanops.cumsum(x.narrow(dim, begin, end - begin), dim, **{**options, **own}))
+        found.append(scanops.scan(x.narrow(dim, begin, end - begin), op, dim, **{**options, **own}))
     return torch.cat(found, dim)
 
 
 @pytest.mark.parametrize("cuts", [None, [0, 0, 5, 50, 50, 96, 96]], ids=["lines", "offsets"])
 @pytest.mark.parametrize("length", [96, 100, 7], ids=["whole", "tail", "short"])
-@pytest.mark.parametrize(("before", "behind"), [((2,), (6,)), ((3,), ())], ids=["columns", "rows"])
+@pytest.mark.parametrize(
+    ("before", "behind"), [((2,), (6,)), ((2,), (40,)), ((3,), ())], ids=["few columns", "columns", "rows"]
+)
 def test_chunks(
     kernels: str, before: tuple[int, ...], behind: tuple[int, ...], length: int, cuts: list[int] | None
 ) -> None:
@@ -153,6 +155,20 @@ def test_chunks(
     out = torch.empty_like(y, requires_grad=False)
     assert scanops.scan(x.detach(), "sum", 1, out=out, **options) is out
     torch.testing.assert_close(out, y)
+
+
+@pytest.mark.parametrize("chunk", [5, 200])
+@pytest.mark.parametrize("first", [0, 1])
+def test_chunks_of_views(kernels: str, first: int, chunk: int) -> None:
+    """Columns within wider rows, on and off the boundary of an access, beside a mask, and empty segments."""
+    x = torch.rand(2, 700, 48, generator=torch.Generator().manual_seed(1)).to(kernels)[..., first : first + 40]
+    mask = x > 0.5
+    offsets = torch.tensor([0, 0, 320, 321, 321, 700, 700], device=kernels)
+    for reverse in (False, True):
+        for op in ("sum", "max"):
+            found = scanops.scan(x, op, 1, chunk=chunk, offsets=offsets, mask=mask, reverse=reverse)
+            wanted = in_chunks(x, 1, offsets.tolist(), chunk, op, mask=mask, reverse=reverse)
+            torch.testing.assert_close(found, wanted)
 
 
 def test_transforms_of_chunks() -> None:

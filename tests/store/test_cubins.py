@@ -18,17 +18,16 @@ from scanops import artifact
 from scanops.artifact import CUBIN
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
+from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store import Store
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
 from scanops.store.entry import Entry, checked, facts_of, read_entry
-from scanops.store.library import disagreement
 from scanops.store.packing import finish, troubles
 from scanops.store.packs import ANY, read
-from tests.store.sources import CUDA, flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
+from tests.store.sources import flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
 pytestmark = needs_nvrtc
 
@@ -142,19 +141,6 @@ def test_a_cubin_for_another_target_is_not_packed(root: Path) -> None:
     exchanged(folder(root), (folder(root, "sm_80") / "kernel.cubin").read_bytes())
     with pytest.raises(scanops.errors.BadStoreEntry, match="built for sm_80"):
         finish(root)
-
-
-def test_a_kernel_agrees_with_its_launch(root: Path, tmp_path: Path) -> None:
-    data = (folder(root) / "kernel.cubin").read_bytes()
-    names = read_entry(folder(root)).manifest["launch"]["parameters"]
-    assert disagreement(data, names) is None
-    for others in (names[:-1], [*names, "lines"], [*names[:-1], "geometry"]):
-        assert "parameters of" in str(disagreement(data, others))
-    assert all(disagreement(data[:size], names) for size in (8, 64, len(data) // 2))
-    assert CUDA.launch
-    odd = replace(CUDA, builders=("nvrtc",), launch={**CUDA.launch, "parameters": ["input", "output"]})
-    with pytest.raises(BuildFailure, match=r"parameters of \[8, 8, 8\] bytes"):
-        Store(tmp_path / "own").get_or_build(odd)
 
 
 ONE_KEY = """

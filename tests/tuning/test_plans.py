@@ -139,7 +139,9 @@ assert {**RUN, **{plan.strategy: plan for plan in SPLIT}}.keys() == STRATEGIES.k
 def test_a_candidate_computes_the_scan(plan: Plan) -> None:
     """The reference's values, exactly. Every strategy is among the plans but split, for few lines."""
     spec = plan.spec
-    kernel = Kernel(spec, CPU, Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU)))
+    launch = plan.launch._asdict()
+    request = BuildRequest(name=spec.slug, source=render(plan), target=CPU, launch=launch)
+    kernel = Kernel(spec, CPU, Store().get_or_build(request))
     kernel._plan = plan
     operands = Operands(spec, 8 * spec.inner, "cpu")
     operands.fill_exactly()
