@@ -16,6 +16,7 @@ from scanops.distributed import shards
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
+from scanops.requests.segments import flags_along
 from tests.distributed.ranks import DTYPE, FLOATS, VARIANTS, WHOLE, WORLDS, Case, called, case_of
 from tests.scripts import ROOT, ran
 
@@ -28,7 +29,7 @@ def forward(case: Case) -> list[list[torch.Tensor]]:
         given = case.local(rank)
         starts = given.get("segment_starts")
         if "offsets" in given:
-            starts = shards.flags_of(given["offsets"], given["x"], 1, case.bounds[rank])
+            starts = flags_along(None, given["offsets"], given["x"], 1, case.bounds[rank])
         tensors = Inputs(given["x"], given.get("mask"), given.get("gate"), starts)
         found.append(shards.shard_of(Call(op, 1, reverse, exclusive, final), tensors, None))
     totals = [shards.totals(shard, case.bounds[rank]) for rank, shard in zip(ranks, found, strict=True)]
