@@ -11,13 +11,15 @@ from torch import Tensor
 from scanops.codegen.operators import Operator
 from scanops.extrema import Ends, Final, Pair, ValuesAndIndices, cummax, cummin
 from scanops.fusion import operator as operator
-from scanops.ops.dispatch import broadcast_gates, called, plain_name
+from scanops.ops.dispatch import PLACED, broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from scanops.extrema import Chunks, Functions, Keywords
     from scanops.fusion.operators import FieldOperator
+    from scanops.requests.call import Call
+    from scanops.requests.request import Inputs
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
@@ -267,3 +269,12 @@ def linear_scan(
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))
+
+
+def _scan_placed(call: Call, given: Inputs) -> tuple[Tensor, ...]:
+    from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
+
+    return scan_placed(call, given)
+
+
+PLACED.append(_scan_placed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,20 @@ __all__ = ["CumProd", "CumSum", "LinearRecurrence", "MaskedCumSum"]
 class _Scan(torch.nn.Module):
     """Base of the modules: dimension, direction, and whether items are left out."""
 
-    def __init__(self, dim: int = -1, *, reverse: bool = False, exclusive: bool = False) -> None:
+    def __init__(self, dim: int = -1, *, reverse: bool = False, exclusive: bool = False, group: Any = None) -> None:
         super().__init__()
+        self.group = group
         self.dim = dim
         self.reverse = reverse
         self.exclusive = exclusive
+
+    def _scan(self, name: str, *tensors: Tensor, **options: Any) -> Any:
+        options |= {"reverse": self.reverse, "exclusive": self.exclusive}
+        if self.group is None:
+            return getattr(api, name)(*tensors, self.dim, **options)
+        from scanops import distributed  # which few programs need
+
+        return getattr(distributed, name)(*tensors, self.dim, group=self.group, **options)
 
     def extra_repr(self) -> str:
         """Return the arguments that are not the default, for repr."""
@@ -32,6 +43,7 @@ class CumSum(_Scan):
         dim: the dimension to scan along; the last by default.
         reverse: from the last item to the first.
         exclusive: ``y[i]`` leaves x[i] out; the first is 0.
+        group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for none.
 
     Shape:
         x of any shape; y of the same.
@@ -47,7 +59,8 @@ class CumSum(_Scan):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inclusive or exclusive sums of x."""
-        return api.cumsum(x, self.dim, reverse=self.reverse, exclusive=self.exclusive)
+        found: Tensor = self._scan("cumsum", x)
+        return found
 
 
 class CumProd(_Scan):
@@ -63,7 +76,8 @@ class CumProd(_Scan):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inclusive or exclusive products of x."""
-        return api.cumprod(x, self.dim, reverse=self.reverse, exclusive=self.exclusive)
+        found: Tensor = self._scan("cumprod", x)
+        return found
 
 
 class MaskedCumSum(_Scan):
@@ -83,7 +97,8 @@ class MaskedCumSum(_Scan):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the sums of the selected or weighted items of x."""
-        return api.cumsum(x, self.dim, mask=mask, reverse=self.reverse, exclusive=self.exclusive)
+        found: Tensor = self._scan("cumsum", x, mask=mask)
+        return found
 
 
 class LinearRecurrence(_Scan):
@@ -105,4 +120,5 @@ class LinearRecurrence(_Scan):
 
     def forward(self, a: Tensor, b: Tensor, initial: Tensor | None = None) -> Tensor:
         """Return h, from the carry-in ``initial`` or 0."""
-        return api.linear_scan(a, b, self.dim, initial=initial, reverse=self.reverse, exclusive=self.exclusive)
+        found: Tensor = self._scan("linear_scan", a, b, initial=initial)
+        return found

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from scanops import api, emulator
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
+from scanops.requests.call import SHARDED
 from scanops.torch_private import at_tracing, saved_tensors_hooks
 
 __all__ = ["patch_torch"]
@@ -25,9 +26,9 @@ def patch_torch() -> Iterator[None]:
 
     ``torch.cumsum``, ``cumprod``, ``cummax``, ``cummin`` and ``logcumsumexp``, the tensor methods of these names,
     ``cumsum_`` and ``cumprod_`` are computed by scanops where the tensor is on a GPU, or on the CPU inside
-    ``scanops.emulate()``, with ``dtype=``, ``out=`` and every keyword torch takes. Results, gradients and
-    ``torch.return_types`` are torch's. What scanops refuses torch computes itself, or raises its own error for: an
-    ``out`` of another shape, dimensions by name, an invalid call.
+    ``scanops.emulate()`` or ``scanops.distributed.sharded()``, with ``dtype=``, ``out=`` and every keyword torch takes.
+    Results, gradients and ``torch.return_types`` are torch's. What scanops refuses torch computes itself, or raises its
+    own error for: an ``out`` of another shape, dimensions by name, an invalid call.
 
     The block applies to the current thread and to functions called from Python in it: not to scans inside torch's C++
     functions, nor to threads started in it, which may open blocks of their own. Backward passes need no block. Scans
@@ -86,7 +87,7 @@ def _replacement(row: Operator, *, in_place: bool = False) -> Callable[..., Any]
 def _is_ours(x: Any, dim: Any, *outs: Any) -> bool:
     if not isinstance(x, Tensor) or type(dim) is not int:
         return False
-    if not (x.is_cuda or _is_emulated()) or _is_computed_again():
+    if not (x.is_cuda or SHARDED or _is_emulated()) or _is_computed_again():
         return False
     return all(out is None or isinstance(out, Tensor) for out in outs)
 

@@ -90,6 +90,9 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
         registry.find(name).fake_impl.register(function, __name__, lib=library)
 
 
+without_functions = torch._C.DisableTorchFunction  # neither modes nor subclasses see torch's functions
+
+
 def at_tracing(function: F) -> F:
     """As ``torch.compiler.assume_constant_result``, which would import the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

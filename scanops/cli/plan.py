@@ -163,7 +163,7 @@ def _sharding(plan: Plan, ranks: int, lines: int | None) -> Facts:
 def _sharding_lines(sharded: Facts) -> list[tuple[str, str]]:
     return [
         ("ranks", f"{sharded['ranks']}, method {sharded['method']}: {sharded['why']}"),
-        ("exchange", f"{sharded['sent']} bytes to each rank, {sharded['exchange_us']:.1f} us by NCCL's model"),
+        ("exchange", f"{sharded['sent']} bytes to each rank, {sharded['exchange_us']:.1f} us by the model"),
         (
             "sharded",
             f"{sharded['us']:.1f} us, {sharded['moved']} bytes moved a rank: {sharded['relative']:.2f} of the speed of "

@@ -7,23 +7,26 @@ start, the traffic, and what happens when ranks disagree or end.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
-from scanops.distributed.groups import group_of
-from scanops.distributed.node import answered, sharded
+from scanops.distributed.calls import How, scan_shards
+from scanops.distributed.groups import Group, group_of
 from scanops.errors import UnsupportedRequest
 from scanops.extrema import Pair, ValuesAndIndices
 from scanops.ops.dispatch import broadcast_gates, plain_name
-from scanops.requests.call import Call
+from scanops.requests.call import SHARDED, Call
 from scanops.requests.request import Inputs
 
-__all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan"]
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
 
 _REFUSED = {
+    "chunk": "cut the dimension where chunks begin, and pass the cuts as offsets",
     "complete": "ranks would return n + 1 results for n items: pass exclusive=True and return_final=True",
     "map": "compute the elements first, or scan on one GPU",
     "then": "apply the function to the results, or scan on one GPU",
@@ -51,6 +54,10 @@ def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pa
         return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
             ranks.
         offsets: segments by their positions in the whole line, equal on all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+        method: ``"twopass"``, ``"chain"``, or ``"auto"``: the faster of these by the model of ``scanops plan``.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
 
@@ -135,19 +142,65 @@ def _extreme(
 def _called(
     who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    check = options.pop("check", "first")
+    how, group = How.of(options), options.pop("group", None)
     if type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor":
-        from scanops.distributed.placed import placed  # which few programs need, and which takes long to import
+        from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
 
-        at = placed(who, x, gate, dim, options)
-        if at is None:  # the operators of one GPU know these shardings
-            options.pop("group", None)
-            return answered(*_request(who, x, op, dim, options, gate))
-        final = bool(options.get("return_final"))
-        request = partial(_request, who, at.x, op, at.dim, at.options, at.gate)
-        return at.wrapped(sharded(who, request, at.group, check), final)
-    group = group_of(options.pop("group", None))
-    return sharded(who, partial(_request, who, x, op, dim, options, gate), group, check)
+        return scan_placed(*_request(who, x, op, dim, options, gate), how, group)
+    return scan_shards(who, partial(_request, who, x, op, dim, options, gate), group_of(group), how)
+
+
+class _Block(NamedTuple):
+    """An open block of ``sharded``."""
+
+    group: Group
+    dims: tuple[int, ...]
+    how: How
+
+    def covers(self, dim: Any, rank: int) -> bool:
+        """Return whether the block shards a dimension of a tensor of so many dimensions."""
+        return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in self.dims if each < rank]
+
+    def answered(
+        self, tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
+    ) -> Any:
+        """Return what a call returns that the block shards; None for others. Arguments are those of ``called``."""
+        (x, mask, gate, starts, offsets, initial), (op, dim, *_) = tensors, options
+        if type(x).__name__ == "DTensor" or not self.covers(dim, getattr(x, "ndim", 0)):
+            return None
+        given = dict(zip(Call.__slots__[2:7], options[2:], strict=True))
+        given |= {"mask": mask, "segment_starts": starts, "offsets": offsets, "initial": initial, "complete": complete}
+        given |= {"return_final": given.pop("final"), "chunk": chunk}
+        given["out"] = next((each for each in outs if each is not None), None)
+        name = Call(op, dim).name
+        found = scan_shards(name, partial(_request, name, x, op, dim, given, gate), self.group, self.how)
+        return found if len(found) > 1 else found[0]
+
+
+@contextlib.contextmanager
+def sharded(
+    group: Any = None, dims: tuple[int, ...] = (1,), *, spans: Any = None, method: str = "auto", check: str = "first"
+) -> Iterator[None]:
+    """Scan plain tensors along ``dims`` over the ranks of a group inside the block, for models that know of no ranks.
+
+    Every scan of ``scanops`` inside the block, and with ``scanops.patch_torch()`` those of torch, whose dimension is
+    one of ``dims`` is the sharded one of the same name; others stay as they are. Arguments are those of ``scan``. What
+    sharded scans do not support raises UnsupportedRequest. The block counts in all threads of the process, and where
+    ``torch.compile`` traces. Backward passes need no block, except those of checkpoints, which compute again.
+
+    Example:
+        >>> import torch, scanops, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> with sd.sharded(dims=(0,)):
+        ...     scanops.cumsum(torch.ones(3), 0)
+        tensor([1., 2., 3.])
+        >>> dist.destroy_process_group()
+    """
+    SHARDED.append(_Block(group_of(group), dims, How(method, check, spans)))
+    try:
+        yield
+    finally:
+        SHARDED.pop()
 
 
 def _request(
@@ -159,7 +212,8 @@ def _request(
         if given is not None and given is not False:
             raise UnsupportedRequest(
                 f"{who}: {name} is not for sharded dimensions",
-                allowed="group, check, mask, reverse, exclusive, initial, return_final, segment_starts, offsets, dtype",
+                allowed="group, spans, method, check, mask, reverse, exclusive, initial, return_final, segment_starts, "
+                "offsets, dtype, accumulate",
                 value=f"{name} given",
                 hint=instead,
             )

@@ -18,14 +18,22 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest, shown
 
-__all__ = ["CHECKS", "Group", "group_of"]
+__all__ = ["CHECKS", "Agreed", "Group", "group_of"]
 
 CHECKS = ("first", "always", "never")
 UNIT = 16  # bytes: states begin on multiples of it, so that a view in any dtype is legal
 # The latter's name until torch 2.13.
 _gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REFUSED, _LENGTH = 0, 1  # places in a header; the digests of a call's parts follow
-_AGREED: dict[str, set[int]] = {}  # by the name of a group: digests of calls that all ranks have agreed on
+# By the name of a group: the calls that all ranks have agreed on by their digests, with the items of the line then.
+_AGREED: dict[str, dict[int, int]] = {}
+
+
+class Agreed(NamedTuple):
+    """What ranks know of one another's shards."""
+
+    lengths: list[int]  # of all shards by position; none where this call was not compared
+    items: int  # of the line, at the first of equal calls: what ranks may decide by together; 0 if that is not known
 
 
 class Group(NamedTuple):
@@ -43,9 +51,7 @@ class Group(NamedTuple):
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return each tensor of every rank, stacked by position; shapes and dtypes must be equal on all ranks."""
         packed = _packed([each.unsqueeze(0) for each in tensors])
-        found = packed.new_empty(self.size * packed.shape[1])
-        self._exchange(lambda: _gather(found, packed.reshape(-1), group=self.process_group))
-        return _unpacked(self._by_position(found.reshape(self.size, -1)), tensors)
+        return _unpacked(self._by_position(self._gathered_bytes(packed)), tensors)
 
     def traded(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return slice [this position] of each tensor of every rank, stacked by position; the first dimension is ranks.
@@ -54,20 +60,42 @@ class Group(NamedTuple):
         """
         return tuple(_Trade.apply(self, *tensors))  # type: ignore[no-untyped-call]
 
-    def agree(self, parts: dict[str, str], length: int, problem: Exception | None, check: str) -> list[int]:
+    def broadcast(self, tensor: Tensor, position: int) -> Tensor:
+        """Return the tensor of the rank at a position."""
+        packed = _packed([tensor.unsqueeze(0)])
+        source = self.members[position]
+        self._exchange(lambda: dist.broadcast(packed, group_src=source, group=self.process_group))
+        return _unpacked(packed, [tensor])[0][0]
+
+    def send(self, tensor: Tensor, position: int) -> Callable[[], object]:
+        """Begin to send a tensor to the rank at a position; the function that is returned waits for it."""
+        packed = self._staged(_packed([tensor.unsqueeze(0)]))
+        to = self.members[position]
+        return self._awaited(lambda: dist.isend(packed, group=self.process_group, group_dst=to), lambda: packed)
+
+    def receive(self, like: Tensor, position: int) -> Callable[[], Tensor]:
+        """Begin to receive a tensor from the rank at a position; the function that is returned waits for it."""
+        packed = self._staged(torch.empty_like(_packed([like.unsqueeze(0)])))
+        source = self.members[position]
+        return self._awaited(
+            lambda: dist.irecv(packed, group=self.process_group, group_src=source),
+            lambda: _unpacked(packed.to(like.device), [like])[0][0],
+        )
+
+    def agree(self, parts: dict[str, str], length: int, problem: Exception | None, check: str) -> Agreed:
         """Raise on every rank unless all ranks make the same call; return the lengths of all shards.
 
         ``parts`` describes the call, ``length`` is that of this rank's shard, ``problem`` why this rank refuses the
         call. With ``check="first"``, ranks that share a GPU backend alone skip the comparison of a call that they have
-        compared before, because to read the others' answers waits for the GPU; the list is empty then.
+        compared before, because to read the others' answers waits for the GPU.
         """
         digests = [_digest(text) for text in parts.values()]
         backends = dist.distributed_c10d.get_backend_config(self.process_group)
         on_cpu = "cpu:" in backends or "cuda:" not in backends
-        known = _AGREED.setdefault(f"{self.process_group.group_name} {id(self.process_group)}", set())
+        known = _AGREED.setdefault(f"{self.process_group.group_name} {id(self.process_group)}", {})
         call = _digest(repr(digests))
         if check == "never" or (check == "first" and not on_cpu and call in known and problem is None):
-            return []
+            return Agreed([], known.get(call, 0))
         header = torch.tensor([problem is not None, length, *digests], dtype=torch.int64)
         if not on_cpu:
             header = header.cuda()
@@ -77,8 +105,8 @@ class Group(NamedTuple):
         differ = [names[k] for k in range(len(names)) if len({row[2 + k] for row in rows}) > 1]
         if refused or differ:
             self._raise_mismatch(parts, problem, refused, differ)
-        known.add(call)
-        return [row[_LENGTH] for row in rows]
+        lengths = [row[_LENGTH] for row in rows]
+        return Agreed(lengths, known.setdefault(call, sum(lengths)))
 
     def _raise_mismatch(
         self, parts: dict[str, str], problem: Exception | None, refused: list[int], differ: list[str]
@@ -106,6 +134,33 @@ class Group(NamedTuple):
             hint="make the same call, in the same order of calls, on every rank of the group",
         )
 
+    def _gathered_bytes(self, packed: Tensor) -> Tensor:
+        """Return the row of each rank, by its rank in the group."""
+        found = packed.new_empty(self.size * packed.shape[1])
+        self._exchange(lambda: _gather(found, packed.reshape(-1), group=self.process_group))
+        return found.reshape(self.size, -1)
+
+    def _traded_bytes(self, packed: Tensor) -> Tensor:
+        """Return the row for this rank of each rank, by its rank in the group."""
+        found = torch.empty_like(packed)
+        self._exchange(lambda: dist.all_to_all_single(found, packed, group=self.process_group))
+        return found
+
+    def _staged(self, packed: Tensor) -> Tensor:
+        """On the CPU where the group's backend moves no memory of GPUs from rank to rank, as gloo."""
+        backends = dist.distributed_c10d.get_backend_config(self.process_group)
+        return packed.cpu() if packed.is_cuda and "cuda:gloo" in backends else packed
+
+    def _awaited(self, start: Callable[[], Any], result: Callable[[], Any]) -> Callable[[], Any]:
+        begun: list[Any] = []
+        self._exchange(lambda: begun.append(start()))
+
+        def wait() -> Any:
+            self._exchange(begun[0].wait)
+            return result()
+
+        return wait
+
     def _by_position(self, rows: Tensor) -> Tensor:
         return rows if self.members == tuple(range(self.size)) else rows[list(self.members)]
 
@@ -131,9 +186,7 @@ class Group(NamedTuple):
 
 def _trade(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
     packed = group._by_member(_packed(tensors)).contiguous()
-    found = torch.empty_like(packed)
-    group._exchange(lambda: dist.all_to_all_single(found, packed, group=group.process_group))
-    return _unpacked(group._by_position(found), [each[0] for each in tensors])
+    return _unpacked(group._by_position(group._traded_bytes(packed)), [each[0] for each in tensors])
 
 
 class _Trade(torch.autograd.Function):
@@ -161,6 +214,8 @@ def group_of(given: Any) -> Group:
 
     Raises UnsupportedRequest for anything else, and where there is no process group or this process is outside it.
     """
+    if isinstance(given, Group):
+        return given
     if not (dist.is_available() and dist.is_initialized()):
         raise UnsupportedRequest(
             "scanops.distributed: there is no process group",

@@ -1,83 +1,114 @@
-"""DTensors whose scanned dimension is sharded: their local tensors, the ranks along it, and results placed as x is."""
+"""DTensors: each rank scans its local tensors, with an exchange where the scanned dimension is sharded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from scanops.codegen.operators import listed
+from scanops.distributed.calls import How, scan_shards
 from scanops.distributed.groups import Group
+from scanops.distributed.shards import is_exchanged
 from scanops.errors import UnsupportedRequest
+from scanops.ops.dispatch import followed, served
+from scanops.ops.schema import Outputs
+from scanops.requests.call import Call, runs_kernels
 from scanops.requests.checks import check_dim
 from scanops.requests.geometry import line_shape
+from scanops.requests.request import Inputs, checked
 from scanops.torch_private import at_tracing
 
-__all__ = ["Placed", "placed"]
+__all__ = ["scan_placed"]
 
-_BESIDE = ("mask", "segment_starts")  # options that are tensors and broadcast to x's shape
+_BESIDE = ("mask", "gate", "starts")  # tensors of a scan that broadcast to x's shape
 Placements = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The part of this rank in a call with DTensors, and where its results belong."""
+def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) -> Outputs:  # noqa: B008
+    """Return the outputs of a call with DTensors as DTensors, placed as x is; the carry-out as x's lines are.
 
-    x: Tensor
-    gate: Tensor | None
-    options: dict[str, Any]
-    group: Group  # of the mesh dimension that the scanned dimension is sharded over
-    mesh: Any  # torch.distributed.DeviceMesh
-    shape: torch.Size  # of the whole result
-    placements: Placements
-    dim: int
-
-    def wrapped(self, found: Sequence[Tensor], final: bool) -> tuple[Tensor, ...]:
-        """Return local results as DTensors; the last is the carry-out if ``final``, replicated along the group."""
-        results = found[:-1] if final else found
-        whole = [self._wrap(each, self.shape, self.placements) for each in results]
-        if final:
-            lines = line_shape(self.shape, self.dim)
-            carry = _Once.apply(found[-1], self.group.position == 0)  # type: ignore[no-untyped-call]
-            whole.append(self._wrap(carry, lines, _of_lines(self.placements, self.dim)))
-        return tuple(whole)
-
-    def _wrap(self, local: Tensor, shape: torch.Size, placements: Placements) -> Tensor:
-        strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-        return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=strides)
-
-
-def placed(who: str, x: Any, gate: Any, dim: int, options: dict[str, Any]) -> Placed | None:
-    """Return the local part of a call with DTensors; None where their scanned dimension is not sharded.
-
-    Operands are redistributed to lie as x does: no item of x moves. Raises UnsupportedRequest.
+    Operands are redistributed to lie as x does. x is gathered along the scanned dimension only where ranks cannot
+    exchange states: of operators whose state is more than an element, for complete results, carries of segments, and
+    where several mesh dimensions or strided shards divide the dimension. Raises UnsupportedRequest.
     """
-    shape = x.shape if gate is None else torch.broadcast_shapes(x.shape, gate.shape)  # type: ignore[no-untyped-call]
-    along = check_dim(who, shape, dim)
-    whole = next((each for each in (x, gate) if each is not None and each.shape == shape), x)
-    placements = tuple(Replicate() if each.is_partial() else each for each in whole.placements)
-    axes = [k for k, each in enumerate(placements) if each.is_shard(along)]
-    if not axes:
-        return None
-    mesh, beside = whole.device_mesh, {name: options[name] for name in _BESIDE if options.get(name) is not None}
-    initial, offsets = options.get("initial"), options.get("offsets")
-    given = [x, *(each for each in (gate, *beside.values()) if each is not None)]
-    given += [initial] if isinstance(initial, Tensor) else []
-    exact = type(placements[axes[0]]) is Shard and whole.shape == shape and options.get("group") is None
-    if len(axes) > 1 or not exact or not all(isinstance(each, DTensor) and each.device_mesh == mesh for each in given):
+    who, x = call.name, given.x
+    mesh: Any = getattr(next(each for each in given if type(each).__name__ == "DTensor"), "device_mesh", None)
+    tensors = [each for each in given._replace(offsets=None) if isinstance(each, Tensor)]
+    if not all(isinstance(each, DTensor) and each.device_mesh == mesh for each in tensors) or (
+        group is not None or how.spans is not None
+    ):
         raise UnsupportedRequest(
-            f"{who}: the DTensors cannot be scanned where they lie",
-            allowed="tensors of a call all DTensors of one mesh, one of them with the result's shape, the scanned "
-            "dimension a plain Shard of one mesh dimension, and no group",
-            value=", ".join(f"{type(each).__name__} {tuple(getattr(each, 'placements', ()))}" for each in given),
-            hint="redistribute the tensors, or pass local tensors and a group",
+            f"{who}: the tensors of a call must all be DTensors of one mesh, without group or spans",
+            allowed="DTensors of one mesh: their placements say which rank has which items",
+            value=", ".join(f"{type(each).__name__} {tuple(getattr(each, 'placements', ()))}" for each in tensors),
+            hint="distribute the tensors, or pass local tensors and a group",
         )
-    group = _group(mesh, axes[0])
+    if not is_compiling():
+        checked(call, given)
+    shape, dim = x.shape, check_dim(who, x.shape, call.dim)
+    placements, axis = _placements(call, given, dim)
+    lines = _of_lines(placements, dim)
+    local = {name: _local(who, getattr(given, name), shape, placements, placements) for name in ("x", *_BESIDE)}
+    initial, offsets = given.initial, given.offsets
+    if isinstance(initial, Tensor):
+        of_segments = call.per_segment and initial.ndim == x.ndim
+        carried, own = (None, placements) if of_segments else (line_shape(shape, dim), lines)
+        local["initial"] = _local(who, initial, carried, own, placements)
+    if isinstance(offsets, DTensor):
+        local["offsets"] = offsets.full_tensor()
+    read = given._replace(**local)
+    call = replace(call, dim=dim)
+    if axis is not None:
+        along = _group(who, mesh, axis)
+        found = scan_shards(who, lambda: (call, read), along, how)
+        if call.final:
+            once = _Once.apply(found[-1], along.position == 0)  # type: ignore[no-untyped-call]
+            found = (*found[:-1], once)
+    else:
+        found = served(call, read, eager=True) if runs_kernels(read) else followed(call, read, (), True)
+    results = found[:-1] if call.final else found
+    whole = [_wrapped(each, shape, mesh, placements, axis is None and dim) for each in results]
+    if call.final and call.per_segment:
+        whole.append(_wrapped(found[-1], shape, mesh, placements, dim))
+    elif call.final:
+        whole.append(_wrapped(found[-1], line_shape(shape, dim), mesh, lines, None))
+    return tuple(whole)
+
+
+def _placements(call: Call, given: Inputs, dim: int) -> tuple[Placements, int | None]:
+    """Return the placements of the result, and the mesh dimension that ranks exchange states along, if any."""
+    whole = [each for each in (given.x, given.gate) if each is not None and each.shape == given.x.shape]
+    # The values of a recurrence may be broadcast, and its gates sharded.
+    along: Any = next((each for each in whole if any(p.is_shard(dim) for p in each.placements)), given.x)  # type: ignore[attr-defined]
+    placements = tuple(each if type(each) is Shard else Replicate() for each in along.placements)
+    axes = [k for k, each in enumerate(placements) if each.is_shard(dim)]
+    if len(axes) == 1 and not (call.complete or call.per_segment) and _has_states(call.op):
+        return placements, axes[0]
+    return tuple(Replicate() if each.is_shard(dim) else each for each in placements), None
+
+
+@at_tracing
+def _has_states(op: str) -> bool:
+    return is_exchanged(listed(op))
+
+
+def _wrapped(local: Tensor, shape: torch.Size, mesh: Any, placements: Placements, own: Any) -> Tensor:
+    """The DTensor of a local result, whose size along ``own`` is the whole one, unless that is None or False."""
+    size = [local.shape[d] if own is not None and own is not False and d == own else n for d, n in enumerate(shape)]
+    strides = tuple(math.prod(size[d + 1 :]) for d in range(len(size)))
+    whole = torch.Size(size)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=strides)
+
+
+def _group(who: str, mesh: Any, axis: int) -> Group:
+    group = Group(mesh.get_group(axis), *_along(mesh, axis))
     if group.members != tuple(range(group.size)):
         raise UnsupportedRequest(
             f"{who}: the mesh orders its ranks otherwise than its process group",
@@ -85,25 +116,7 @@ def placed(who: str, x: Any, gate: Any, dim: int, options: dict[str, Any]) -> Pl
             value=f"a mesh dimension of group ranks {group.members}",
             hint="pass local tensors and group=mesh, which scans in the order of the coordinates",
         )
-    local = {name: _local(each, shape, placements, placements) for name, each in beside.items()}
-    if isinstance(initial, Tensor):
-        local["initial"] = _local(initial, line_shape(shape, along), _of_lines(placements, along), placements)
-    if isinstance(offsets, DTensor):
-        local["offsets"] = offsets.full_tensor()
-    return Placed(
-        x=_local(x, shape, placements, placements),
-        gate=None if gate is None else _local(gate, shape, placements, placements),
-        options={name: each for name, each in options.items() if name != "group"} | local,
-        group=group,
-        mesh=mesh,
-        shape=shape,
-        placements=placements,
-        dim=along,
-    )
-
-
-def _group(mesh: Any, axis: int) -> Group:
-    return Group(mesh.get_group(axis), *_along(mesh, axis))
+    return group
 
 
 @at_tracing
@@ -114,21 +127,34 @@ def _along(mesh: Any, axis: int) -> tuple[tuple[int, ...], int]:
     return tuple(dist.get_group_rank(found, rank) for rank in ranks), here[axis]
 
 
-def _local(operand: Any, shape: torch.Size, wanted: Placements, placements: Placements) -> Tensor:
+def _local(who: str, operand: Any, shape: Any, wanted: Placements, placements: Placements) -> Any:
     """The local part of an operand that broadcasts to ``shape``, placed as ``wanted`` as far as it has the items.
 
-    Where x is sharded, as ``placements`` say, what is replicated has a part of its gradient on each rank.
+    Where x is sharded, as ``placements`` say, what is replicated has a part of its gradient on each rank. Without a
+    shape the operand has one of its own.
     """
+    if operand is None:
+        return None
+    shape = operand.shape if shape is None else shape
     own = list(wanted)
     for k, each in enumerate(wanted):
         if each.is_shard():
             d = each.dim - len(shape) + operand.ndim
             own[k] = Shard(d) if d >= 0 and operand.shape[d] == shape[each.dim] else Replicate()
+            if d >= 0 and operand.shape[d] not in (1, shape[each.dim]):
+                raise UnsupportedRequest(
+                    f"{who}: an operand of shape {tuple(operand.shape)} does not broadcast",
+                    allowed=f"a shape that broadcasts to {tuple(shape)}",
+                    value=f"shape={tuple(operand.shape)}",
+                    hint="pass one item for each item of x, or a dimension of size 1",
+                )
     parts = [
         Partial() if each.is_replicate() and along.is_shard() else each
         for each, along in zip(own, placements, strict=True)
     ]
-    found: Tensor = operand.redistribute(placements=own).to_local(grad_placements=parts)
+    if tuple(own) != operand.placements:  # whose derivative would sum gradients over the ranks
+        operand = operand.redistribute(placements=own)
+    found: Tensor = operand.to_local(grad_placements=parts)
     return found
 
 

@@ -15,7 +15,7 @@ recurrence backward as in Martin and Cundy, "Parallelizing Linear Recurrent Neur
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -92,8 +92,7 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
         call = replace(call, dtype=autocast(call.op, given.x))
     request = checked(call, given)
     row = request.operator
-    exchanged = row.of_elements or row.indices or row.name in ("linear", "logcumsumexp") or row.gives == "bool"
-    if not exchanged or request.x.ndim == 0:
+    if not is_exchanged(row) or request.x.ndim == 0:
         raise UnsupportedRequest(
             f"{call.name}: the dimension cannot be sharded",
             allowed="tensors with a dimension, and operators whose state is an element: lift=('x',), project='state'",
@@ -105,10 +104,16 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
     return Shard(call=local, tensors=tensors, carry=request.carry_dtype, result=request.dtype, final=call.final)
 
 
-def scanned(call: Call, x: Tensor, **others: Tensor | complex | None) -> Any:
-    """Return what the scan of one GPU gives; ``others`` are named as in ``OTHERS``."""
+def is_exchanged(row: Operator) -> bool:
+    """Return whether ranks can exchange the states of an operator: those that are an element, or known here."""
+    return row.of_elements or bool(row.indices) or row.name in ("linear", "logcumsumexp") or row.gives == "bool"
+
+
+def scanned(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor | complex | None) -> Any:
+    """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
-    return called(tensors, (None, None) if listed(call.op).indices else (None,), False, call.values())
+    outs = (out, None) if listed(call.op).indices else (out,)
+    return called(tensors, outs, False, call.values(), blocks=False)
 
 
 # ---- forward
@@ -139,9 +144,9 @@ def totals(shard: Shard, start: Tensor | int, *, recorded: bool = False) -> Stat
 
 
 def fold(
-    shard: Shard, states: States, initial: Tensor | complex | None, position: int, *, recorded: bool = False
-) -> Carry:
-    """Return the carry into the shard at ``position`` of scan order, from the states of all shards in that order.
+    shard: Shard, states: States, initial: Tensor | complex | None, positions: Sequence[int], *, recorded: bool = False
+) -> list[Carry]:
+    """Return the carry into the shards at ``positions`` of scan order, from the states of all shards in that order.
 
     ``recorded``: whether gradients are taken of it. Then the carry depends on the states of all shards at every
     position, the first included: a backward pass is a graph of one shape on all ranks, with the same exchanges.
@@ -160,14 +165,15 @@ def fold(
     else:
         after = scanned(call, value, **given)
     if recorded:
-        first = scanned(
-            replace(call, exclusive=True), value[:1], initial=initial, gate=others[0][:1] if others else None
-        )
-        return Carry(torch.cat([first, after])[position], after[-1])
-    if position == 0:
-        before = initial if isinstance(initial, Tensor) or initial is None else torch.full_like(after[0], initial)
-        return Carry(before, after[-1])
-    return Carry(after[position - 1], after[-1], None if at is None else at[position - 1])
+        gate = others[0][:1] if others else None
+        first = scanned(replace(call, exclusive=True), value[:1], initial=initial, gate=gate)
+        into = torch.cat([first, after])
+        return [Carry(into[position], after[-1]) for position in positions]
+    first = initial if isinstance(initial, Tensor) or initial is None else torch.full_like(after[0], initial)
+    return [
+        Carry(after[k - 1], after[-1], None if at is None else at[k - 1]) if k else Carry(first, after[-1])
+        for k in positions
+    ]
 
 
 def finish(shard: Shard, carry: Carry, start: Tensor | int) -> States:
@@ -241,11 +247,11 @@ def slope(shard: Shard, total: States, before: Tensor) -> Tensor:
     return found
 
 
-def fold_back(slopes: Tensor, entries: Tensor, grad_final: Tensor, position: int) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the carry out of the shard at ``position``, and of the line's initial value."""
+def fold_back(slopes: Tensor, entries: Tensor, grad_final: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the carry out of each shard in scan order, and of the line's initial value."""
     call = Call("linear", 0, reverse=True)
     into = scanned(call, entries, gate=slopes, initial=grad_final)
-    return grad_final if position + 1 == len(into) else into[position + 1], into[0]
+    return torch.cat([into[1:], grad_final.unsqueeze(0)]), into[0]
 
 
 def _filled(shard: Shard) -> Tensor | None:

@@ -21,7 +21,7 @@ from scanops.fusion.kernels import Tensors, Work, remember, shape_of
 from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
-from scanops.requests.call import Call, runs_kernels
+from scanops.requests.call import SHARDED, Call, runs_kernels
 from scanops.requests.geometry import line_shape
 from scanops.runtime import calls, native
 from scanops.runtime.calls import Key
@@ -46,6 +46,8 @@ def scan_fused(
     own = op if isinstance(op, FieldOperator) else None
     op = known_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
+    if SHARDED:
+        _refuse_sharded(dim, tensors)
     wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
     if not wrong and not is_dynamo_compiling() and all([isinstance(each, torch.Tensor) for each in tensors]):
         functions = (map, then, *(() if own is None else own.functions))
@@ -77,6 +79,17 @@ def scan_fused(
     results = found[: len(found) - work.final]
     y = results[0] if len(results) == 1 else results
     return (y, found[-1]) if work.final else y  # type: ignore[return-value]  # of several results a pair with these
+
+
+def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
+    """Raise where an open block of ``scanops.distributed.sharded`` shards the dimension."""
+    if SHARDED[-1].covers(dim, max(getattr(each, "ndim", 0) for each in tensors)):
+        raise UnsupportedRequest(
+            "scan: a scan with functions or several tensors is not for sharded dimensions",
+            allowed="scans of one tensor and linear_scan inside scanops.distributed.sharded",
+            value=f"dim={dim}",
+            hint="compute the elements first, or call it outside of the block",
+        )
 
 
 _numbers = itertools.count()

@@ -8,6 +8,7 @@ transforms follow, to any order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
-from scanops.requests.call import Call, has_kernels, is_derived, is_memory, is_transformed, runs_kernels
+from scanops.requests.call import SHARDED, Call, has_kernels, is_derived, is_memory, is_transformed, runs_kernels
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
@@ -57,7 +58,13 @@ def by_torch(request: Request) -> Outputs:
     with NO_FORK:
         from scanops.fallback.scans import computed  # calls served by kernels need none of it
 
-    return delivered(computed(request), request)
+    with _unpatched():
+        return delivered(computed(request), request)
+
+
+def _unpatched() -> AbstractContextManager[object]:
+    """Inside ``scanops.distributed.sharded`` let no patch take scans that torch computes for this package."""
+    return private.without_functions() if SHARDED else nullcontext()
 
 
 def kind_of(call: Call, tensors: Tensors) -> Kind:
@@ -203,7 +210,8 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
             return _by_operator(kept, gy, gfinal), None
         if (start := kind.request.call.start) is not None:
             kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
-        return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
+        with _unpatched():
+            return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
 
 
 def _of_complete(kind: Kind, inclusive: Kind, needs: Needs, given: Tensors, policy: str | None) -> Tensors:

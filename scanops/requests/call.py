@@ -24,9 +24,10 @@ from scanops.processes import NO_FORK
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
+SHARDED: list[Any] = []  # open blocks of scanops.distributed.sharded, which answer calls; the innermost is last
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
-    "dim": "int dim",  # first: DTensor keeps the shardings by what stands from the first whole number on
+    "dim": "int dim",
     "op": "str op",
     "reverse": "bool reverse=False",
     "exclusive": "bool exclusive=False",

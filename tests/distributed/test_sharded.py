@@ -13,52 +13,82 @@ from hypothesis import strategies as some
 
 import scanops
 from scanops.distributed import shards
+from scanops.distributed.calls import Work
+from scanops.distributed.groups import Group
+from scanops.distributed.spans import layout_of, span_table
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
-from scanops.requests.segments import flags_along
-from tests.distributed.ranks import DTYPE, FLOATS, VARIANTS, WHOLE, WORLDS, Case, called, case_of
+from tests.distributed.ranks import (
+    DTYPE,
+    FLOATS,
+    HOWS,
+    LENGTH,
+    VARIANTS,
+    WHOLE,
+    WORLDS,
+    Case,
+    by_threads,
+    called,
+    case_of,
+    derived,
+)  # fmt: skip
 from tests.scripts import ROOT, ran
 
 
-def forward(case: Case) -> list[list[torch.Tensor]]:
+def forward(case: Case) -> list[tuple[torch.Tensor, ...]]:
     """The results of every rank, the ranks one after the other: the exchange is a list."""
-    ranks, found, op = range(len(case.bounds) - 1), [], getattr(case.op, "name", case.op)
+    ranks, works, op = len(case.table), [], getattr(case.op, "name", case.op)
     reverse, exclusive, final = (case.given.get(name, False) for name in ("reverse", "exclusive", "return_final"))
-    for rank in ranks:
+    lengths = [len(case.places(rank)) for rank in range(ranks)]
+    for rank in range(ranks):
         given = case.local(rank)
-        starts = given.get("segment_starts")
-        if "offsets" in given:
-            starts = flags_along(None, given["offsets"], given["x"], 1, case.bounds[rank])
-        tensors = Inputs(given["x"], given.get("mask"), given.get("gate"), starts)
-        found.append(shards.shard_of(Call(op, 1, reverse, exclusive, final), tensors, None))
-    totals = [shards.totals(shard, case.bounds[rank]) for rank, shard in zip(ranks, found, strict=True)]
-    states = tuple(map(torch.stack, zip(*(reversed(totals) if reverse else totals), strict=True)))
+        tensors = Inputs(given["x"], given.get("mask"), given.get("gate"), given.get("segment_starts"))
+        shard = shards.shard_of(Call(op, 1, reverse, exclusive, final), tensors, given.get("offsets"))
+        table = span_table("scan", case.how.get("spans"), ranks, lengths[rank])
+        group = Group(None, tuple(range(ranks)), rank)
+        works.append(Work(shard, group, layout_of("scan", table, ranks, rank, lengths[rank])))
+        works[-1].place(lengths)
+    states = tuple(map(torch.stack, zip(*(work.totals() for work in works), strict=True)))
     results = []
-    for rank, shard in zip(ranks, found, strict=True):
-        position = len(ranks) - 1 - rank if reverse else rank
-        carry = shards.fold(shard, states, case.given.get("initial"), position)
-        results.append([*shards.finish(shard, carry, case.bounds[rank]), *([carry.final] if final else [])])
+    for work in works:
+        carries = shards.fold(
+            work.shard, work.in_order(states), case.given.get("initial"), work.layout.positions
+        )  # fmt: skip
+        results.append(work.with_final(work.finished(carries), carries[0].final))
     return results
 
 
-@settings(max_examples=25)
-@given(
-    some.sampled_from((*FLOATS, *WHOLE)), some.integers(1, 128), some.sampled_from(("chunk", "even", "random")),
-    some.sampled_from(VARIANTS), some.integers(0, 1000),
+some_case = (
+    some.sampled_from((*FLOATS, *WHOLE)), some.sampled_from(HOWS), some.sampled_from(VARIANTS), some.integers(0, 1000)
 )  # fmt: skip
-def test_any_number_of_ranks(op: Any, ranks: int, how: str, variant: str, seed: int) -> None:
-    whole = op in WHOLE[:4] or op not in FLOATS
-    scanops.scan(torch.ones(1, dtype=torch.int64), WHOLE[0], 0)  # its name is known from here on
-    case = case_of(op, ranks, how, variant, seed, whole)
+
+
+def drawn(op: Any, ranks: int, how: str, variant: str, seed: int) -> Case:
+    """A case of an operator whose name is known from here on; operators of integers alone have those."""
+    scanops.scan(torch.ones(1, dtype=torch.int64), WHOLE[0], 0)
+    return case_of(op, ranks, how, variant, seed, op in WHOLE[:4] or op not in FLOATS)
+
+
+@settings(max_examples=25)
+@given(some.integers(1, 128), *some_case)
+def test_any_number_of_ranks(ranks: int, op: Any, how: str, variant: str, seed: int) -> None:
+    case = drawn(op, ranks, how, variant, seed)
     expected = called(scanops, op, case.given)
     for rank, found in enumerate(forward(case)):
         for mine, all_of in zip(found, expected, strict=True):
-            part = all_of if all_of.ndim == 1 else all_of[:, case.bounds[rank] : case.bounds[rank + 1]]
+            part = all_of if all_of.ndim == 1 else all_of[:, case.places(rank)]
             if case.exact:
                 assert torch.equal(mine, part)
             else:
                 torch.testing.assert_close(mine, part)
+
+
+@settings(max_examples=15)
+@given(some.integers(1, 8), *some_case)
+def test_gradients_on_threads(ranks: int, op: Any, how: str, variant: str, seed: int) -> None:
+    case = drawn(op, ranks, how, variant, seed)
+    by_threads(case, derived(scanops, case, case.given, torch.arange(LENGTH), seed % 4 == 0))
 
 
 @settings(max_examples=10)
@@ -69,9 +99,7 @@ def test_gradients_of_carries_over_any_number_of_ranks(ranks: int, seed: int) ->
     r = [torch.ones(2, dtype=DTYPE)]
     for slope, entry in zip(slopes.flip(0), entries.flip(0), strict=True):
         r.append(slope * r[-1] + entry)
-    for k in range(ranks):
-        found = shards.fold_back(slopes, entries, r[0], k)
-        torch.testing.assert_close(found, (r[ranks - 1 - k], r[ranks]))
+    torch.testing.assert_close(shards.fold_back(slopes, entries, r[0]), (torch.stack(r[-2::-1]), r[ranks]))
 
 
 def test_processes(tmp_path: Path) -> None:
