@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -269,6 +270,12 @@ def linear_scan(
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))
+
+
+# The keywords that these pass on, as help() and editors show them.
+for _function in (cumprod, logcumsumexp):
+    _shown = [each for each in signature(cumsum).parameters.values() if each.name not in ("chunk", "modulo")]
+    _function.__signature__ = signature(cumsum).replace(parameters=_shown)  # type: ignore[attr-defined]
 
 
 def _scan_placed(call: Call, given: Inputs) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
@@ -154,6 +155,12 @@ def _extreme(
     found: Any = called(tensors, tuple(out or (None, None)), False, options)
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if return_final else pair
+
+
+# The keywords that these pass on, as help() and editors show them.
+for _function in (cummax, cummin):
+    _shown = [each for each in signature(_extreme).parameters.values() if each.name != "op"]
+    _function.__signature__ = signature(_extreme).replace(parameters=_shown)  # type: ignore[attr-defined]
 
 
 def reduce_by_key(
