@@ -70,7 +70,7 @@ def test_figures(call: Call, ask: Ask) -> None:
     assert labels >= set(shown) and "the planner's table" in text
     sharded = ask(*WORDS, "--lines", "1", "--ranks", "2")["sharded"]  # modelled: 12 bytes an item in place of 8
     assert (sharded["method"], sharded["sent"]) == ("twopass", 4)
-    chain = ask("sum-f32-n524288", "--lines", "4096", "--ranks", "2")["sharded"]  # 8 bytes, in K + 1 steps of K
+    chain = ask("plan", "sum-f32-n524288", "--lines", "4096", "--ranks", "2")["sharded"]  # 8 bytes, in K + 1 steps of K
     assert (chain["method"], chain["sent"]) == ("chain", 4 * 4096) and 0.9 < chain["relative"] < chain["bands"]
     assert sharded["relative"] < 0.667 and "shards" not in ask(*WORDS)
 
