@@ -144,7 +144,6 @@ def main() -> None:
         found[name] = {"faults": count, **{kind: sum(one[kind] for one in each) for kind in ("typed", "other", "hung")}}
     found["fuzz"] = fuzzed(given.fuzz)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
