@@ -12,6 +12,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
 TYPED := build/typed
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || echo 315532800))
 PREBUILT := $(CURDIR)/build/native
 
 .PHONY: help demo test test-fast tests lint format types linked wheel figures golden docs pytorch-page site gpu-test test-against clean
@@ -104,7 +105,7 @@ $(STAMPS)/site: $(STAMPS)/venv pyproject.toml constraints.txt
 # The wheel is made from the unpacked sdist, so what the sdist lacks, the wheel lacks too.
 build/wheel/stamp: $(SOURCES) $(PREBUILT)/stamp | $(STAMPS)/tools
 	rm -rf build/wheel && mkdir -p build
-	SCANOPS_PREBUILT=$(PREBUILT) $(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	SOURCE_DATE_EPOCH=$(EPOCH) SCANOPS_PREBUILT=$(PREBUILT) $(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	touch $@
 
 # The C++ call path of this torch and Python; `python -m tools.prebuilt` adds others. What was built of other text goes.

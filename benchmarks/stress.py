@@ -38,12 +38,6 @@ LINES = 3
 FIRST_LENGTH = 33
 
 
-class Neighbours(ctypes.Structure):
-    """Fields of Neighbours, of which rows have none."""
-
-    _fields_ = (("size", ctypes.c_longlong),)
-
-
 class Arguments(ctypes.Structure):
     """Those of rows, from scanops.requests.geometry.ScanArguments; that module imports torch."""
 
@@ -51,7 +45,6 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("input", "output")),
         *((name, ctypes.c_longlong) for name in ("lines", "length")),
         *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
-        ("neighbours", Neighbours),
     )
 
 

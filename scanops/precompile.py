@@ -93,9 +93,8 @@ def record() -> Iterator[workload.Recording]:
     """
     with _recorded() as used:
         yield used
-    if not used.counts:
-        for remark in used.remarks:
-            warnings.warn(f"scanops.record: {remark}", RuntimeWarning, stacklevel=3)
+    if used.remark:
+        warnings.warn(f"scanops.record: {used.remark}", RuntimeWarning, stacklevel=3)
 
 
 @contextmanager

@@ -74,13 +74,13 @@ class SpecFile:
         return sum(self.wanted.values()) + sum(sum(slugs.values()) for slugs in self.unknown.values())
 
     @property
-    def remarks(self) -> list[str]:
-        """What a user who builds this file's specs should know, in a sentence."""
-        count, operators = sum(map(len, self.unknown.values())), ", ".join(self.unknown)
-        words = (
-            f"{count} specs in {self.path} are left out: their operators ({operators}) are registered by the program "
-        )
-        return [f"{words}at run time; pass --import MODULE with the module that defines them"] if count else []
+    def remark(self) -> str:
+        """What a user who builds this file's specs should know, in a sentence; empty where there is nothing to say."""
+        if not self.unknown:
+            return ""
+        count = sum(map(len, self.unknown.values()))
+        what = f"{count} specs in {self.path} are left out: their operators ({', '.join(self.unknown)}) are registered"
+        return f"{what} by the program at run time; pass --import MODULE with the module that defines them"
 
 
 def load(path: Path) -> SpecFile:

@@ -76,15 +76,12 @@ class Recording:
         return tuple(dict.fromkeys(spec for spec, *_ in self.counts))
 
     @property
-    def remarks(self) -> list[str]:
-        """Return what the user should know about this recording, one sentence each."""
-        found = []
-        if not self.counts and self.on_cpu:
-            found.append(
-                f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute; "
-                "run the program on a GPU, or inside `with scanops.emulate():`"
-            )
-        return found
+    def remark(self) -> str:
+        """What the user should know about this recording, in a sentence; empty where there is nothing to say."""
+        if self.counts or not self.on_cpu:
+            return ""
+        what = f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute"
+        return f"{what}; run the program on a GPU, or inside `with scanops.emulate():`"
 
     def add(self, spec: ScanSpec, target: str, few: bool) -> None:
         """Count one call of the kernel of ``spec`` for ``target``."""
@@ -97,8 +94,8 @@ class Recording:
         """
         from scanops.specfile import add  # a program that records nothing needs no TOML
 
-        for remark in self.remarks:
-            warnings.warn(f"scanops: {remark}", RuntimeWarning, stacklevel=2)
+        if self.remark:
+            warnings.warn(f"scanops: {self.remark}", RuntimeWarning, stacklevel=2)
         add(Path(path), self.counts)
 
 
@@ -135,8 +132,8 @@ class _FileRecording(Recording):
 
     def _end(self) -> None:
         self._save()
-        for remark in self.remarks if self._path else ():
-            _LOG.warning("%s: %s", self._path, remark)
+        if self._path and self.remark:
+            _LOG.warning("%s: %s", self._path, self.remark)
 
 
 OPEN: list[Recording] = []  # of blocks; and that of SCANOPS_RECORD, from the first call that is counted on

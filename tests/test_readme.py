@@ -194,7 +194,7 @@ def test_the_first_sentence_states_what_was_measured() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+    for page in [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"))]:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         missing = []
         for link in [part.split(")", 1)[0] for part in text.split("](")[1:]]:

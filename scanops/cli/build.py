@@ -115,7 +115,7 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     before = load(path) if path.exists() else SpecFile(path)
     code = _run(program, path)
     file = load(path) if path.exists() else before
-    remarks = file.remarks
+    remarks = [file.remark] if file.remark else []
     if file.calls == before.calls:
         remarks.insert(0, "no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
     for words in () if as_json() else (f"{len(file.wanted)} specs in {path}", *remarks):
@@ -159,8 +159,8 @@ def precompile(
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
     file = load(path)
-    for remark in file.remarks:
-        say(f"scanops precompile: {remark}", stderr=True)
+    if file.remark:
+        say(f"scanops precompile: {file.remark}", stderr=True)
     wanted = expected(file.wanted, names, path)
     if generic:
         wanted = list(dict.fromkeys([*wanted, *((any_length(spec, few), target, few) for spec, target, few in wanted)]))

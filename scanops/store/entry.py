@@ -186,8 +186,8 @@ class Bound(NamedTuple):
 
 def bound(launch: Launch, arguments: Any, function: Any, kernel: ctypes.c_void_p, words: Callable[[int], str]) -> Bound:
     """Return the launch of a kernel for the shape in ``arguments``, and set their fields that the length chooses."""
-    shape = (arguments.lines, arguments.length, arguments.multiprocessors, arguments.neighbours.size)
-    numbers = launch.numbers(*shape)
+    beside = arguments.neighbours.size if "neighbours" in launch.parameters else 0
+    numbers = launch.numbers(arguments.lines, arguments.length, arguments.multiprocessors, beside)
     for name, value in zip(launch.chosen, numbers.chosen, strict=True):
         setattr(arguments, name, value)
     offsets = tuple(getattr(type(arguments), name).offset for name in launch.parameters)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import scanops
 from scanops import artifact
 from scanops.store.entry import FILES, MANIFEST
 
@@ -97,6 +98,27 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
         names = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert names == expected, "name the sub-package, or the pattern of the data files, in pyproject.toml"
     assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().translate({45: 95, 46: 95})}.whl")
+
+
+def test_wheels_are_reproducible(tmp_path: Path) -> None:
+    """SOURCE_DATE_EPOCH gives the same bytes, whenever and wherever the tree was written."""
+    built = []
+    for name, seconds in (("one", 1_000_000_000), ("two", 1_700_000_000)):
+        tree = tmp_path / name
+        for folder in FOLDERS:
+            shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+            shutil.copy(ROOT / file, tree)
+        for path in tree.rglob("*"):
+            os.utime(path, (seconds, seconds))
+        built.append(build("build_wheel", tree, tmp_path, SOURCE_DATE_EPOCH="1600000000").read_bytes())
+    assert built[0] == built[1]
+
+
+def test_the_version_is_written_in_one_place_and_cited(wheel: Path) -> None:
+    assert wheel.name.startswith(f"scanops-{scanops.__version__}-")
+    assert f"version: {scanops.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
