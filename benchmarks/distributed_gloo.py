@@ -23,16 +23,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import start_processes
 
 import scanops
-import scanops.distributed as sd
+import scanops.distributed
 from scanops.errors import PeerLost, UnsupportedRequest
 from tests.distributed.ranks import FLOATS, HOWS, LENGTH, VARIANTS, WHOLE, by_threads, case_of, derived
 
 RESULTS = Path(__file__).parent / "results" / "distributed_gloo.json"
+sd: Any = scanops.distributed  # whose results are tensors here
 TIMEOUT, RANKS, METHODS = 2.0, 4, ("twopass", "chain")
-TYPED, OTHER = 7, 8  # exit statuses of a process: PeerLost in time, or anything else
+FORK, TYPED, OTHER = (
+    multiprocessing.get_context("fork"),
+    7,
+    8,
+)  # exit statuses of a process: PeerLost in time, or anything else
 
 
 def start(rank: int, folder: str) -> None:
@@ -59,9 +64,9 @@ def scan_until_lost(rank: int, folder: str, late: bool) -> None:
 
 def with_a_fault(late: bool, draw: random.Random) -> dict[str, int]:
     """Kill one rank, or let one be late, and count how the others end."""
-    fork, found = multiprocessing.get_context("fork"), {"typed": 0, "other": 0, "hung": 0}
+    found = {"typed": 0, "other": 0, "hung": 0}
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [fork.Process(target=scan_until_lost, args=(rank, folder, late)) for rank in range(RANKS)]
+        ranks = [FORK.Process(target=scan_until_lost, args=(rank, folder, late)) for rank in range(RANKS)]
         for process in ranks:
             process.start()
         while not all(Path(folder, f"ready{rank}").exists() for rank in range(RANKS)):
@@ -91,7 +96,7 @@ def together(rank: int, folder: str, mismatches: int, runs: int, answers: Any) -
     ]  # fmt: skip
     for k in range(mismatches):
         odd, changed = draw.randrange(RANKS), draw.choice(changes)
-        given = {"x": x, "op": "sum", "dim": 1, "method": METHODS[k % 2]}
+        given: Any = {"x": x, "op": "sum", "dim": 1, "method": METHODS[k % 2]}
         try:
             sd.scan(**given | (changed if rank == odd else {}))
             wrong += 1
@@ -127,13 +132,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, count in {"kills": 100, "mismatches": 100, "late": 20, "runs": 10_000, "fuzz": 10_000}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
-    given, draw, found = parser.parse_args(), random.Random(0), {"torch": torch.__version__, "timeout_s": TIMEOUT}
+    given, draw, found = (
+        parser.parse_args(),
+        random.Random(0),
+        dict[str, Any]({"torch": torch.__version__, "timeout_s": TIMEOUT}),
+    )
     torch.set_num_threads(1)
-    fork = multiprocessing.get_context("fork")
-    answers: Any = fork.SimpleQueue()
+    answers: Any = FORK.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         job = (folder, given.mismatches, given.runs, answers)
-        torch.multiprocessing.start_processes(lambda rank: together(rank, *job), nprocs=RANKS, start_method="fork")
+        start_processes(together, job, RANKS, start_method="fork")
         counts = [
             answers.get() if not answers.empty() else (-1, -1) for _ in range(RANKS)
         ]  # -1: a process ended otherwise
