@@ -33,7 +33,8 @@ from tests.distributed.ranks import FLOATS, HOWS, LENGTH, VARIANTS, WHOLE, by_th
 RESULTS = Path(__file__).parent / "results" / "distributed_gloo.json"
 sd: Any = scanops.distributed  # whose results are tensors here
 TIMEOUT, RANKS, METHODS = 2.0, 4, ("twopass", "chain")
-FORK, TYPED, OTHER = (
+FORK = multiprocessing.get_context("fork")
+TYPED, OTHER = 7, 8  # exit statuses of a process: PeerLost in time, or anything else
     multiprocessing.get_context("fork"),
     7,
     8,
@@ -141,7 +142,7 @@ def main() -> None:
     answers: Any = FORK.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         job = (folder, given.mismatches, given.runs, answers)
-        start_processes(together, job, RANKS, start_method="fork")
+        start_processes(together, job, RANKS, start_method="fork")  # type: ignore[no-untyped-call]
         counts = [
             answers.get() if not answers.empty() else (-1, -1) for _ in range(RANKS)
         ]  # -1: a process ended otherwise
