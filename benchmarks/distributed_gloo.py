@@ -35,10 +35,6 @@ sd: Any = scanops.distributed  # whose results are tensors here
 TIMEOUT, RANKS, METHODS = 2.0, 4, ("twopass", "chain")
 FORK = multiprocessing.get_context("fork")
 TYPED, OTHER = 7, 8  # exit statuses of a process: PeerLost in time, or anything else
-    multiprocessing.get_context("fork"),
-    7,
-    8,
-)  # exit statuses of a process: PeerLost in time, or anything else
 
 
 def start(rank: int, folder: str) -> None:
@@ -133,11 +129,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, count in {"kills": 100, "mismatches": 100, "late": 20, "runs": 10_000, "fuzz": 10_000}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
-    given, draw, found = (
-        parser.parse_args(),
-        random.Random(0),
-        dict[str, Any]({"torch": torch.__version__, "timeout_s": TIMEOUT}),
-    )
+    given, draw = parser.parse_args(), random.Random(0)
+    found: dict[str, Any] = {"torch": torch.__version__, "timeout_s": TIMEOUT}
     torch.set_num_threads(1)
     answers: Any = FORK.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
