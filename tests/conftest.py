@@ -23,7 +23,8 @@ hypothesis.settings.load_profile("ci")
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
     *("builders/test_build.py", "cli/test_precompile.py", "examples/"),
-    *("exports/test_values.py", "native/", "numbers/test_check_operator.py"),
+    *("distributed/test_sharded.py::test_processes", "exports/test_values.py", "native/"),
+    *("numbers/test_check_operator.py", "requests/test_fused.py::test_random_expressions"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
     *("policy/test_record.py", "store/test_concurrency.py", "templates/test_golden.py"),
     *("test_prose.py::test_examples", "test_readme.py", "torch_integration/"),

@@ -36,7 +36,7 @@ ELEMENTS = {
 
 def scanned(plan: Plan, x: torch.Tensor, mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
     """Scan ``x`` along dimension 1 by the emulated kernel of a plan, built if it is missing."""
-    request = BuildRequest(name=plan.spec.slug, source=render(plan), target=CPU)
+    request = BuildRequest(name=plan.spec.slug, source=render(plan), target=CPU, launch=plan.launch._asdict())
     with scanops.emulate(seed=x.storage_offset() + 3):
         y: torch.Tensor = Kernel(plan.spec, CPU, Store().get_or_build(request))(x, 1, mask=mask, **options)
     return y

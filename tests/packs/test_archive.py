@@ -422,7 +422,6 @@ FACTS = {"size": 0, "sha256": 64 * "0"}
 # What a pack.json states that none states -> how, and what the error names
 FORMS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "directory": (lambda pack: pack["entries"][0].update(directory=f"../x-{OTHER.identity[:16]}"), "'directory'"),
-    "other directory": (lambda pack: pack["entries"][0].update(directory="x-0123456789abcdef"), "its identity"),
     "identity": (lambda pack: pack["entries"][0].update(identity="x"), "'identity' of .* is 'x'"),
     "targets": (lambda pack: pack.update(targets=[None]), r"'targets' of pack.json\[0\]"),
     "platform": (lambda pack: pack.update(platform="a\n"), "'platform'"),
@@ -430,8 +429,7 @@ FORMS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "entry": (lambda pack: pack["entries"].append([]), r"'entries' of pack.json\[2\] is \[\]"),
     "no source": (lambda pack: pack["entries"][0]["files"].pop("kernel.cu"), "'files' of"),
     "form": (lambda pack: pack["entries"][0].update(form="cubin"), "'files' of"),
-    "resources": (lambda pack: pack["entries"][0].update(resources={"registers": [[]]}), "'registers' of 'resources'"),
-    "kind of resources": (lambda pack: pack["entries"][0].update(resources=[1]), "'resources' of"),
+    "resources": (lambda pack: pack["entries"][0].update(resources=[1]), "'resources' of"),
     "nested toolchain": (lambda pack: pack["entries"][0]["toolchain"].update(nvcc=[[]]), "'nvcc' of 'toolchain'"),
     "more files": (lambda pack: pack["entries"][0]["files"].update({"../x": FACTS}), "'files'"),
     "size": (lambda pack: pack["entries"][0]["files"]["kernel.so"].update(size=-1), "'size'"),

@@ -285,15 +285,6 @@ def test_derivatives_of_a_compensated_sum_are_compensated() -> None:
     assert torch.equal(again.detach(), plain) and torch.equal(transformed, plain)
 
 
-def test_the_fallback_differentiates_a_product_as_torch_does() -> None:
-    """By torch's own gradient, and no recurrence: that would take it many passes."""
-    x = torch.rand(3, 50, dtype=torch.float64, requires_grad=True)
-    with scanops.emulate(), scanops.policy("fallback"), scanops.record() as used, pytest.warns(match="no kernel"):
-        (found,) = grad(scanops.cumprod(x, 1).sin().sum(), x)
-    assert_close(found, grad(torch.cumprod(x, 1).sin().sum(), x)[0])
-    assert {spec.op for spec in used.specs} == {"prod"}
-
-
 def test_a_row_is_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels are differentiated by linear scans, or by a gradient kernel that a row names.
 
