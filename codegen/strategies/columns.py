@@ -105,7 +105,8 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
         items = max(1, items // 2)  # the next tile waits in registers meanwhile
     items = min(items, spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
-    lanes = panel.panel_lanes(spec, vector, LANES if vector > 1 and slots > 1 else WARP)
+    wide = vector == 1 or slots == 1 or (spec.ragged and slots * WARP <= most)  # chunks: 0.952, 16 lanes 0.943
+    lanes = panel.panel_lanes(spec, vector, WARP if wide else LANES)
     threads = max(WARP, min(most, lanes * slots))
     return _made(spec, target, vector, lanes, threads, items, stages=0, blocks=max(1, 512 // threads))
 

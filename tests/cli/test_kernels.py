@@ -68,9 +68,11 @@ def test_figures(call: Call, ask: Ask) -> None:
     labels = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "}
     shown = ("strategy", "plan", "why", "from", "grid", "bytes", "floor", "in", "registers", "shared", "occupancy")
     assert labels >= set(shown) and "the planner's table" in text
-    sharded = ask(*WORDS, "--lines", "4096", "--ranks", "2")["sharded"]  # modelled: 12 bytes an item in place of 8
-    assert (sharded["method"], sharded["sent"]) == ("twopass", 4 * 4096)
-    assert 0.6 < sharded["relative"] < 0.667 and "shards" not in ask(*WORDS)
+    sharded = ask(*WORDS, "--lines", "1", "--ranks", "2")["sharded"]  # modelled: 12 bytes an item in place of 8
+    assert (sharded["method"], sharded["sent"]) == ("twopass", 4)
+    chain = ask("plan", "sum-f32-n524288", "--lines", "4096", "--ranks", "2")["sharded"]  # 8 bytes, in K + 1 steps of K
+    assert (chain["method"], chain["sent"]) == ("chain", 4 * 4096) and 0.9 < chain["relative"] < chain["bands"]
+    assert sharded["relative"] < 0.667 and "shards" not in ask(*WORDS)
 
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
