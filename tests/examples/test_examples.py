@@ -24,9 +24,9 @@ from tests.scripts import ran
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Module -> the operators whose kernels serve it, and a part of the first loss that the last ones stay below.
 SERVED = {
-    selective_state_space: ({"linear"}, 0.94),
-    monotonic_attention: ({"sum", "logcumsumexp"}, 0.99),
-    spline_flow: ({"prod", "sum"}, 0.98),
+    selective_state_space: ({"linear"}, 0.9),
+    monotonic_attention: ({"sum", "logcumsumexp"}, 0.98),
+    spline_flow: ({"prod", "sum"}, 0.96),
 }
 
 
@@ -34,7 +34,7 @@ SERVED = {
 @pytest.mark.parametrize("module", SERVED, ids=lambda module: module.__name__)
 def test_the_curves_are_the_same(module: object, device: str) -> None:
     example, (operators, part) = module.EXAMPLE, SERVED[module]
-    size, steps, last = ("small", 18, 4) if device == "cpu" else ("large", 50, 5)
+    size, steps, last = ("small", 30, 6) if device == "cpu" else ("large", 50, 5)
     outcome = training.compare(example, example.sizes[size], steps=steps, device=device)
     assert outcome.same, f"{outcome.difference} apart, {outcome.allowed} allowed"
     reference = outcome.curves[next(iter(example.ways))]
@@ -84,6 +84,13 @@ def test_the_scans_without_scanops_are_right() -> None:
                 for name in ("cumsum", "cumprod"):
                     found, expected = (getattr(each, name)(x, dim, exclusive=exclusive) for each in (ways, scanops))
                     torch.testing.assert_close(found, expected)
+
+
+def test_a_training_that_diverges_is_not_the_same() -> None:
+    for losses in ((1.0, float("nan")), (float("nan"), 1.0)):
+        curve = training.Curve(losses=losses, ms=1.0, peak_bytes=None)
+        apart = training.difference(curve, curve)
+        assert not training.Outcome(size=None, kernels=(), curves={}, difference=apart, rounding=1e-6).same
 
 
 @pytest.mark.parametrize("modules", [list(SERVED), [spline_flow]], ids=["all", "one"])

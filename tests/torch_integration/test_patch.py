@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functionalize, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
 from scanops import torch_private as names
@@ -138,8 +145,68 @@ def test_in_a_compiled_function() -> None:
     assert [len(each) for each in graphs] == [1, 0]
 
 
+# ---- what the library needs of each private name of torch: a torch that has moved one fails here, by its name
+
+
+def under(transform: Callable[[Any], Any], ask: Callable[[torch.Tensor], Any]) -> Any:
+    """What ``ask`` says of the tensor that a transform of torch passes on."""
+    said: list[Any] = []
+    transform(lambda x: (said.append(ask(x)), x + 1)[1])(ONE)
+    return said[0]
+
+
+def within(context: AbstractContextManager[object], ask: Callable[[], Any]) -> Any:
+    with context:
+        return ask()
+
+
+ONE, LEAF, KEYS, CUDA = torch.ones(2), torch.ones(2, requires_grad=True), names.DispatchKey, torch.cuda.is_available()
+opaque = names.at_tracing(lambda: float(len(str(Path()))))  # which a compiler cannot trace
+enabled, switch = partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")
+jit, below = partial(partial, torch.jit.trace), names.below_autograd
+hooks, active, traced = partial(names.saved_tensors_hooks, True), names.are_transforms_active, names.is_jit_traced
+NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked with it, and what has to be the answer
+    "DispatchKey": (lambda: names.dispatch_keys(ONE).has(KEYS.CPU), True),
+    "TransformType": (lambda: {"Grad", "Jvp", "Vmap"} <= {*dir(names.TransformType)}, True),
+    "after_autograd": (lambda: [names.after_autograd.has(key) for key in (KEYS.CPU, KEYS.AutogradCPU)], [True, False]),
+    "are_transforms_active": (lambda: under(vmap, lambda _: active()), True),
+    "at_tracing": (lambda: torch.compile(lambda x: x + opaque(), backend="eager", fullgraph=True)(ONE)[0].item(), 2),
+    "below_autograd": (lambda: within(below(), LEAF.sin).requires_grad, False),
+    "check_symbol": (lambda: names.check_symbol(True), None),
+    "count_modes": (lambda: (names.count_modes(), within(TorchDispatchMode(), names.count_modes)), (0, 1)),
+    "current_device": (lambda: names.current_device() if CUDA else 0, 0),
+    "dispatch_keys": (lambda: names.dispatch_keys(ONE).has(KEYS.Python), False),
+    "dual_level": (lambda: (names.dual_level(), within(forward_ad.dual_level(), names.dual_level)), (-1, 0)),
+    "gpu_sleep": (lambda: names.gpu_sleep(100) if CUDA else None, None),
+    "has_storage": (lambda: [names.has_storage(ONE), names.has_storage(ONE.to_sparse())], [True, False]),
+    "interpreters": (lambda: under(vmap, lambda _: str(names.interpreters()[0].key())), "TransformType.Vmap"),
+    "is_autograd_excluded": (lambda: within(below(), names.is_autograd_excluded), True),
+    "is_functional": (lambda: [names.is_functional(ONE), under(functionalize, names.is_functional)], [False, True]),
+    "is_jit_traced": (lambda: [traced(), under(jit, lambda _: traced())], [False, True]),
+    "is_wrapped": (lambda: [names.is_wrapped(ONE), under(vmap, names.is_wrapped)], [False, True]),
+    "is_zero": (lambda: [names.is_zero(ONE), names.is_zero(torch._efficientzerotensor(2))], [False, True]),
+    "ragged_dim": (lambda: names.ragged_dim(torch.nested.nested_tensor([ONE], layout=torch.jagged)), 1),
+    "raw_stream": (lambda: CUDA and names.raw_stream(0) != torch.cuda.current_stream(0).cuda_stream, False),
+    "recording": (lambda: within(below(), lambda: within(names.recording(), LEAF.sin)).requires_grad, True),
+    "register_fake": (lambda: within(FakeTensorMode(), lambda: scanops.cumsum(torch.ones(3), 0)).shape, (3,)),
+    "saved_tensors_hooks": (lambda: within(saved_tensors_hooks(abs, abs), hooks), (abs, abs)),
+    "version_of": (lambda: names.version_of(torch.ones(2).add_(1)), 1),
+    "without_autocast": (lambda: [switch(True), within(names.without_autocast(), enabled), switch(False)][1], False),
+    "without_functions": (lambda: within(names.without_functions(), lambda: isinstance(ONE.sin(), torch.Tensor)), True),
+    "without_interpreters": (lambda: under(vmap, lambda _: within(names.without_interpreters(), active)), False),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_private_name_does_what_is_needed_of_it(name: str) -> None:
+    ask, answer = NEEDED[name]
+    assert ask() == answer
+
+
 def test_private_names_are_in_one_module_alone() -> None:
-    """Those of C++ are in the headers that the native call path is built against. One that torch has moved is named."""
+    """Those of C++ are in the headers that the native call path is built against."""
+    defined = re.findall(r"^(?:def )?([a-zA-Z]\w+)(?:\(|: | = )", Path(names.__file__).read_text("utf-8"), re.MULTILINE)
+    assert {*defined} == {*NEEDED, "Guard", "private"}
     for path in {*Path(scanops.__file__).parent.rglob("*.py")} - {Path(names.__file__)}:
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         texts = [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute | ast.ImportFrom)]
