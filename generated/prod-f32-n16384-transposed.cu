@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 701cf6fea7082433 of everything below this banner
+// content  sha256 6f42e852ffce5e0f of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -264,6 +264,7 @@ template <bool store, bool order, int access, typename Item, typename Pointer>
 __device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long pitch, int lines, Position live) {
     constexpr int runs = order == kAlong ? kColumns : kRun, items = order == kAlong ? kRun : kColumns;
     constexpr int lanes = items / access < 32 ? items / access : 32;  // of a group
+    static_assert(runs % (32 / lanes) == 0 && items % (lanes * access) == 0, "groups of lanes move whole runs");
     const int run = threadIdx.x % 32 / lanes, item = threadIdx.x % 32 % lanes * access;
     const auto run_exists = [&](int k) { return order == kAlong ? k < lines : !kUneven || k < live; };
     const auto item_exists = [&](int k) {

@@ -128,8 +128,8 @@ def structure() -> list[Figure]:
         Figure("files of a first call, in scanops", len(places), 19),
         Figure("functions of a first call, with codegen", len(functions), 200),
         Figure("files of a first call, with codegen", len(files), 30),
-        Figure("lines of scanops without the emulator", lines(package), 16_900, binding=False),
-        Figure("files of scanops without the emulator", len(package), 96, binding=False),
+        Figure("lines of scanops without the emulator", lines(package), 17_500, binding=False),
+        Figure("files of scanops without the emulator", len(package), 98, binding=False),
         Figure("lines of tests", lines(tests), 17_000, binding=False),
         Figure("docstrings of fewer than five words", len(short), 0, note=", ".join(short[:3])),
         Figure(

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from scanops import torch_private as private
 from scanops.ops import schema
-from scanops.ops.backward import Kept, summed_to
+from scanops.ops.backward import Kept, keeps, summed_to
 from scanops.ops.dispatch import served
 from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
 from scanops.ops.schema import TENSORS, Outputs
@@ -92,8 +92,9 @@ def _backward(*arguments: Any, within: bool) -> Outputs:
     if within:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
-    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
-    kept = Kept(Kind(request), needs, *saved)
+    kind = Kind(request)
+    y = y if keeps(kind.inclusive or kind, needs)[4] else None  # kept for rows that tell from it what is before an item
+    kept = Kept(kind, needs, *tensors, y, indices, request.inputs.starts, request.inputs.offsets)
     read = (grad, grad_final, *kept.tensors)
     found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
     return tuple(

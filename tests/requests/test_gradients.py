@@ -16,6 +16,8 @@ from torch.testing import assert_close
 
 import scanops
 from scanops.codegen.operators import GRADIENTS
+from scanops.ops import schema
+from scanops.requests.call import Call
 from tests.numbers.oracle import call, walked
 from tests.requests.test_derivatives import leaf
 
@@ -279,6 +281,15 @@ def test_products_and_recurrences_scanned_again(length: int, reverse: bool, mask
     assert [spec.op for spec in used] == ["linear", "latest", "linear_gradient"]
     for one, other in zip(both, others, strict=True):
         assert_close(one, other.t(), rtol=1e-11, atol=1e-11)
+
+
+def test_gradients_by_the_operator_for_them(kernels: str) -> None:
+    """Results that are given are read by those rows alone that tell from them what is before an item."""
+    x = torch.rand(2, 70, 8, device=kernels).add(0.5).requires_grad_()
+    y, given = scanops.cumprod(x, 1), torch.rand(2, 70, 8, device=kernels)
+    tensors = (given, None, y.detach(), None, x.detach(), *[None] * (schema.TENSORS - 1))
+    found = schema.BACKWARD(*tensors, *schema.backward_arguments(Call("prod", 1), (True, False, False, False)))[0]
+    assert_close(found, grad(y, x, given)[0])
 
 
 def test_the_gradient_of_cummax_is_the_same_bits_every_time(kernels: str) -> None:
