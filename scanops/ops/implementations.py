@@ -94,7 +94,8 @@ def _backward(*arguments: Any, within: bool) -> Outputs:
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
     kind = Kind(request)
     y = y if keeps(kind.inclusive or kind, needs)[4] else None  # kept for rows that tell from it what is before an item
-    kept = Kept(kind, needs, *tensors, y, indices, request.inputs.starts, request.inputs.offsets)
+    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
+    kept = Kept(kind, needs, *saved)
     read = (grad, grad_final, *kept.tensors)
     found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
     return tuple(
