@@ -55,7 +55,7 @@ def draw(document: Row, path: Path) -> None:
         _families(right, [row for row in rows if row["group"] != "random"])
         figure.suptitle(f"Speed as a fraction of a copy of the same bytes: {document['device']}, {document['date']}")
         metadata: Row = {"Description": f"figures {fingerprint(document)}"}
-        metadata |= {"Date": None, "Creator": "scanops bench"} if path.suffix == ".svg" else {}
+        metadata |= {"Date": None, "Creator": "scanops benchmarks"} if path.suffix == ".svg" else {}
         figure.savefig(path, metadata=metadata, dpi=150)
         pyplot.close(figure)
     if path.suffix == ".svg":  # matplotlib leaves blanks at the ends of lines

@@ -88,8 +88,8 @@ PAGE = """<!-- written by python -m tools.pages -->
 
 The pictures are drawn from the results in [benchmarks/results](../benchmarks/README.md); `make docs` draws them again,
 and a test fails where they are stale. All figures with their peers and limits: [benchmarks](benchmarks.md).
-`scanops bench --quick` measures your own GPU in about a minute; [performance tuning](tuning.md) says what to do where a
-call is slow.
+`python -m benchmarks grid --quick`, in a checkout, measures your own GPU in about a minute;
+[performance tuning](tuning.md) says what to do where a call is slow.
 
 """
 
