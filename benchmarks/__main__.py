@@ -24,9 +24,10 @@ COMMANDS = {
     "instructions": "instructions per item of compiled kernels, by pipe",
     "accuracy": "error against float64, scanops and torch on the same data; writes docs/accuracy.md",
     "soak": "ten thousand repeats of each look-back kernel beside a busy GPU: same bits, no hang",
+    "distributed_gloo": "sharded scans on gloo: every operator, variant and layout, random calls, faults",
     "pack": "a pack for three GPUs, built twice, and run where nothing can be built",
     "archives": "ten thousand damaged and crafted archives of packs: the same pack or a typed error, bounded memory",
-    "readme": "write the benchmark tables of README and docs, and the picture, from the committed results",
+    "readme": "write the benchmark tables of README and docs from the committed results",
 }
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     if name not in COMMANDS:
-        rows = "\n".join(f"  {name:<14}{words}" for name, words in COMMANDS.items())
+        rows = "\n".join(f"  {name:<18}{words}" for name, words in COMMANDS.items())
         print(f"usage: python -m benchmarks COMMAND [--help] ...\n\n{rows}")
         return 0 if name in ("-h", "--help") else 2
     return int(importlib.import_module(f"benchmarks.{name}").main(rest) or 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.common import RESULTS, child, parser, require_gpu, write
 from benchmarks.variants import SHAPES, built
+from scanops.codegen.plan import STRATEGIES
 
 METRICS = {
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -27,6 +28,7 @@ METRICS = {
     "instructions": "smsp__thread_inst_executed.sum",
 }
 RESOURCES = ("memory", "issue", "special functions", "shared memory")
+KERNELS = f"regex:_({'|'.join(STRATEGIES)})$"  # names of functions end in the strategy
 BUSY = 50.0  # percent
 SLOW = 0.9  # of a copy: faster scans are not looked at
 
@@ -43,7 +45,7 @@ def run(names: Sequence[str]) -> dict[str, int]:
 
 def profiled(names: Sequence[str]) -> list[dict[str, float]]:
     """Return the metrics of each scan, in order, from a profile of this module in a process of its own."""
-    command = ["ncu", "--clock-control", "none", "--kernel-name", "regex:scan_kernel", "--csv", "--metrics"]
+    command = ["ncu", "--clock-control", "none", "--kernel-name", KERNELS, "--csv", "--metrics"]
     command.append(",".join(METRICS.values()))
     said = child("-m", "benchmarks", "bounds", "--run", *names, folder=".", before=command)
     lines = said.splitlines()

@@ -1,53 +1,126 @@
-"""Faults, repeated runs and fuzzed requests of sharded scans on gloo: counts, written as JSON.
+"""Sharded scans on gloo: every operator, variant and layout, random calls, and faults, counted.
 
-    python -m benchmarks.distributed_gloo [--kills 100] [--mismatches 100] [--late 20] [--runs 10000] [--fuzz 10000]
+    cases        every operator, variant and layout on 1, 2, 3, 4 and 8 ranks, with gradients and some second ones
+    fuzz         random calls, some of which no rank may answer: the results of one process, or a typed error on all
+    mismatches   one of four ranks makes another call: a typed error on every rank, and the next call is right
+    runs         equal calls by both methods: the same bits every time
+    late         a rank sleeps for longer than the timeout: PeerLost on every rank
+    kills        one of four ranks gets SIGKILL at a random moment of a loop of scans with gradients: PeerLost on the
+                 others within the timeout and 5 s
 
-Kills: one of four processes gets SIGKILL at a random moment of a loop of scans with gradients, by both methods; each of
-the others has to raise PeerLost within the timeout and 5 s. Mismatches: a random rank makes another call; every rank
-has to raise a typed error, and the next call to be right. Late: a rank sleeps longer than the timeout. Runs: equal
-calls by both methods, bit by bit. Fuzz: random operators, variants and layouts on 1 to 8 ranks that are threads.
+Ranks are processes on the CPU. Whatever is wrong, or hangs, is printed and makes the exit status 1.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import faulthandler
 import multiprocessing
 import os
+import queue
 import random
+import signal
 import tempfile
 import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 import scanops
-import scanops.distributed
+from benchmarks.common import Row, parser, write
+from benchmarks.sharded_calls import WORLDS, answer, difference, every_request, random_request, sd
 from scanops.errors import PeerLost, UnsupportedRequest
-from tests.distributed.ranks import FLOATS, HOWS, LENGTH, VARIANTS, WHOLE, by_threads, case_of, derived
 
-RESULTS = Path(__file__).parent / "results" / "distributed_gloo.json"
-sd: Any = scanops.distributed  # whose results are tensors here
 TIMEOUT, RANKS, METHODS = 2.0, 4, ("twopass", "chain")
+LONG = 60.0  # seconds that a rank waits for others where none is late
+SILENT = 2 * LONG  # seconds without a word from any rank, after which it is a hang
+SPOKEN = 10.0  # seconds between two lines of progress
+COUNTS = {"cases": 10**6, "fuzz": 10_000, "mismatches": 100, "runs": 10_000, "late": 20, "kills": 100}
 FORK = multiprocessing.get_context("fork")
-TYPED, OTHER = 7, 8  # exit statuses of a process: PeerLost in time, or anything else
+Say = Callable[[str, object], None]  # a word to the first process: what it is of, and a value
 
 
-def start(rank: int, folder: str) -> None:
+def joined(rank: int, ranks: int, folder: str, timeout: float) -> None:
     """Join the group of all processes."""
     torch.set_num_threads(1)
-    limit = timedelta(seconds=TIMEOUT)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=limit)
+    faulthandler.register(signal.SIGUSR1)
+    warnings.simplefilter("ignore")
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks, timeout=limit)
 
 
-def scan_until_lost(rank: int, folder: str, late: bool) -> None:
+def compare(rank: int, say: Say, count: int, seed: int | None) -> None:
+    """Answer requests with the ranks of a group, and compare; rank 0 counts them. Without a seed: every case."""
+    groups: Any = {world: dist.new_group(range(world), timeout=timedelta(seconds=LONG)) for world in WORLDS}
+    draw = random.Random(seed)
+    requests = every_request() if seed is None else (random_request(draw) for _ in range(count))
+    typed = done = 0
+    for number, request in zip(range(count), requests, strict=False):
+        world, done = len(request.table), number + 1
+        if rank == 0:
+            say("progress", number)
+        if rank >= world:
+            continue
+        group, teller = groups[world], number % world  # who computes the whole line in one process
+        whole = torch.arange(request.given["x"].shape[request.dim])
+        said = [answer(scanops, request, request.given, whole) if rank == teller else None]
+        dist.broadcast_object_list(said, src=teller, group=group)
+        found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
+        typed += isinstance(found, str)
+        wrong = difference(request, found, said[0], rank, partial(summed, group))
+        if wrong:
+            say("wrong", f"rank {rank} of call {number}: {wrong}; {request.told()}")
+    if rank == 0:
+        say("count", Counter(calls=done, typed=typed))
+
+
+def summed(group: Any, each: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the ranks of a group."""
+    dist.all_reduce(each, group=group)
+    return each
+
+
+def mismatch(rank: int, say: Say, count: int) -> None:
+    """Make calls that differ in a random argument on a random rank, and an equal one after each."""
+    draw = random.Random(0)
+    x = torch.rand(16, 50, generator=torch.Generator().manual_seed(rank))
+    changes: list[dict[str, Any]] = [
+        {"op": "prod"}, {"x": x[:3]}, {"x": x.double()}, {"reverse": True}, {"initial": 1.0}, {"dim": 9},
+        {"mask": x > 0}, {"method": "guess"}, {"spans": [[(0, 1)]]}, {"offsets": torch.tensor([0, 200])},
+    ]  # fmt: skip
+    for k in range(count):
+        odd, changed = draw.randrange(RANKS), draw.choice(changes)
+        given: Any = {"x": x, "op": "sum", "dim": 1, "method": METHODS[k % 2]}
+        say("progress", k)
+        try:
+            sd.scan(**given | (changed if rank == odd else {}))
+            say("wrong", f"rank {rank} got results where rank {odd} called with {changed}")
+        except UnsupportedRequest:
+            say("count", Counter(typed=1))
+        if not torch.allclose(sd.scan(**given), sd.scan(x, "sum", 1)):
+            say("wrong", f"rank {rank}: the call after {changed}")
+
+
+def repeat(rank: int, say: Say, count: int) -> None:
+    """Repeat a call by both methods and compare the bits with the first results."""
+    x = torch.rand(16, 50, generator=torch.Generator().manual_seed(rank))
+    bits = {method: sd.cumsum(x, 1, method=method) for method in METHODS}
+    for k in range(count):
+        say("progress", k)
+        if not torch.equal(sd.cumsum(x, 1, method=METHODS[k % 2]), bits[METHODS[k % 2]]):
+            say("wrong", f"rank {rank}: other bits in call {k}")
+    say("count", Counter(calls=count if rank == 0 else 0))
+
+
+def scan_until_lost(rank: int, say: Say, late: bool) -> None:
     """Scan with gradients until another rank is lost; with ``late`` rank 1 sleeps once."""
-    start(rank, folder)
-    Path(folder, f"ready{rank}").touch()
+    say("ready", rank)
+    kind, begun = "answered for ever", 0.0
     try:
         for k in range(10**6):
             if late and rank == 1 and k == 5:
@@ -56,97 +129,120 @@ def scan_until_lost(rank: int, folder: str, late: bool) -> None:
             x = torch.ones(16, 50, requires_grad=True)
             sd.cumsum(x, 1, method=METHODS[k % 2]).sum().backward()
     except PeerLost:
-        os._exit(TYPED if time.monotonic() - begun < TIMEOUT + 5 or (late and rank == 1) else OTHER)
+        in_time = time.monotonic() - begun < TIMEOUT + 5 or (late and rank == 1)
+        kind = "typed" if in_time else "typed, too late"
+    except Exception as problem:
+        kind = repr(problem)
+    say("count" if kind == "typed" else "wrong", Counter(typed=1) if kind == "typed" else f"rank {rank}: {kind}")
+    say("ended", rank)
+    time.sleep(TIMEOUT if late else 0.0)  # the late rank must find the others there
 
 
-def with_a_fault(late: bool, draw: random.Random) -> dict[str, int]:
-    """Kill one rank, or let one be late, and count how the others end."""
-    found = {"typed": 0, "other": 0, "hung": 0}
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [FORK.Process(target=scan_until_lost, args=(rank, folder, late)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        while not all(Path(folder, f"ready{rank}").exists() for rank in range(RANKS)):
-            time.sleep(0.01)
-        killed = None if late else draw.choice(ranks)
-        if killed is not None:
-            time.sleep(draw.random() * 0.5)
-            killed.kill()  # SIGKILL
-        end = time.monotonic() + 3 * TIMEOUT + 10
-        for process in ranks:
-            process.join(max(0.0, end - time.monotonic()))
-            if process is not killed:
-                kind = "hung" if process.exitcode is None else "typed" if process.exitcode == TYPED else "other"
-                found[kind] += 1
-            process.kill()
-    return found
+def process(work: Callable[..., None], job: tuple[Any, ...], rank: int, ranks: int, folder: str, timeout: float,
+            said: Any) -> None:  # fmt: skip
+    """What one process does. Nothing is torn down: it ends."""
+    kept: Counter[str] = Counter()
+    spoken = time.monotonic()
 
+    def say(kind: str, value: Any) -> None:
+        nonlocal spoken
+        if kind == "count":
+            kept.update(value)
+        elif kind != "progress" or time.monotonic() - spoken > SPOKEN:
+            spoken = time.monotonic()
+            said.put((kind, rank, value))
 
-def together(rank: int, folder: str, mismatches: int, runs: int, answers: Any) -> None:
-    """Calls that differ, then equal ones; what is counted goes to ``answers``."""
-    start(rank, folder)
-    draw, wrong = random.Random(0), 0
-    x = torch.rand(16, 50, generator=torch.Generator().manual_seed(rank))
-    changes: list[dict[str, Any]] = [
-        {"op": "prod"}, {"x": x[:3]}, {"x": x.double()}, {"reverse": True}, {"initial": 1.0}, {"dim": 9},
-        {"mask": x > 0}, {"method": "guess"}, {"spans": [[(0, 1)]]}, {"offsets": torch.tensor([0, 200])},
-    ]  # fmt: skip
-    for k in range(mismatches):
-        odd, changed = draw.randrange(RANKS), draw.choice(changes)
-        given: Any = {"x": x, "op": "sum", "dim": 1, "method": METHODS[k % 2]}
-        try:
-            sd.scan(**given | (changed if rank == odd else {}))
-            wrong += 1
-        except UnsupportedRequest:
-            pass
-        wrong += not torch.allclose(sd.scan(**given), sd.scan(x, "sum", 1))
-    differ, bits = 0, {method: sd.cumsum(x, 1, method=method) for method in METHODS}
-    for k in range(runs):
-        differ += not torch.equal(sd.cumsum(x, 1, method=METHODS[k % 2]), bits[METHODS[k % 2]])
-    answers.put((wrong, differ))
-    time.sleep(0.5)
+    try:
+        joined(rank, ranks, folder, timeout)
+        work(rank, say, *job)
+    except Exception as problem:
+        say("wrong", f"rank {rank} ended: {problem!r:.2000}")
+    said.put(("done", rank, kept))
+    said.close()
+    said.join_thread()
     os._exit(0)
 
 
-def fuzzed(count: int) -> dict[str, int]:
-    """Random requests, with gradients and some second ones, against one process."""
-    scanops.scan(torch.ones(1, dtype=torch.int64), WHOLE[0], 0)
-    draw, wrong = random.Random(1), 0
-    for done in range(count):
-        op, ranks = draw.choice((*FLOATS, *WHOLE)), draw.choice((1, 2, 3, 4, 8))
-        whole = op in WHOLE[:4] or op not in FLOATS
-        case = case_of(op, ranks, draw.choice(HOWS), draw.choice(VARIANTS), draw.randrange(10**9), whole)
-        try:
-            by_threads(case, derived(scanops, case, case.given, torch.arange(LENGTH), done % 8 == 0))
-        except AssertionError as problem:
-            wrong += 1
-            print(problem, flush=True)
-    return {"requests": count, "wrong": wrong}
-
-
-def main() -> None:
-    """Run what is asked for and write the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, count in {"kills": 100, "mismatches": 100, "late": 20, "runs": 10_000, "fuzz": 10_000}.items():
-        parser.add_argument(f"--{name}", type=int, default=count)
-    given, draw = parser.parse_args(), random.Random(0)
-    found: dict[str, Any] = {"torch": torch.__version__, "timeout_s": TIMEOUT}
-    torch.set_num_threads(1)
-    answers: Any = FORK.SimpleQueue()
+def run(name: str, work: Callable[..., None], *job: Any, ranks: int = RANKS, timeout: float = 60.0,
+        victim: int | None = None) -> Row:  # fmt: skip
+    """Run ``work`` on new processes and return what they counted; a victim is killed once all are ready."""
+    said: Any = FORK.Queue()
+    found: dict[str, Any] = {"wrong": [], "hung": 0}
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        job = (folder, given.mismatches, given.runs, answers)
-        start_processes(together, job, RANKS, start_method="fork")  # type: ignore[no-untyped-call]
-        counts = [
-            answers.get() if not answers.empty() else (-1, -1) for _ in range(RANKS)
-        ]  # -1: a process ended otherwise
-    found["mismatches"] = {"calls": given.mismatches, "wrong": [wrong for wrong, _ in counts]}
-    found["runs"] = {"calls": given.runs, "differ": [differ for _, differ in counts]}
-    for name, count in (("late", given.late), ("kills", given.kills)):
-        each = [with_a_fault(name == "late", draw) for _ in range(count)]
-        found[name] = {"faults": count, **{kind: sum(one[kind] for one in each) for kind in ("typed", "other", "hung")}}
-    found["fuzz"] = fuzzed(given.fuzz)
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        made = [FORK.Process(target=process, args=(work, job, r, ranks, folder, timeout, said)) for r in range(ranks)]
+        for each in made:
+            each.start()
+        left, ready = set(range(ranks)) - {victim}, 0
+        while left:
+            try:
+                kind, rank, value = said.get(timeout=SILENT if timeout > TIMEOUT else 3 * TIMEOUT + 10)
+            except queue.Empty:
+                found["hung"] = len(left)
+                for rank in left:
+                    os.kill(made[rank].pid or 0, signal.SIGUSR1)  # prints where it waits
+                time.sleep(1.0)
+                break
+            if kind == "progress" and rank == 0:
+                print(f"{name}: {value}, {len(found['wrong'])} wrong", flush=True)
+            elif kind == "wrong":
+                found["wrong"].append(value)
+                print(f"{name}: WRONG {value}", flush=True)
+            elif kind == "ready":
+                ready += 1
+                if ready == ranks and victim is not None:
+                    time.sleep(random.random() * 0.5)
+                    made[victim].kill()  # SIGKILL
+            elif kind == "done":
+                left -= {rank}
+                counts.update(value)
+        for each in made:
+            each.kill()
+            each.join()
+    return {**counts, **found}
 
 
-if __name__ == "__main__":
-    main()
+def faults(name: str, count: int) -> Row:
+    """Let a rank be late, or kill one, so many times, each in new processes."""
+    total: Row = {"faults": count, "typed": 0, "wrong": [], "hung": 0}
+    for k in range(count):
+        victim = random.randrange(RANKS) if name == "kills" else None
+        one = run(name, scan_until_lost, name == "late", timeout=TIMEOUT, victim=victim)
+        for kind, value in one.items():
+            total[kind] += value
+        print(f"{name}: {k + 1} of {count}, {total['typed']} typed errors, {total['hung']} hung", flush=True)
+    total["survivors"] = count * (RANKS - (name == "kills"))
+    return total
+
+
+PARTS: dict[str, Callable[[int], Row]] = {
+    "cases": lambda count: run("cases", compare, count, None, ranks=max(WORLDS)),
+    "fuzz": lambda count: run("fuzz", compare, count, 1, ranks=max(WORLDS)),
+    "mismatches": lambda count: run("mismatches", mismatch, count) | {"calls": count},
+    "runs": lambda count: run("runs", repeat, count),
+    "late": partial(faults, "late"),
+    "kills": partial(faults, "kills"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts, write their counts after each, and return 1 where something is wrong or hangs."""
+    options = parser(__doc__, filtered="parts")
+    for name, count in COUNTS.items():
+        options.add_argument(f"--{name}", type=int, default=count, help=f"how many, at most; {count} by default")
+    given = options.parse_args(arguments)
+    random.seed(0)
+    found: dict[str, Row] = {}
+    for name, part in PARTS.items():
+        count = getattr(given, name)
+        if given.filter not in name or not count:
+            continue
+        began = time.monotonic()
+        found[name] = part(count)
+        found[name]["seconds"] = round(time.monotonic() - began)
+        print(f"{name}: {found[name]}", flush=True)
+        write(given.output, {"timeout_s": TIMEOUT, "cores": len(os.sched_getaffinity(0)), **found})
+    bad = [name for name, row in found.items() if row["wrong"] or row["hung"]]
+    bad += [name for name, row in found.items() if row.get("typed", 0) < row.get("survivors", 0)]
+    print(f"{len(found)} parts, wrong: {', '.join(bad) or 'none'}")
+    return 1 if bad else 0

@@ -18,12 +18,12 @@ import torch
 import scanops
 from benchmarks.common import Row, parser, require_gpu, result_file, surroundings, write
 from benchmarks.measure import measure_all
-from benchmarks.picture import draw, require_matplotlib
 from benchmarks.report import merged, summary, summary_lines, table
 from benchmarks.table import GROUPS, cells, select
 from benchmarks.timing import host_microseconds
 from scanops.cli.output import print_json, progress
 from scanops.errors import UnsupportedRequest
+from tools.performance import report
 
 __all__ = ["main"]
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--seed", type=int, help="of the random lengths; a new one each run by default")
     options.add_argument("--budget", type=float, default=0.06, help="seconds of timed runs for a figure")
     options.add_argument("--into", type=result_file, help="replace the cells of the same names in this document")
-    options.add_argument("--picture", type=result_file, help="draw the roofline picture: NAME.svg or NAME.png")
+    options.add_argument("--report", type=result_file, help="write a page with pictures and the table: NAME.html")
     options.add_argument("--json", action="store_true", help="print the document on standard output")
     given = options.parse_args(arguments)
     seed = secrets.randbelow(2**31) if given.seed is None else given.seed
@@ -45,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = select(cells(seed, names), text=given.filter, quick=given.quick)
     earlier = {} if given.into is None else _read(given.into)
     require_gpu()
-    if given.picture is not None:
-        require_matplotlib(given.picture)
     began = time.perf_counter()
     rows = list(measure_all(chosen, peers=not given.no_peers, budget=given.budget, said=progress()))
     found = {
@@ -64,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(given.output, found)
     if given.into is not None:
         write(given.into, merged(earlier, document))
-    if given.picture is not None:
-        draw(document, given.picture)
+    text = "\n".join((table(rows), *summary_lines(document["summary"])))
+    if given.report is not None:
+        given.report.write_text(report(document, text), encoding="utf-8")
     if given.json:
         print_json(document)
     else:
-        print(table(rows), f"{document['device']}, {found['wall_seconds']:.0f} s", sep="\n")
-        print(*summary_lines(document["summary"]), sep="\n")
+        print(text, f"{document['device']}, {found['wall_seconds']:.0f} s", sep="\n")
     return 1 if document["summary"]["wrong"] else 0
 
 

@@ -43,7 +43,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import ScanopsError, UnsupportedRequest
-from scanops.measure import Operands, same
+from scanops.operands import Operands, same
 from scanops.ops.dispatch import served
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, checked
@@ -76,7 +76,7 @@ ACCUMULATE = (None,) * 8 + ("float64", "compensated")
 OFTEN, RARELY = (True, True, True, False), (False, False, False, True)
 EIGHT = "sm_75,sm_80,sm_86,sm_89,sm_90,sm_100,sm_103,sm_120"
 MOST_BYTES = 25_000  # of an archive of one kernel for eight targets
-HIDDEN = ("CUDA_HOME", "CUDA_PATH", "SCANOPS_NVCC", "SCANOPS_CXX", "SCANOPS_STORE", "XDG_CACHE_HOME")
+HIDDEN = ("CUDA_HOME", "SCANOPS_NVCC", "SCANOPS_CXX", "SCANOPS_STORE", "XDG_CACHE_HOME")
 
 
 def specs(count: int) -> list[ScanSpec]:
@@ -195,7 +195,7 @@ def run(given: argparse.Namespace) -> Row:
     device, target = ("cuda" if torch.cuda.is_available() else "cpu"), kernels.default_target()
     torch.zeros(1, device=device)
     (pack,) = environment.pack_roots()
-    slugs = dict.fromkeys(entry["slug"] for entry in read(pack)["entries"] if entry["target"] == target)
+    slugs = dict.fromkeys(each["name"] for each in read(pack)["entries"].values() if each["target"] == target)
     rows: list[Row] = []
     for spec in map(ScanSpec.parse, slugs):
         for few in situations(spec, DEFAULT_TARGET):

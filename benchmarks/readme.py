@@ -1,7 +1,7 @@
-"""Write the tables of docs/benchmarks.md, the excerpt in the README and the picture from the committed results.
+"""Write the tables of docs/benchmarks.md and the excerpt in the README from the committed results.
 
 The results of the grid are those of ``python -m benchmarks grid -o benchmarks/results/bench_h200.json``; the commands
-``variants``, ``bounds``, ``workloads`` and ``builds`` write those of the other tables. ``--check`` needs no matplotlib.
+``variants``, ``bounds``, ``workloads`` and ``builds`` write those of the other tables.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from benchmarks.common import RESULTS, ROOT, Row, markdown
-from benchmarks.picture import draw, is_picture_of
 from benchmarks.report import best_peer, summary_lines
 
-PICTURE = RESULTS / "bench_h200.svg"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- {0}: written by python -m benchmarks readme -->\n", "<!-- {0} end -->\n"
@@ -83,14 +81,12 @@ def table(document: Row) -> list[str]:
             ]
         else:
             figures.append(_line(family, members))
-    grid, picture = (path.relative_to(ROOT) for path in (RESULTS / "bench_h200.json", PICTURE))
+    grid = (RESULTS / "bench_h200.json").relative_to(ROOT)
     return [
         f"{_source(document, driver=True)}. "
         "Float32 unless stated otherwise. *Of a copy*: the time of a device-to-device copy of the same number of bytes "
         "divided by the time of the scan; a line of several cells shows the lowest and the highest. *Best peer*: the "
         "fastest of torch, torch.compile, a tuned Triton kernel and CUB, as far as each was measured on the cell.",
-        "",
-        f"![Fraction of a copy by row length and by kind of scan](../{picture})",
         "",
         f"All {len(document['cells'])} cells: [{grid}](../{grid}), from `python -m benchmarks grid`. "
         + " ".join(summary_lines(document["summary"])),
@@ -165,9 +161,9 @@ def _range(values: list[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write pages and picture; with ``--check`` write nothing and return 1 where one is stale."""
+    """Write pages; with ``--check`` write nothing and return 1 where one is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page or the picture is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is stale")
     check = parser.parse_args(arguments).check
     document = results()
     page = PAGE.read_text(encoding="utf-8")
@@ -177,12 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page = _filled(page, name, lines)
     fresh = {README: _filled(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
     if not check:
-        draw(document, PICTURE)
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")
         return 0
     stale = [path for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
-    stale += [] if is_picture_of(PICTURE, document) else [PICTURE]
     if stale:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
         print(f"stale: {names}; run python -m benchmarks readme", file=sys.stderr)

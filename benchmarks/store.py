@@ -29,7 +29,7 @@ from benchmarks.timing import milliseconds, percentile
 from scanops import ScanSpec, artifact
 from scanops.builders import unavailable
 from scanops.runtime import kernels
-from scanops.store.packing import finish
+from scanops.store.packs import finish
 
 SPECS = ("sum-f32-n1000", "prod-bf16-n4096-reverse", "sum-f32-n32768-mask_b8", "sum-f32-any-le1024-by4")
 LENGTHS = range(200, 60000)  # of first calls

@@ -6,6 +6,7 @@ have the same formulas in C (templates/exports/launcher.cuh.j2). This module nee
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ __all__ = ["FIELDS", "MOST_BLOCKS", "Launch", "Numbers"]
 WARP, MOST_THREADS = 32, 1024  # threads of a warp, and of a block at most
 MOST_BLOCKS = 2**31 - 1  # of a grid; a launch of more tiles is refused, even if fewer blocks are resident
 TICKET_BYTES, WORD_BYTES = 16, 8  # of a workspace: its head, and a status word
+NAME = re.compile(r"[a-z]\w{0,127}", re.ASCII)  # of a kernel's function
 MOST = 2**40  # of any number in a Launch
 
 # The fields of ScanArguments whose bytes can be a kernel's parameter, in the order of parameters; operands come first,
@@ -38,8 +40,9 @@ class Numbers(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """What the launches of a kernel follow from: whole numbers, names of fields, and tuples of these."""
+    """What the launches of a kernel follow from: a name, whole numbers, names of fields, and tuples of these."""
 
+    kernel: str  # name of the kernel's function, which says the spec and the strategy in profilers
     parameters: tuple[str, ...]  # fields of ScanArguments, in the order of the kernel's parameters
     threads: int  # per block; where stripes are chosen: at most
     shared_bytes: int = 0  # dynamic shared memory of a block
@@ -98,9 +101,10 @@ class Launch(NamedTuple):
         values: dict[str, Any] = {name: tuple(each) if type(each) is list else each for name, each in mapping.items()}
         launch = cls(**values)
         tuples = launch.parameters, launch.statuses, launch.chosen
-        numbers = (*(each for each in launch if each not in tuples), *launch.statuses)
+        numbers = (*(each for each in launch[1:] if each not in tuples), *launch.statuses)
         sound = (
-            len(mapping) == len(cls._fields) and all(type(each) is tuple for each in tuples),
+            len(mapping) == len(cls._fields) and NAME.fullmatch(launch.kernel) is not None,
+            all(type(each) is tuple for each in tuples),
             all(type(each) is int and 0 <= each <= MOST for each in numbers) and all(launch.statuses),
             launch.chosen in CHOSEN and set(launch.chosen) <= set(launch.parameters) <= set(FIELDS),
             launch.threads in range(WARP, MOST_THREADS + 1, WARP) and launch.width > 0,

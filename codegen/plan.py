@@ -20,7 +20,7 @@ from typing import Any
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, check_spec
-from scanops.codegen.strategies import block, columns, panels, staged, transposed, warp, wave
+from scanops.codegen.strategies import block, columns, panel, panels, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, ceil_div, require
 from scanops.codegen.strategies.base import Plan as Plan
 from scanops.codegen.strategies.rows import fills_registers
@@ -101,7 +101,6 @@ STRATEGIES: Mapping[str, Strategy] = {
             "vector": POWERS[:3],
             "stages": range(1, 6),
             "blocks": range(1, 17),
-            "streams": (False, True),
         },
     ),
     "columns": Strategy(plan=columns.plan, fits=lambda spec, target, few: spec.inner > 1, free=PANEL),
@@ -170,7 +169,8 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
     traits = ["map"] * bool(spec.fusion) + traits
-    traits += ["misaligned"] * (spec.inner == 1 and not spec.divides(spec.access_items)) + ["few"] * few
+    whole = spec.divides(spec.access_items) if spec.inner == 1 else panel.column_width(spec) == spec.access_items
+    traits += ["misaligned"] * (not whole) + ["few"] * few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
         "value": f"{'complex' if value.kind == 'complex' else ''}{value.bytes}",  # float64 takes other registers

@@ -56,7 +56,7 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None 
 
     Example:
         >>> text = generate(ScanSpec(op="sum", dtype="float32", length=1024))
-        >>> "scan_kernel" in text
+        >>> "sum_f32_n1024_block(" in text
         True
     """
     return render(make_plan(spec, target, few_for(spec, target, lines)))

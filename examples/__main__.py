@@ -10,11 +10,13 @@ import monotonic_attention
 import selective_state_space
 import serving
 import spline_flow
+import survival
+import volume_rendering
 from training import main
 
 MODELS = (selective_state_space, monotonic_attention, spline_flow)
-SCRIPTS = (advantages, expert_positions, serving)
+SCRIPTS = (advantages, expert_positions, survival, volume_rendering)
 
 if __name__ == "__main__":
-    status = main([module.EXAMPLE for module in MODELS])
-    sys.exit(max([status, *(module.main() for module in SCRIPTS)]))
+    status = main([module.EXAMPLE for module in MODELS], scripts=[module.compare for module in SCRIPTS])
+    sys.exit(max(status, serving.main()))

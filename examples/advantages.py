@@ -9,12 +9,13 @@ Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized 
 from __future__ import annotations
 
 import sys
-import time
 
 import torch
 
 import scanops
+from beside import DEVICE, Beside, beside, told
 
+STEPS, ENVIRONMENTS = (2048, 4096) if DEVICE == "cuda" else (256, 64)
 GAMMA, LAMBDA = 0.99, 0.95
 
 
@@ -49,26 +50,14 @@ def by_scan(
     return found
 
 
-def main() -> int:
-    """Compare both ways and print their times; return 1 if they differ."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    steps, environments = (2048, 4096) if device == "cuda" else (256, 64)
-    reward, value, following = torch.randn(3, steps, environments, device=device).unbind()
-    done = torch.rand(steps, environments, device=device) < 0.02
-    times = []
-    for way in (by_steps, by_scan):
-        way(reward, value, following, done)  # builds the kernel
-        began = time.perf_counter()
-        advantages, returns = way(reward, value, following, done)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - began, advantages, returns))
-    (loop, *expected), (scan, *found) = times
-    same = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(expected, found, strict=True))
-    print(f"{steps} steps of {environments} environments on {device}: {int(done.sum())} episodes end")
-    print(f"step by step {1000 * loop:.2f} ms, one scan {1000 * scan:.2f} ms: {'the same' if same else 'DIFFERENT'}")
-    return int(not same)
+def compare() -> list[Beside]:
+    """Advantages and returns in both ways."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(STEPS, ENVIRONMENTS, generator=generator).to(DEVICE) for _ in range(3)]
+    done = (torch.rand(STEPS, ENVIRONMENTS, generator=generator) < 0.02).to(DEVICE)
+    name = f"advantages, {STEPS} steps of {ENVIRONMENTS} environments on {DEVICE}, {int(done.sum())} episodes end"
+    return [beside(name, lambda: by_steps(*tensors, done), lambda: by_scan(*tensors, done))]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(compare()))

@@ -14,8 +14,9 @@ import sys
 import torch
 
 import scanops
+from beside import DEVICE, Beside, beside, told
 
-TOKENS, EXPERTS, CAPACITY = 4096, 16, 256
+TOKENS, EXPERTS, CAPACITY = (131072, 64, 2100) if DEVICE == "cuda" else (4096, 16, 256)
 
 
 def positions(choices: torch.Tensor, experts: int) -> torch.Tensor:
@@ -32,20 +33,27 @@ def positions(choices: torch.Tensor, experts: int) -> torch.Tensor:
     return counts.gather(1, choices[:, None].long())[:, 0]
 
 
-def main() -> int:
-    """Route tokens, compare with a loop over them, and print the load of the experts; return 1 if they differ."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def positions_today(choices: torch.Tensor, experts: int) -> torch.Tensor:
+    """The same by a sum over the matrix, as GShard and its successors compute it."""
+    matrix = torch.nn.functional.one_hot(choices.long(), experts)
+    return (matrix.cumsum(0) - 1).gather(1, choices[:, None].long())[:, 0]
+
+
+def compare() -> list[Beside]:
+    """Route tokens in both ways."""
     choices = torch.randint(EXPERTS, (TOKENS,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    found = positions(choices.to(device), EXPERTS).cpu()
-    seen, expected = [0] * EXPERTS, []
-    for choice in choices.tolist():
-        expected.append(seen[choice])
-        seen[choice] += 1
-    same = found.tolist() == expected
-    print(f"{TOKENS} tokens to {EXPERTS} experts of {CAPACITY}: {min(seen)} to {max(seen)} each,", end=" ")
-    print(f"{int((found >= CAPACITY).sum())} dropped; positions are {'right' if same else 'WRONG'}")
-    return int(not same)
+    choices = choices.to(DEVICE)
+    counts, dropped = choices.bincount(), int((positions(choices, EXPERTS) >= CAPACITY).sum())
+    load = f"{int(counts.min())} to {int(counts.max())} each, {dropped} dropped"
+    return [
+        beside(
+            f"positions of {TOKENS} tokens at {EXPERTS} experts of {CAPACITY} on {DEVICE}, {load}",
+            lambda: (positions_today(choices, EXPERTS).float(),),
+            lambda: (positions(choices, EXPERTS).float(),),
+            allowed=0,
+        )
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(compare()))

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import scanops
+from beside import Beside, told
 from scanops.errors import ScanopsError
 from scans import SCANOPS, Scans, rounded_otherwise
 
@@ -157,8 +158,16 @@ def compare(
     )
 
 
-def main(examples: Sequence[Example], arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 when all curves are the same, 1 when one is not, 2 when nothing could be trained."""
+def main(
+    examples: Sequence[Example],
+    arguments: Sequence[str] | None = None,
+    scripts: Sequence[Callable[[], Sequence[Beside]]] = (),
+) -> int:
+    """Train, then compare what scripts compute.
+
+    Returns the exit status: 0 when all curves and results are the same, 1 when one is not, 2 when nothing could be
+    trained.
+    """
     given = _parser().parse_args(arguments)
     outcomes: dict[str, Outcome] = {}
     try:
@@ -175,9 +184,12 @@ def main(examples: Sequence[Example], arguments: Sequence[str] | None = None) ->
     except ScanopsError as problem:
         print(problem, file=sys.stderr)
         return 2
+    rows = [row for compare in scripts for row in compare()]
+    wrong = told(rows)
     if given.output:
-        given.output.write_text(json.dumps(_record(outcomes, given), indent=1) + "\n", encoding="utf-8")
-    return 0 if all(outcome.same for outcome in outcomes.values()) else 1
+        record = _record(outcomes, given) | {"scripts": [row._asdict() for row in rows]}
+        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return wrong if all(outcome.same for outcome in outcomes.values()) else 1
 
 
 class _Clock:

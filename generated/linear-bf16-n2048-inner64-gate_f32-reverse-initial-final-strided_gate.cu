@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 f4705ab822887235 of everything below this banner
+// content  sha256 52f772d4566a013b of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,9 +25,10 @@ struct State {  // scan state of a contiguous range of items
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 2048;  // of a line, in items
-constexpr bool kReverse = true;  // scan from a column's end to its start
-constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
+constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 512;  // of a block
+constexpr int kWarps = 16;  // of a block
+constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
 constexpr int kBlocks = 1;  // of a multiprocessor, at least
 constexpr int kRun = 16;  // rows of a thread in a tile
 constexpr int kVector = 1;  // columns of a thread
@@ -49,7 +50,7 @@ __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
 #endif
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
-__device__ __forceinline__ bool is_zero(Value x) { return x == 0; }
+__device__ __forceinline__ bool is_zero(Value x) { return !(x != 0); }
 
 __device__ __forceinline__ State identity() { return {1, 0}; }
 
@@ -86,6 +87,11 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 
 // Carry-out: the result of the whole line.
 __device__ __forceinline__ Carry end_line(State state) { return state.value; }
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
@@ -109,7 +115,6 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 }
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
@@ -145,11 +150,6 @@ typedef Access<State> States;  // one per column
 struct Items {
     States item[kRun];
 };
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // The states that a function gives for each column.
 template <typename Of>
@@ -328,7 +328,6 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 __device__ __forceinline__ TileRows load(const Operands& from, Position live, int there) {
     return {load_rows(from.x, live, there), load_rows(from.g, live, there)};
 }
-
 // The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
@@ -452,9 +451,10 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, const Gate* gate, Output* output,
-            const __grid_constant__ Geometry geometry, long long lines,
-            const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
+linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(
+    const Input* input, const Gate* gate, Output* output,
+    const __grid_constant__ Geometry geometry, long long lines,
+    const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
@@ -530,7 +530,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     const cudaError_t error =
-        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        cudaLaunchKernel(linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

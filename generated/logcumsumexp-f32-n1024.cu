@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 6f3da3bf76e97ea3 of everything below this banner
+// content  sha256 0323bd7a3d907c1e of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,6 +36,7 @@ constexpr int kTurns = 4;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int stripes = 4;  // of a warp
 constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -133,6 +134,18 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return plus_log(state.high, state.rest); }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
@@ -157,11 +170,6 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
@@ -270,7 +278,6 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-
 struct Part {  // what a thread takes of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
@@ -330,15 +337,26 @@ __device__ __forceinline__ int access_place(int number) {
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
 
-// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+// Read an item or an access: a load.
+template <class To>
+__device__ __forceinline__ void fetch(To* to, const void* from) {
+    *to = *static_cast<const To*>(from);
+}
+
+// Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
-    Vector<Item> access = {};
+__device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        fetch(to, from);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
-    return access;
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end))
+                fetch(&to->item[k], from + k * step);
+            else
+                leave_out(to->item[k]);
+    }
 }
 
 // Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
@@ -347,9 +365,11 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, con
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+        if (part.reaches(j))
+            read_access<dense, kGuards>(to + j, access, step, part.at(j), part.end);
+        else
+            leave_out(to[j]);
     }
 }
 
@@ -390,7 +410,8 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, Output* output) {
+logcumsumexp_f32_n1024_block(
+    const Input* input, Output* output) {
     __shared__ State warp_total[kWarps];
     __shared__ Exchanged exchanged[kWarps][32 * kVectors];
     const int lane = threadIdx.x % 32;
@@ -453,7 +474,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     const cudaError_t error =
-        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        cudaLaunchKernel(logcumsumexp_f32_n1024_block,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 e5f27c1584033217 of everything below this banner
+// content  sha256 59ca61b6b54a2e3c of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,6 +39,7 @@ constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
 constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
 constexpr bool kShares = false;  // lanes read what others of the warp copied
 constexpr bool kSerial = false;  // the results of an access follow from each other
+constexpr bool kClears = false;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -107,6 +108,18 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
@@ -128,11 +141,6 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
@@ -224,7 +232,6 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-
 struct Part {  // what a thread takes of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
@@ -272,16 +279,25 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
 
-// Copy an access whose items are `step` apart, those in the row: as a whole, or one by one.
+// Read an item or an access: a copy in flight.
+template <class To>
+__device__ __forceinline__ void fetch(To* to, const void* from) {
+    copy_async(to, from);
+}
+
+// Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ void copy_access(Vector<Item>* to, const Item* from, long long step, Position position,
+__device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
                                             Position end) {
     if (dense && (!guarded || is_whole(position, kItems, end))) {
-        copy_async(to, from);
+        fetch(to, from);
     } else {
 #pragma unroll
         for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end)) copy_async(&to->item[k], from + k * step);
+            if (!guarded || is_inside(position + place_of(k, kItems), end))
+                fetch(&to->item[k], from + k * step);
+            else
+                leave_out(to->item[k]);
     }
 }
 
@@ -291,9 +307,11 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, con
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        if (reaches) copy_access<dense, kGuards>(to + j * kThreads, access, step, part.at(j), part.end);
+        if (part.reaches(j))
+            read_access<dense, kGuards>(to + j * kThreads, access, step, part.at(j), part.end);
+        else
+            leave_out(to[j * kThreads]);
     }
 }
 
@@ -436,7 +454,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, Output* output, long long lines, unsigned long long* workspace) {
+prod_f32_n131072_wave(
+    const Input* input, Output* output, long long lines, unsigned long long* workspace) {
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
@@ -601,9 +620,11 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        cudaFuncSetAttribute(prod_f32_n131072_wave,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        error = cudaLaunchKernel(prod_f32_n131072_wave,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n16384-transposed
 //          16384 float32 items, transposed, float32 out
-// plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
+// plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 6f42e852ffce5e0f of everything below this banner
+// content  sha256 b0022698e145a239 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,10 +20,11 @@ typedef Value State;  // scan state of a contiguous range of items
 // ---- the plan: transposed
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 16384;  // of a line, in items
-constexpr bool kReverse = false;  // scan from a line's end to its start
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 256;  // of a block
+constexpr int kWarps = 8;  // of a block
 constexpr bool kToRows = true;  // results are contiguous along a line, else across lines
 constexpr int kInner = 1;  // lines side by side in the output
-constexpr int kThreads = 256;  // of a block
 constexpr int kBlocks = 2;  // of a multiprocessor, at least
 constexpr int kRun = 32;  // positions of a thread in a tile
 constexpr int kVector = 1;  // adjacent lines of a thread
@@ -32,7 +33,7 @@ constexpr bool kApart = false;  // a thread's lines are kLanes apart, and stored
 constexpr bool kExchanged = true;  // lanes exchange items in shared memory
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
-constexpr bool kStreams = true;  // 16-byte copies bypass L1
+constexpr bool kClears = false;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -90,6 +91,18 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
@@ -119,7 +132,6 @@ struct Neighbours {  // the dimension along which lines are adjacent in some ope
 };
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
@@ -152,11 +164,6 @@ typedef Access<State> States;  // one per column
 struct Items {
     States item[kRun];
 };
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // The states that a function gives for each column.
 template <typename Of>
@@ -270,20 +277,19 @@ __device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long p
     const auto item_exists = [&](int k) {
         return order == kAcross ? k < lines : !kUneven || (kReverse ? k >= kRun - live : k < live);
     };
-    if (!item_exists(item)) return;
+    if (!kClears && !item_exists(item)) return;
     first += run * pitch + item;
 #pragma unroll
     for (int k = 0; k < runs; k += 32 / lanes, first += 32 / lanes * pitch)
 #pragma unroll
-        for (int part = 0; part < items; part += lanes * access)
-            if (run_exists(run + k) && (part == 0 || item_exists(item + part))) {
-                const int place = place_of<order, Item>(run + k, item + part);
-                auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + place);
-                if constexpr (store)
-                    *reinterpret_cast<Access<Item, access>*>(first + part) = slot;
-                else
-                    copy_async<kStreams>(&slot, first + part);
-            }
+        for (int part = 0; part < items; part += lanes * access) {
+            auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + place_of<order, Item>(run + k, item + part));
+            const bool exists = run_exists(run + k) && ((!kClears && part == 0) || item_exists(item + part));
+            if constexpr (!store)
+                exists ? copy_async<true>(&slot, first + part) : leave_out(slot);
+            else if (exists)
+                *reinterpret_cast<Access<Item, access>*>(first + part) = slot;
+        }
 }
 
 // Move a lane's lines from or to a slab in which they are contiguous.
@@ -339,7 +345,6 @@ __device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Operands
     const int warp = threadIdx.x / 32;
     return {load<kAcross>(ring.x[stage][warp])};
 }
-
 // The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
@@ -440,8 +445,9 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, Output* output,
-            const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
+prod_f32_n16384_transposed_transposed(
+    const Input* input, Output* output,
+    const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
@@ -537,9 +543,11 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        cudaFuncSetAttribute(prod_f32_n16384_transposed_transposed,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        error = cudaLaunchKernel(prod_f32_n16384_transposed_transposed,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c15019fa7f6285f6 of everything below this banner
+// content  sha256 c05adbaf53c4ed4a of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -32,6 +32,7 @@ constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int stripes = 16;  // of a warp
 constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -61,6 +62,18 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
@@ -82,11 +95,6 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
@@ -178,7 +186,6 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-
 struct Part {  // what a thread takes of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
@@ -226,15 +233,26 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
 // Whether accesses of operands may reach past the ends of a row.
 constexpr bool kGuards = false;
 
-// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+// Read an item or an access: a load.
+template <class To>
+__device__ __forceinline__ void fetch(To* to, const void* from) {
+    *to = *static_cast<const To*>(from);
+}
+
+// Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
-    Vector<Item> access = {};
+__device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        fetch(to, from);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
-    return access;
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end))
+                fetch(&to->item[k], from + k * step);
+            else
+                leave_out(to->item[k]);
+    }
 }
 
 // Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
@@ -243,9 +261,11 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, con
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
-        const bool reaches = part.reaches(j);
         const Item* const access = from + along(j * part.step) * step;
-        to[j] = reaches ? load_access<dense, kGuards>(access, step, part.at(j), part.end) : Vector<Item>{};
+        if (part.reaches(j))
+            read_access<dense, kGuards>(to + j, access, step, part.at(j), part.end);
+        else
+            leave_out(to[j]);
     }
 }
 
@@ -289,7 +309,8 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-scan_kernel(const Input* input, Output* output) {
+prod_f32_n32768_block(
+    const Input* input, Output* output) {
     __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -337,7 +358,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     const cudaError_t error =
-        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        cudaLaunchKernel(prod_f32_n32768_block,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

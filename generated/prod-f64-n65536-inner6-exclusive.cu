@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 832e33406511b719 of everything below this banner
+// content  sha256 a7832ab529bb6213 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -20,9 +20,10 @@ typedef Value State;  // scan state of a contiguous range of items
 // ---- the plan: panels
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 65536;  // of a line, in items
-constexpr bool kReverse = false;  // scan from a column's end to its start
-constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
+constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 256;  // of a block
+constexpr int kWarps = 8;  // of a block
+constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
 constexpr int kBlocks = 2;  // of a multiprocessor, at least
 constexpr int kRun = 17;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
@@ -39,6 +40,7 @@ constexpr int kStretch = 4;  // groups of a group of groups
 constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
 constexpr bool kHasGroups = true;  // a tile folds the totals of groups
 constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
+constexpr bool kClears = false;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -107,8 +109,19 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
@@ -142,11 +155,6 @@ typedef Access<State> States;  // one per column
 struct Items {
     States item[kRun];
 };
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // The states that a function gives for each column.
 template <typename Of>
@@ -302,10 +310,12 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
 #pragma unroll
     for (int k = 0; k < kRun; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
-        if (!is_live(live, k * kStride)) continue;
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        copy_async<!kExchanged>(to, from);
+        if (is_live(live, k * kStride))
+            copy_async<!kExchanged>(to, from);
+        else
+            leave_out(*to);
     }
 }
 
@@ -341,7 +351,6 @@ __device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from
 __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Operands& from) {
     return {staged_rows(ring.x[stage], from.x)};
 }
-
 // The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
@@ -594,7 +603,8 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, Output* output, long long lines, unsigned long long* workspace) {
+prod_f64_n65536_inner6_exclusive_panels(
+    const Input* input, Output* output, long long lines, unsigned long long* workspace) {
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
@@ -620,12 +630,11 @@ scan_kernel(const Input* input, Output* output, long long lines, unsigned long l
     // ---- load and scan the rows of the thread, then across the slots of the warp
     copy(ring, 0, from, at.live);
     copy_async_commit();
+
     copy_async_wait<0>();
     if constexpr (kExchanged) __syncwarp();
-    // shared memory holds the items until they are lifted again
     Items copied = lift_items(staged(ring, 0, from));
-    const States run = scan_items(copied);
-    const States inclusive = scan_lanes<kLanes>(run, lane);
+    const States inclusive = scan_lanes<kLanes>(scan_items(copied), lane);
     const States inside = slots_before(inclusive, lane);
     if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
     if (threadIdx.x < kLanes) ahead[place] = identities();
@@ -661,9 +670,11 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        cudaFuncSetAttribute(prod_f64_n65536_inner6_exclusive_panels,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        error = cudaLaunchKernel(prod_f64_n65536_inner6_exclusive_panels,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

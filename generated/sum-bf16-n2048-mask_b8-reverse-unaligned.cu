@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5fd331ec1b5b955a of everything below this banner
+// content  sha256 5881a8bdd5472cd4 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,6 +34,7 @@ constexpr int kOutItems = 8;  // of a store
 constexpr int stripe = 256;  // items of one access of all lanes of a row
 constexpr int stripes = 3;  // of a warp
 constexpr int kBoundary = 64;  // items; accesses of misaligned rows stay on multiples of this
+constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -67,6 +68,18 @@ __device__ __forceinline__ State element(Input x, Mask m) {
 
 __device__ __forceinline__ Output output_of(State state) { return float_to_bfloat(state); }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
@@ -89,11 +102,6 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
@@ -183,7 +191,6 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-
 struct Part {  // what a thread takes of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
@@ -293,15 +300,26 @@ __device__ __forceinline__ Vector<Item> realigned(const Vector<Item>& access, co
 }
 
 // ---- loads and stores
-// An access whose items are `step` apart: as a whole, or one by one; items outside the row are not read.
+// Read an item or an access: a load.
+template <class To>
+__device__ __forceinline__ void fetch(To* to, const void* from) {
+    *to = *static_cast<const To*>(from);
+}
+
+// Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ Vector<Item> load_access(const Item* from, long long step, Position position, Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) return *reinterpret_cast<const Vector<Item>*>(from);
-    Vector<Item> access = {};
+__device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        fetch(to, from);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k)
-        if (!guarded || is_inside(position + place_of(k, kItems), end)) access.item[k] = from[k * step];
-    return access;
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end))
+                fetch(&to->item[k], from + k * step);
+            else
+                leave_out(to->item[k]);
+    }
 }
 
 // Read accesses to rows that are aligned differently from the output, and return the skew. The first lane makes the
@@ -312,9 +330,11 @@ __device__ __forceinline__ int read_shifted(Vector<Item>* to, const Part& part, 
 #pragma unroll
     for (int n = 0; n < kReads; ++n) {
         const int j = place_of(n, kReads);
-        const bool reaches = part.live && (kReads == kVectors || j < reads);
-        const Item* const access = from + along(j * part.step - skew);
-        to[j] = reaches ? load_access<true, true>(access, 1, part.at(j) - skew, part.length) : Vector<Item>{};
+        Vector<Item>& access = to[j];
+        if (part.live && (kReads == kVectors || j < reads))
+            read_access<true, true>(&access, from + along(j * part.step - skew), 1, part.at(j) - skew, part.length);
+        else
+            leave_out(access);
     }
     return skew;
 }
@@ -372,7 +392,8 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, const Mask* mask, Output* output) {
+sum_bf16_n2048_mask_b8_reverse_unaligned_block(
+    const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -422,7 +443,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     const cudaError_t error =
-        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        cudaLaunchKernel(sum_bf16_n2048_mask_b8_reverse_unaligned_block,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e7fd8739d6de13ec of everything below this banner
+// content  sha256 93a37eec121a5984 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,9 +20,10 @@ typedef Value State;  // scan state of a contiguous range of items
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 1024;  // of a line, in items
-constexpr bool kReverse = false;  // scan from a column's end to its start
-constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
+constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 512;  // of a block
+constexpr int kWarps = 16;  // of a block
+constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
 constexpr int kBlocks = 1;  // of a multiprocessor, at least
 constexpr int kRun = 8;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
@@ -34,6 +35,7 @@ constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
 constexpr bool kLoops = true;  // a column has several tiles
+constexpr bool kClears = false;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -81,8 +83,19 @@ __device__ __forceinline__ State element(Input x) {
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
+// instructions it computes, and so the bits of its results.
+template <class Slot>
+__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
+    if constexpr (kClears) slot = {};
+}
+
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
@@ -117,11 +130,6 @@ typedef Access<State> States;  // one per column
 struct Items {
     States item[kRun];
 };
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // The states that a function gives for each column.
 template <typename Of>
@@ -267,10 +275,12 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
 #pragma unroll
     for (int k = 0; k < kRun; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
-        if (!is_live(live, k * kStride)) continue;
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        copy_async<!kExchanged>(to, from);
+        if (is_live(live, k * kStride))
+            copy_async<!kExchanged>(to, from);
+        else
+            leave_out(*to);
     }
 }
 
@@ -294,7 +304,6 @@ __device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from
 __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Operands& from) {
     return {staged_rows(ring.x[stage], from.x)};
 }
-
 // The operator's functions, column by column; its conditions hold where they hold for every column.
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
@@ -385,7 +394,8 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, Output* output, long long lines) {
+sum_f32_n1024_inner1024_columns(
+    const Input* input, Output* output, long long lines) {
     dynamic_shared(Ring, ring);
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
@@ -467,9 +477,11 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        cudaFuncSetAttribute(sum_f32_n1024_inner1024_columns,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        error = cudaLaunchKernel(sum_f32_n1024_inner1024_columns,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

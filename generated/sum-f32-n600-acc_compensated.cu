@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 0c2c371ab4f2f275 of everything below this banner
+// content  sha256 988b618b922efc87 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -100,6 +100,11 @@ __device__ __forceinline__ Output output_of(State state) {
     return is_nan(state.lost) ? state.value : state.value + state.lost;
 }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
@@ -123,11 +128,6 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
@@ -305,7 +305,8 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, Output* output, long long lines) {
+sum_f32_n600_acc_compensated_staged(
+    const Input* input, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
     __shared__ Staged of_warp[kWarps];
     const int lane = threadIdx.x % 32;
@@ -368,7 +369,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     const cudaError_t error =
-        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        cudaLaunchKernel(sum_f32_n600_acc_compensated_staged,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

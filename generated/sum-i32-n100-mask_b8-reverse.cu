@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 c9e7f183b196ed70 of everything below this banner
+// content  sha256 b3c0e5e3e75e6b2a of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -82,6 +82,11 @@ __device__ __forceinline__ State element(Input x, Mask m) {
 
 __device__ __forceinline__ Output output_of(State state) { return (long long)state; }
 
+// Lowest index in memory of `items` items of a line, from a scan position on.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
 struct alignas(count * sizeof(Item)) Vector {  // one access
@@ -107,11 +112,6 @@ __device__ __forceinline__ constexpr int place_of(int k, int items) { return kRe
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
@@ -289,7 +289,8 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
+sum_i32_n100_mask_b8_reverse_staged(
+    const Input* input, const Mask* mask, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
     __shared__ Staged of_warp[kWarps];
     const int lane = threadIdx.x % 32;
@@ -353,7 +354,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     const cudaError_t error =
-        cudaLaunchKernel(scan_kernel, blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
+        cudaLaunchKernel(sum_i32_n100_mask_b8_reverse_staged,
+            blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;
 }

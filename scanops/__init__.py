@@ -19,12 +19,8 @@ from scanops._version import __version__
 if TYPE_CHECKING:
     from scanops import errors as errors
     from scanops import nn as nn
-    from scanops.api import cummax as cummax
-    from scanops.api import cummin as cummin
-    from scanops.api import cumprod as cumprod
     from scanops.api import cumsum as cumsum
     from scanops.api import linear_scan as linear_scan
-    from scanops.api import logcumsumexp as logcumsumexp
     from scanops.api import scan as scan
     from scanops.codegen.exports.formats import export as export
     from scanops.codegen.operators import Operator as Operator
@@ -34,19 +30,23 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulator import emulate as emulate
-    from scanops.extrema import reduce_by_key as reduce_by_key
     from scanops.fusion.operators import operator as operator
     from scanops.laws import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import compile as compile
     from scanops.precompile import prepare as prepare
     from scanops.precompile import record as record
+    from scanops.relatives import cummax as cummax
+    from scanops.relatives import cummin as cummin
+    from scanops.relatives import cumprod as cumprod
+    from scanops.relatives import logcumsumexp as logcumsumexp
+    from scanops.relatives import reduce_by_key as reduce_by_key
     from scanops.runtime.calls import calls as calls
     from scanops.runtime.kernels import Kernel as Kernel
     from scanops.runtime.policies import policy as policy
 
 _NAMES = {  # of each module
-    "api": ("cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"),
+    "api": ("cumsum", "linear_scan", "scan"),
     "codegen.exports.formats": ("export",),
     "codegen.operators": ("Operator", "register_operator"),
     "codegen.plan": ("Plan", "make_plan"),
@@ -54,10 +54,10 @@ _NAMES = {  # of each module
     "codegen.spec": ("ScanSpec",),
     "emulator": ("emulate",),
     "fusion.operators": ("operator",),
-    "extrema": ("reduce_by_key",),
     "laws": ("check_operator",),
     "patching": ("patch_torch",),
     "precompile": ("compile", "prepare", "record"),
+    "relatives": ("cummax", "cummin", "cumprod", "logcumsumexp", "reduce_by_key"),
     "runtime.calls": ("calls",),
     "runtime.kernels": ("Kernel",),
     "runtime.policies": ("policy",),
@@ -85,5 +85,5 @@ def __dir__() -> list[str]:
 if sys.modules.get("torch") is not None:
     # Who has torch came for the scans: their modules count towards the import, not towards the first call. Who loads an
     # exported program may name nothing of scanops: its operations are known from here on.
-    _api = importlib.import_module("scanops.api")
-    globals().update({name: getattr(_api, name) for name in _NAMES["api"]})
+    for _name in (*_NAMES["api"], *_NAMES["relatives"]):
+        __getattr__(_name)

@@ -1,28 +1,80 @@
-"""The public scan functions: ``cumsum``, ``scan``, ``linear_scan`` and their relatives."""
+"""The public functions ``scan``, ``cumsum`` and ``linear_scan``, and ``called``, which all public functions call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import signature
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator
-from scanops.extrema import Ends, Final, Pair, ValuesAndIndices, cummax, cummin
 from scanops.fusion import operator as operator
-from scanops.ops.dispatch import PLACED, broadcast_gates, called, plain_name
+from scanops.keywords import Ends, Final, Pair
+from scanops.ops.dispatch import broadcast_gates, call_of, followed, plain_name, served
+from scanops.ops.schema import Outputs
+from scanops.requests.call import SHARDED, Call
+from scanops.requests.request import Inputs, Tensors, checked
+from scanops.requests.segments import is_jagged, unpacked
+from scanops.runtime import native
+from scanops.runtime.launcher import delivered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from scanops.extrema import Chunks, Functions, Keywords
     from scanops.fusion.operators import FieldOperator
-    from scanops.requests.call import Call
-    from scanops.requests.request import Inputs
+    from scanops.keywords import Chunks, Functions, Keywords
 
-__all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
+__all__ = ["cumsum", "linear_scan", "scan"]
+
+
+def called(
+    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
+
+    Nothing is checked yet. ``tensors``: x, mask, gate, segment_starts, offsets and initial as the user gave them, the
+    last may be a number. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
+    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
+    """
+    if SHARDED:
+        from scanops.distributed import answered  # which few programs need
+
+        found: Any = answered(tensors, outs, complete, options, chunk)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    x = tensors[0]
+    if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
+        inner = unpacked(tensors, outs, complete, options, chunk)
+        return inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+    # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
+    # to Python.
+    known = tensors[4] is None and complete is False and outs[0] is None
+    if known and not is_dynamo_compiling() and native.served is not None:
+        found = native.served(tensors, options)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    call, given, eager = call_of(tensors, outs, complete, options)
+    if eager:
+        found = served(call, given, outs, eager=True)
+    elif any([type(each).__name__ == "DTensor" for each in given]):
+        found = _placed(call, given, outs)
+    else:
+        found = followed(call, given, outs)
+    return found if call.final or len(outs) > 1 else found[0]  # type: ignore[no-any-return]
+
+
+def _placed(call: Call, given: Inputs, outs: Tensors) -> Outputs:
+    """Return the results of a scan of DTensors."""
+    from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
+
+    if all([out is None for out in outs]):
+        return scan_placed(call, given)
+    request = checked(call, given, outs)
+    dtype = None if request.operator.indices else request.dtype
+    return delivered(scan_placed(replace(call, dtype=dtype), given), request)
 
 
 @overload
@@ -173,44 +225,6 @@ def cumsum(
 
 
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
-@overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
-def cumprod(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
-
-    Exactly ``scan(x, "prod", dim, ...)``; see there.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
-        tensor([2., 2., 8.])
-    """
-    return scan(x, "prod", dim, **options)  # type: ignore[no-any-return]
-
-
-@overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
-@overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
-def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
-
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
-    values do not overflow. Rules for infinities, NaN and complex items: docs/operators/logcumsumexp.md.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.logcumsumexp(torch.tensor([100., 100., -100.]), 0)
-        tensor([100.0000, 100.6931, 100.6931])
-
-    Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
-    calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
-    """
-    return scan(x, "logcumsumexp", dim, **options)  # type: ignore[no-any-return]
-
-
-@overload
 def linear_scan(a: Tensor, b: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
 @overload
 def linear_scan(
@@ -270,18 +284,3 @@ def linear_scan(
     """
     tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))
-
-
-# The keywords that these pass on, as help() and editors show them.
-for _function in (cumprod, logcumsumexp):
-    _shown = [each for each in signature(cumsum).parameters.values() if each.name not in ("chunk", "modulo")]
-    _function.__signature__ = signature(cumsum).replace(parameters=_shown)  # type: ignore[attr-defined]
-
-
-def _scan_placed(call: Call, given: Inputs) -> tuple[Tensor, ...]:
-    from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
-
-    return scan_placed(call, given)
-
-
-PLACED.append(_scan_placed)

@@ -101,20 +101,14 @@ class BuildRequest:
     identity: str = field(init=False, repr=False)  # of the library, even where the builders make none
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise UnsupportedRequest(
-                "name a kernel",
-                allowed="a file name of letters, digits and _.+-, at most 151 characters",
-                value=repr(self.name),
-                hint="pass the slug of the spec",
-            )
-        if self.target not in (CPU, HOST) and not _TARGET.fullmatch(self.target):
-            raise UnsupportedRequest(
-                "choose a target",
-                allowed="sm_ and a compute capability (sm_90), or cpu",
-                value=repr(self.target),
-                hint="scanops doctor lists the targets of the nvcc it finds",
-            )
+        known = self.target in (CPU, HOST) or _TARGET.fullmatch(self.target)
+        for what, given, sound, allowed in (
+            ("name", self.name, _NAME.fullmatch(self.name), "a file name of letters, digits and _.+-, at most 151"),
+            ("target", self.target, known, "sm_ and a compute capability (sm_90), or cpu"),
+        ):
+            if not sound:
+                asked, hint = f"build a kernel: {what} {given!r}", "pass the slug and the target of a spec"
+                raise UnsupportedRequest(asked, allowed=allowed, value=repr(given), hint=hint)
         common = {"schema": SCHEMA, "source": self.source, "target": self.target, "launch": self.launch}
         emulator = digest_of("emulator") if self.target == CPU else None
         own: dict[str, dict[str, object]] = {

@@ -88,12 +88,6 @@ def builder() -> str:
     return _one_of(BUILDERS, "SCANOPS_BUILDER", given("SCANOPS_BUILDER") or AUTO)
 
 
-def cuda_homes() -> tuple[tuple[str, Path], ...]:
-    """Return (variable, folder) for ``CUDA_HOME`` and ``CUDA_PATH``, as far as they are set, in the order to try."""
-    found = ((name, path(name)) for name in ("CUDA_HOME", "CUDA_PATH"))
-    return tuple((name, home) for name, home in found if home)
-
-
 def cxx() -> str:
     """Return the host C++ compiler as the user names it: ``SCANOPS_CXX``, else g++."""
     return given("SCANOPS_CXX") or "g++"
@@ -142,11 +136,6 @@ def native() -> bool:
     return locked and (given("SCANOPS_NATIVE") or "1").strip().lower() not in _OFF
 
 
-def verbose() -> bool:
-    """Return whether builds are announced on standard error."""
-    return (given("SCANOPS_VERBOSE") or "0").strip().lower() not in _OFF
-
-
 def given(name: str) -> str | None:
     """Return the value of a variable; None when it is unset or empty, which mean the same."""
     return os.environ.get(name) or None
@@ -182,8 +171,7 @@ VARIABLES = (
     ),
     Variable("SCANOPS_NVRTC", "searched for", "the libnvrtc.so to use, and no other", partial(path, "SCANOPS_NVRTC")),
     Variable("SCANOPS_NVCC", "searched for", "the nvcc to use, before any other", partial(path, "SCANOPS_NVCC")),
-    Variable("CUDA_HOME", "unset", "a CUDA toolkit; its bin/nvcc is tried second", cuda_homes),
-    Variable("CUDA_PATH", "unset", "a CUDA toolkit, tried after CUDA_HOME", cuda_homes),
+    Variable("CUDA_HOME", "unset", "a CUDA toolkit; its bin/nvcc is tried second", partial(path, "CUDA_HOME")),
     Variable("SCANOPS_CXX", "g++", "host C++ compiler, a name or a path", cxx),
     Variable(
         "SCANOPS_LOCK_SECONDS",
@@ -209,7 +197,6 @@ VARIABLES = (
         "0 launches every call from Python, and neither builds nor loads the C++ call path",
         native,
     ),
-    Variable("SCANOPS_VERBOSE", "0", "1 prints a line before and after each build", verbose),
 )
 
 

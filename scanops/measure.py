@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,18 +17,14 @@ import torch
 
 from scanops.artifact import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
-from scanops.codegen.exports.texts import python_name
 from scanops.codegen.figures import ITEMS, item_bytes
-from scanops.codegen.lines import check_lines
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement, ScanopsError
-from scanops.fusion.kernels import bound
+from scanops.operands import Operands, same
 from scanops.processes import at_once
-from scanops.requests.geometry import ALIGNMENT
 from scanops.runtime.kernels import Kernel, default_target
-from scanops.runtime.launcher import Launcher
 from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.torch_private import gpu_sleep
@@ -41,8 +36,6 @@ from scanops.tuning import Measured
 MARGIN = 0.01
 CONFIRMING = 3  # factor on the runs of the comparison that decides
 MEMORY_SHARE = 0.4  # of the free memory for x, mask and two results
-PAD = 32  # items between rows of a tensor that is not dense
-SEGMENT = 100  # items of a segment, on average
 SLEEP_CYCLES = 400_000  # about 0.2 ms on the GPU before each run, so that launch latency is hidden
 ROUND_CYCLES = 3_000_000  # about 1.5 ms, in which the host queues a whole round of runs
 COLD_BYTES = 2**29  # runs that move fewer bytes start with unrelated data in the L2 cache
@@ -87,7 +80,7 @@ def tune(
     """
     plans = list(candidates(spec, target, few))
     default = plans[0]
-    problems = dict(laboratory.build(plans, lambda done, of: said("building", done, of)))
+    problems = laboratory.problems(plans, said)
     if default in problems:
         raise BuildFailure(
             f"build the planner's kernel for {spec}",
@@ -96,11 +89,6 @@ def tune(
             hint=f"see what `scanops build {spec}` says",
         )
     usable = [plan for plan in plans if plan not in problems]
-    for done, plan in enumerate(usable[1:], 1):
-        said("checking", done, len(usable) - 1)
-        if not laboratory.agrees(plan):
-            problems[plan] = "its result is not the planner's"
-    usable = [plan for plan in usable if plan not in problems]
     said("measuring", 0, 2)
     found = laboratory.times(usable, rounds)
     said("measuring", 1, 2)
@@ -135,14 +123,19 @@ class GpuLaboratory:
         self.lines, self._jobs = lines, jobs
         self._operands = Operands(spec, lines, "cuda")
         self._kernels: dict[Plan, Kernel] = {}
-        self._expected: torch.Tensor | None = None
         self._stopwatch = Stopwatch()
 
-    def build(self, plans: Sequence[Plan], said: Callable[[int, int], object]) -> Mapping[Plan, str]:
-        """Build the kernels that the store lacks; return why a plan is unusable: build error or register spills."""
-        problems, done = {}, itertools.count(1)
-        entries = at_once(entry_of, plans, self._jobs, lambda _: said(next(done), len(plans)))
-        for plan, entry in zip(plans, entries, strict=True):
+    def problems(self, plans: Sequence[Plan], said: Said = lambda what, done, of: None) -> dict[Plan, str]:
+        """Build the kernels that the store lacks; return why plans are unusable: a build error, spills, a wrong result.
+
+        The result must be that of the first plan, on values whose scan is exact in any order.
+        """
+        problems, done = dict[Plan, str](), itertools.count(1)
+        entries = at_once(entry_of, plans, self._jobs, lambda _: said("building", next(done), len(plans)))
+        self._operands.fill_exactly()
+        expected: torch.Tensor | None = None
+        for number, (plan, entry) in enumerate(zip(plans, entries, strict=True), 1):
+            said("checking", number, len(plans))
             if isinstance(entry, ScanopsError):
                 problems[plan] = str(entry)
                 continue
@@ -151,26 +144,21 @@ class GpuLaboratory:
             if plan is not plans[0] and spilled:
                 problems[plan] = f"{spilled} bytes of spills"
                 continue
-            kernel = Kernel(plan.spec, plan.target.name, entry, few=plan.few)
+            self._kernels[plan] = kernel = Kernel(plan.spec, plan.target.name, entry, few=plan.few)
             kernel._plan = plan
-            self._kernels[plan] = kernel
+            self._operands.out.fill_(77)  # unwritten items keep this value, which no random walk has throughout
+            try:
+                result = self._run(plan)
+            except ScanopsError as problem:
+                problems[plan] = str(problem)
+                continue
+            expected = result.clone() if expected is None else expected
+            if not same(result, expected, exactly=not (plan.spec.operator.costly or plan.spec.fusion)):
+                problems[plan] = "WRONG: its result is not the planner's"
         return problems
-
-    def agrees(self, plan: Plan) -> bool:
-        """Whether the result equals that of the first plan, on values whose scan is exact in any order."""
-        if self._expected is None:
-            self._operands.fill_exactly()
-            first = next(iter(self._kernels))
-            self._expected = self._run(first).clone()
-        self._operands.out.fill_(77)  # unwritten items keep this value, which no random walk has throughout
-        try:
-            return same(self._run(plan), self._expected, exactly=not (plan.spec.operator.costly or plan.spec.fusion))
-        except ScanopsError:
-            return False
 
     def times(self, plans: Sequence[Plan], rounds: int) -> Mapping[Plan, list[float]]:
         """Return microseconds of each round, plans interleaved, L2 cache cold."""
-        self._expected = None
         self._operands.fill_randomly()
         runs = {plan: functools.partial(self._run, plan) for plan in plans}
         for run in runs.values():
@@ -183,14 +171,6 @@ class GpuLaboratory:
 
     def _run(self, plan: Plan) -> torch.Tensor:
         return self._operands.run(self._kernels[plan])
-
-
-def same(result: torch.Tensor, wanted: torch.Tensor, *, exactly: bool) -> bool:
-    """Whether two results are equal, or if not ``exactly``, within 2 percent: for operators that round, as exp does."""
-    if exactly or not (wanted.is_floating_point() or wanted.is_complex()):
-        return torch.equal(result, wanted)
-    worst = torch.nan_to_num((result - wanted).abs().float()).max()
-    return bool(worst <= 0.02 * (1 + torch.nan_to_num(wanted.abs().float()).max()))
 
 
 def entry_of(plan: Plan) -> Entry | ScanopsError:
@@ -220,87 +200,6 @@ def items_that_fit(spec: ScanSpec) -> int:
     """Return how many items x may have so that its mask and two results fit on the current GPU as well."""
     free, _ = torch.cuda.mem_get_info()
     return min(ITEMS, int(MEMORY_SHARE * free) // (item_bytes(spec) + spec.out.bytes))
-
-
-class Operands:
-    """The tensors of a call along dimension 1 that asks for a spec: inputs, result and indices."""
-
-    def __init__(self, spec: ScanSpec, lines: int, device: str) -> None:
-        check_lines(spec, lines)
-        across = (spec.inner,) if spec.inner > 1 else ()
-        shape, shift = (lines // spec.inner, spec.capacity - spec.complete, *across), 0 if spec.aligned else 1
-        self._spec, self.lines = spec, lines
-        self.moved = lines * spec.capacity * item_bytes(spec)  # bytes
-        self.tensors = {"x": _laid_out(shape, spec.dtype, spec.input_layout, shift, device)}  # arguments of a kernel
-        for source in spec.sources[1:]:
-            self.tensors[python_name(source)] = _laid_out(shape, source.dtype.name, source.layout, 0, device)
-        if spec.by_offsets:
-            cuts = [*range(0, spec.capacity, SEGMENT), spec.capacity]
-            self.tensors["offsets"] = torch.tensor(cuts, dtype=getattr(torch, str(spec.segments)), device=device)
-        if spec.initial:
-            carried = (shape[0], *((len(cuts) - 1,) if spec.per_segment else ()), *across)
-            self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
-        shape = (shape[0], spec.capacity, *across)
-        self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
-        outputs = spec.fusion.outputs if spec.fusion else ()
-        self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
-        self._launches: dict[Kernel, Launcher] = {}  # of fused scans
-        if spec.indexed:
-            self.tensors["indices"] = torch.empty(shape, dtype=torch.int64, device=device)
-
-    def fill_exactly(self) -> None:
-        """Fill the inputs with values whose scan is exact: signs for products, small integers otherwise."""
-        x, random = self.tensors["x"], torch.Generator(self.out.device).manual_seed(2026)
-        for source in self._spec.sources:
-            tensor = self.tensors[python_name(source)]
-            low, high = _STEPS["bool" if source.name == "gate" else source.dtype.kind]
-            high = SEGMENT if source.name == "starts" else high
-            steps = torch.randint(low, high, tensor.shape, dtype=torch.int8, device=x.device, generator=random)
-            tensor.copy_(steps == 1 if source.name == "starts" else steps)
-        if self._spec.op != "sum":  # odd factors are invertible in wrapping arithmetic, signs everywhere
-            if self._spec.input.kind == "int":
-                x.mul_(2).add_(1)
-            else:
-                x.masked_fill_(x == 0, 1)
-
-    def fill_randomly(self) -> None:
-        """Fill floating inputs with normal values, and gates with values from 0 to 1: constant bits are faster."""
-        random = torch.Generator(self.out.device).manual_seed(2026)
-        for name, tensor in self.tensors.items():
-            drawn = name in ("x", "gate") or name.startswith("further")
-            if drawn and (tensor.is_floating_point() or tensor.is_complex()):
-                values = torch.randn(tensor.shape, device=tensor.device, generator=random)
-                tensor.copy_(values.abs().clamp(max=1) if name == "gate" else values)
-
-    def run(self, kernel: Kernel) -> torch.Tensor:
-        """Scan, and return the result, the first one of several."""
-        if self._spec.fusion is None:
-            kernel(dim=1, out=self.out, **self.tensors)
-            return self.out
-        tensors = tuple(self.tensors.values())
-        launch = self._launches.get(kernel)
-        if launch is None:
-            launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), self._spec, kernel.few)
-        launch(tensors, (self.out, *self._further))
-        return self.out
-
-
-def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
-    """Return a tensor that expands to this shape, of this layout, ``shift`` items behind a 16-byte boundary."""
-    if layout == "line":
-        return _laid_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device)
-    if layout == "transposed":
-        run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run is aligned
-        turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
-        return turned[..., : shape[-2]].transpose(-1, -2)
-    around, step = list(shape), 2 if layout == "strided" else 1
-    around[-1] = step * shape[-1] + (0 if layout in ("dense", "strided") else PAD)
-    storage = torch.empty(math.prod(around) + shift, dtype=getattr(torch, dtype), device=device)[shift:].view(around)
-    return storage[..., : step * shape[-1] : step]
-
-
-# By kind: the lowest value, and one more than the highest
-_STEPS = {"bool": (0, 2), "int": (0, 41), "float": (-1, 2), "complex": (-1, 2)}
 
 
 class Stopwatch:

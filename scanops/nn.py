@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scanops import api
+from scanops.api import cumsum, linear_scan
+from scanops.relatives import cumprod
 
 __all__ = ["CumProd", "CumSum", "LinearRecurrence", "MaskedCumSum"]
 
@@ -22,13 +24,13 @@ class _Scan(torch.nn.Module):
         self.reverse = reverse
         self.exclusive = exclusive
 
-    def _scan(self, name: str, *tensors: Tensor, **options: Any) -> Any:
+    def _scan(self, scan: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
         options |= {"reverse": self.reverse, "exclusive": self.exclusive}
         if self.group is None:
-            return getattr(api, name)(*tensors, self.dim, **options)
+            return scan(*tensors, self.dim, **options)
         from scanops import distributed  # which few programs need
 
-        return getattr(distributed, name)(*tensors, self.dim, group=self.group, **options)
+        return getattr(distributed, scan.__name__)(*tensors, self.dim, group=self.group, **options)
 
     def extra_repr(self) -> str:
         """Return the arguments that are not the default, for repr."""
@@ -59,7 +61,7 @@ class CumSum(_Scan):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inclusive or exclusive sums of x."""
-        found: Tensor = self._scan("cumsum", x)
+        found: Tensor = self._scan(cumsum, x)
         return found
 
 
@@ -76,7 +78,7 @@ class CumProd(_Scan):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inclusive or exclusive products of x."""
-        found: Tensor = self._scan("cumprod", x)
+        found: Tensor = self._scan(cumprod, x)
         return found
 
 
@@ -97,7 +99,7 @@ class MaskedCumSum(_Scan):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the sums of the selected or weighted items of x."""
-        found: Tensor = self._scan("cumsum", x, mask=mask)
+        found: Tensor = self._scan(cumsum, x, mask=mask)
         return found
 
 
@@ -120,5 +122,5 @@ class LinearRecurrence(_Scan):
 
     def forward(self, a: Tensor, b: Tensor, initial: Tensor | None = None) -> Tensor:
         """Return h, from the carry-in ``initial`` or 0."""
-        found: Tensor = self._scan("linear_scan", a, b, initial=initial)
+        found: Tensor = self._scan(linear_scan, a, b, initial=initial)
         return found

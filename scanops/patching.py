@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from scanops import api, emulator
+from scanops import emulator, relatives
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import SHARDED
@@ -63,7 +63,7 @@ class _Patch(TorchFunctionMode):
 
 def _replacement(row: Operator, *, in_place: bool = False) -> Callable[..., Any]:
     """Return a scan with torch's parameters and names for them; it returns None where torch is to compute."""
-    name, scan, paired = row.function, getattr(api, row.function), bool(row.indices)
+    name, scan, paired = row.function, getattr(relatives, row.function), bool(row.indices)
 
     def call(
         input: Any = None, dim: Any = None, dtype: Any = None, *, axis: Any = None, self: Any = None, out: Any = None

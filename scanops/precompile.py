@@ -22,8 +22,8 @@ from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
 from scanops.runtime.native import prepared
 from scanops.store import Store
-from scanops.store.packing import finish
-from scanops.store.root import check_root, create_root
+from scanops.store.packs import finish
+from scanops.store.root import create_root
 
 _LOG = logging.getLogger("scanops")
 FEW = ", few lines"  # behind the name of such a kernel
@@ -157,8 +157,7 @@ def prepare(
         for kernel in kernels:
             if kernel.target == here:
                 kernel.code.ready(-1 if here == CPU else torch.cuda.current_device())
-        pairs = zip(wanted, found, strict=True)
-        named = ((f"{spec.slug} for {target}", outcome) for (spec, target, _), outcome in pairs)
+        named = zip((f"{spec.slug} for {target}" for spec, target, _ in wanted), found, strict=True)
         problems = [(name, outcome) for name, outcome in named if isinstance(outcome, Exception)]
         if len(problems) > 1:
             for problem, stopped in by_reason(problems):
@@ -245,7 +244,6 @@ def precompile(
     Raises BadStoreEntry for a folder that cannot be made or used.
     """
     create_root(folder)
-    check_root(folder)
     if native:
         from scanops.runtime.native import building  # which needs torch
 

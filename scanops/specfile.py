@@ -65,21 +65,21 @@ class SpecFile:
     path: Path
     # (spec, target) -> recorded calls, in the file's order; the target is None where the file leaves it out
     wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
-    # operator -> {(short name of a spec, target, text of expressions): calls}, for operators not registered here
-    unknown: dict[str, dict[_Key, int]] = field(default_factory=dict)
+    # (short name of a spec, target, text of expressions), operator -> calls, for operators not registered here
+    unknown: Counter[tuple[_Key, str]] = field(default_factory=Counter)
 
     @property
     def calls(self) -> int:
         """The calls that the file counts, of operators that are known here and of others."""
-        return sum(self.wanted.values()) + sum(sum(slugs.values()) for slugs in self.unknown.values())
+        return sum(self.wanted.values()) + sum(self.unknown.values())
 
     @property
     def remark(self) -> str:
         """What a user who builds this file's specs should know, in a sentence; empty where there is nothing to say."""
         if not self.unknown:
             return ""
-        count = sum(map(len, self.unknown.values()))
-        what = f"{count} specs in {self.path} are left out: their operators ({', '.join(self.unknown)}) are registered"
+        operators = ", ".join(dict.fromkeys(operator for _, operator in self.unknown))
+        what = f"{len(self.unknown)} specs in {self.path} are left out: their operators ({operators}) are registered"
         return f"{what} by the program at run time; pass --import MODULE with the module that defines them"
 
 
@@ -103,8 +103,7 @@ def load(path: Path) -> SpecFile:
             if operator is None or operator in OPERATORS:
                 wanted[_parsed(path, where, slug, text), each] += count
             else:
-                slugs = found.unknown.setdefault(operator, {})
-                slugs[slug, each, text] = slugs.get((slug, each, text), 0) + count
+                found.unknown[(slug, each, text), operator] += count
     found.wanted.update(wanted)
     return found
 
@@ -127,8 +126,7 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
             for (spec, target, _), count in counts.items():
                 found[spec, target] += count
             total = {(spec.slug, target, spec.map): (n, _operator(spec)) for (spec, target), n in found.items()}
-            for operator, slugs in old.unknown.items():
-                total.update({key: (count, operator) for key, count in slugs.items()})
+            total.update({key: (count, operator) for (key, operator), count in old.unknown.items()})
             write_text(path, "".join(_text(total)), f"the spec file {path}")
 
 

@@ -31,12 +31,13 @@ _Key = tuple["ScanSpec", str, bool]  # a spec, its target, and whether lines are
 class Served(NamedTuple):
     """One scan of a ``scanops.calls`` block: what was asked for, and what computed it.
 
-    ``str`` of it is one line, such as ``sum-f32-n64 on sm_90: sum-f32-n64 by nvrtc, built in 142 ms``.
+    ``str`` of it is one line, such as ``sum-f32-n64 on sm_90: sum_f32_n64_warp by nvrtc, built in 142 ms``.
     """
 
     request: str  # the short name of the spec; for a CPU tensor outside of emulate() the function, dtype and shape
     target: str  # an architecture such as "sm_90"; "cpu"
     kernel: str | None  # short name of the kernel: of a variable-length one it is another; None: PyTorch's operators
+    function: str | None  # name of that kernel in profilers: its short name and its strategy
     builder: str | None  # "nvrtc", "load_inline", "nvcc"; "cpu" for emulated kernels
     found: str  # "memory" and "store" for a hit, "built" for a miss; "fallback"
     seconds: float  # to look up, build and load the kernel
@@ -52,7 +53,8 @@ class Served(NamedTuple):
             return f"{self.request} on {self.target}: PyTorch's operators, {self.reason}"
         found = "built" if self.found == "built" else f"hit in {self.found}"
         return (
-            f"{self.request} on {self.target}: {self.kernel} by {self.builder}, {found} in {1000 * self.seconds:.3g} ms"
+            f"{self.request} on {self.target}: {self.function} by {self.builder}, {found} in "
+            f"{1000 * self.seconds:.3g} ms"
         )
 
 
@@ -162,7 +164,7 @@ def note_on_cpu(request: str) -> None:
     """Count what has no spec: a scan of a CPU tensor by PyTorch's operators."""
     for each in _recordings():
         each.on_cpu += 1
-    note_served(Served(request, "cpu", None, None, "fallback", 0.0, "a CPU tensor outside of scanops.emulate()"))
+    note_served(Served(request, "cpu", None, None, None, "fallback", 0.0, "a CPU tensor outside of scanops.emulate()"))
 
 
 def note_served(served: Served) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.scripts import Forked, forks
+
 # Derandomised, so that a failure repeats; a deadline would make a busy machine fail.
 # `pytest --hypothesis-profile=explore` searches with fresh randomness.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
@@ -26,7 +28,8 @@ SLOW = (
     *("distributed/test_sharded.py::test_processes", "exports/test_values.py", "native/"),
     *("numbers/test_check_operator.py", "requests/test_fused.py::test_random_expressions"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
-    *("policy/test_record.py", "store/test_concurrency.py", "templates/test_golden.py"),
+    *("policy/test_record.py", "requests/test_allocations.py::test_nothing_beside_the_operands_is_read"),
+    *("store/test_concurrency.py", "templates/test_golden.py"),
     *("test_prose.py::test_examples", "test_readme.py", "torch_integration/"),
     *("tuning/test_plans.py", "tuning/test_tuning.py"),
 )
@@ -87,6 +90,13 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
     with scanops.emulate(seed=7) if request.param == "emulated" else contextlib.nullcontext():
         yield "cuda" if request.param == "gpu" else "cpu"
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Run programs in a new process, as ``scripts.forks`` says."""
+    with forks() as run:
+        yield run
 
 
 @pytest.fixture

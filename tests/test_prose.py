@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 
 import pytest
 
 from scanops.codegen.operators import OPERATORS
-from tests.scripts import ROOT, ran
+from tests.scripts import ROOT, Forked
 from tools import against
 from tools.pages import EXAMPLES, docs_files, main
 
@@ -50,8 +50,8 @@ raise SystemExit(failed or attempted < 40)
 """
 
 
-def test_examples_of_docstrings_are_true() -> None:
-    ran(sys.executable, "-c", PROGRAM)
+def test_examples_of_docstrings_are_true(forked: Forked, tmp_path: Path) -> None:
+    forked(tmp_path, ("docstrings", PROGRAM))
 
 
 # ---- the pages of docs/ that tools/pages.py renders

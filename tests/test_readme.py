@@ -7,14 +7,11 @@ blocks above it on the page first. A comment after ``print(...)`` is what it pri
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,42 +26,12 @@ from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
-from tests.scripts import ROOT, ran
+from tests.scripts import ROOT, Forked, ran
 from tests.store.sources import script
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = {"gpu", "g++", "slow", "continued"}
-
-# Forks a child for each block, so that torch is imported, and templates and the emulator compiled, once for all.
-PROGRAM = """
-import json, os, pathlib, shutil, sys, tempfile, traceback, torch, scanops
-from scanops.artifact import request_of
-from scanops.builders import build
-with tempfile.TemporaryDirectory() as folder:
-    shutil.which("g++") and build(request_of(scanops.ScanSpec.parse("sum-f32-n4"), "cpu"), pathlib.Path(folder))
-for line in sys.stdin:
-    folder, blocks = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        sys.argv = ["block"]
-        sys.path.insert(0, folder)
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY, 0o600), number)
-        status, names = 0, {"__name__": "__main__"}
-        try:
-            for at, text in blocks:
-                sys.stdout.write("\\0")  # what blocks above print is no result of the last one
-                exec(compile(text, at, "exec"), names)
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 
 
 @dataclass(frozen=True)
@@ -115,23 +82,6 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Callable[[Path, list[tuple[str, str]]], None]]:
-    """Run texts one after another in a new process, in a folder; what the last one prints is left there."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin and server.stdout
-
-        def call(folder: Path, blocks: list[tuple[str, str]]) -> None:
-            assert server.stdin and server.stdout
-            print(json.dumps([str(folder), blocks]), file=server.stdin, flush=True)
-            assert int(server.stdout.readline()) == 0, (folder / "stderr").read_text()
-
-        yield call
-        server.stdin.close()
-
-
 def same(printed: str, said: str) -> bool:
     """Whether a printed line is what the page says, numbers to four digits."""
     if printed == said:
@@ -145,16 +95,13 @@ def same(printed: str, said: str) -> bool:
 
 
 @pytest.mark.parametrize("block", PYTHON)
-def test_python_block_runs_as_printed(
-    block: Block, run: Callable[[Path, list[tuple[str, str]]], None], tmp_path: Path
-) -> None:
+def test_python_block_runs_as_printed(block: Block, forked: Forked, tmp_path: Path) -> None:
     above = [each for each in blocks_of(block.page) if each.language == "python" and each.line < block.line]
     texts = [*(above if "continued" in block.needs else []), block]
-    run(tmp_path, [(each.at, each.text) for each in texts])
+    printed = forked(tmp_path, *((each.at, each.text) for each in texts)).splitlines()
     said = re.findall(r"^ *print\(.*\)  # (.*)$", block.text, re.MULTILINE)
     if said:
         assert len(said) == block.text.count("print("), "a print without its result"
-        printed = (tmp_path / "stdout").read_text().split("\0")[-1].splitlines()
         assert len(printed) == len(said), printed
         assert [pair for pair in zip(printed, said, strict=True) if not same(*pair)] == []
 
@@ -182,7 +129,9 @@ def test_command_exists_and_takes_these_arguments(block: Block, line: str) -> No
 
 
 def test_benchmark_tables_are_current() -> None:
-    ran(sys.executable, "-m", "benchmarks", "readme", "--check", folder=ROOT)
+    from benchmarks import readme
+
+    assert readme.main(["--check"]) == 0
 
 
 def test_the_first_sentence_states_what_was_measured() -> None:

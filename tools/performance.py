@@ -1,4 +1,7 @@
-"""The page docs/performance.md and its pictures, light and dark, from the committed results of benchmarks/results."""
+"""Pictures of results: docs/performance.md from benchmarks/results, and a page of a run on any GPU.
+
+Needs neither torch nor a compiler.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 from tools.committed import ROOT
 
-__all__ = ["performance_files"]
+__all__ = ["performance_files", "report"]
 
 Row = tuple[str, Sequence[float | None]]  # a label, and a value for each series
 COLOURS = ("#00897b", "#e07a5f", "#8d99ae")  # of scanops and its peers, legible on both backgrounds
@@ -88,24 +91,78 @@ PAGE = """<!-- written by python -m tools.pages -->
 
 The pictures are drawn from the results in [benchmarks/results](../benchmarks/README.md); `make docs` draws them again,
 and a test fails where they are stale. All figures with their peers and limits: [benchmarks](benchmarks.md).
-`python -m benchmarks grid --quick`, in a checkout, measures your own GPU in about a minute;
-[performance tuning](tuning.md) says what to do where a call is slow.
+`python -m benchmarks grid --quick --report out.html`, in a checkout, measures your own GPU in about a minute and draws
+the first two for it; [performance tuning](tuning.md) says what to do where a call is slow.
 
 """
+
+
+def report(document: dict[str, Any], table: str) -> str:
+    """A self-contained HTML page of a run of ``python -m benchmarks grid``, with its table of cells as text."""
+    body = [chart.svg("currentColor", "#8886") for chart in _grid_charts(document)]
+    return REPORT.format(title=f"scanops on {escape(document['device'])}", charts="\n".join(body), table=escape(table))
+
+
+REPORT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; font-family: sans-serif }}
+body {{ max-width: 1080px; margin: auto; padding: 1em }}
+pre {{ overflow-x: auto }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{charts}
+<h2>All cells</h2>
+<pre>{table}</pre>
+</body>
+</html>
+"""
+
+
+def _grid_charts(grid: dict[str, Any]) -> list[Chart]:
+    """The fraction of a copy by class, and by length of float32 row sums; without cells there is no chart."""
+    classes: dict[str, list[dict[str, Any]]] = {}
+    lengths: dict[int, list[dict[str, Any]]] = {}
+    for cell in grid["cells"]:
+        if "error" not in cell and cell["group"] != "random":
+            classes.setdefault(cell["family"], []).append(cell)
+            if cell["group"] == "table" and cell["cell"].startswith("sum ") and "rows of" in cell["family"]:
+                lengths.setdefault(cell["shape"][1], []).append(cell)
+    rows = {
+        "": [(name, _medians(cells)) for name, cells in classes.items()],
+        ": float32 row sums by length": [(f"{n} items", _medians(lengths[n])) for n in sorted(lengths)],
+    }
+    return [
+        Chart(
+            title=f"Fraction of the bandwidth of a copy{what}",
+            source=f"{_source(grid)}; medians of cells",
+            series=("scanops", "best peer"),
+            rows=tuple(found),
+            unit="",
+            ticks=(0, 0.25, 0.5, 0.75, 1),
+        )
+        for what, found in rows.items()
+        if found
+    ]
+
+
+def _medians(cells: Sequence[dict[str, Any]]) -> tuple[float, float | None]:
+    """The medians of cells: of scanops, and of the fastest right peer of each."""
+    right = [[peer["fraction"] for peer in cell["peers"].values() if peer and peer["ok"]] for cell in cells]
+    best = [max(found) for found in right if found]
+    return median(cell["fraction"] for cell in cells), median(best) if best else None
 
 
 def _charts() -> dict[str, tuple[Chart, str]]:
     grid, programs, passes = (_read(f"{name}_h200") for name in ("bench", "workloads", "gradients"))
     store, nvrtc = _read("store_speed_h200"), _read("build_cost_nvrtc")
-    families: dict[str, list[tuple[float, float | None]]] = {}
-    for cell in grid["cells"]:
-        if "error" not in cell and cell["group"] != "random":
-            peers = [peer["fraction"] for peer in cell["peers"].values() if peer and peer["ok"]]
-            families.setdefault(cell["family"], []).append((cell["fraction"], max(peers, default=None)))
-    classes: list[Row] = []
-    for name, cells in families.items():
-        peers = [peer for _, peer in cells if peer is not None]
-        classes.append((name, (median(ours for ours, _ in cells), median(peers) if peers else None)))
+    classes, lengths = _grid_charts(grid)
     measured = [(name, row) for name, row in programs["microseconds"].items() if "today" in row]
     ratios = sorted((row["today"] / row["scanops"], name) for name, row in measured)[::-1]
     first, disk = store["first_calls"], store["from_disk"]
@@ -125,16 +182,10 @@ def _charts() -> dict[str, tuple[Chart, str]]:
     ]
     return {
         "classes": (
-            Chart(
-                title="Fraction of the bandwidth of a copy",
-                source=f"{_source(grid)}; medians of the cells of a class",
-                series=("scanops", "best peer"),
-                rows=tuple(classes),
-                unit="",
-                ticks=(0, 0.25, 0.5, 0.75, 1),
-            ),
+            classes,
             "Sums and products; the best peer of a cell is the fastest of torch, torch.compile, Triton and CUB.",
         ),
+        "lengths": (lengths, "Contiguous rows of large tensors."),
         "workloads": (
             Chart(
                 title="Speed-up over the code that people run today",

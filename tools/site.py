@@ -44,6 +44,7 @@ COMMANDS = """# Commands
 """
 FIRST = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")  # pages of the navigation
 LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
+SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "javascripts/worker.js"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 DOCTEST = re.compile(r"(?:^ *>>> .*\n?(?: *\S.*\n?)*)+", re.MULTILINE)
 CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -85,6 +86,16 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     markdown = re.sub(pictures, r"![\3](\2#only-light)\n![\3](\1#only-dark)", markdown)
     markdown = re.sub(r"^(```\w+) .*$", r"\1", markdown, flags=re.M)  # what a block needs is for its test
     return "".join(part if CODE.match(part) else LINK.sub(moved, part) for part in CODE.split(markdown))
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Take the theme's script for search without a server from the site itself: nothing comes from another host."""
+    return output.replace(SHIM, posixpath.relpath(SHIM_HERE, posixpath.dirname(page.url) or "."))
+
+
+def on_post_template(output: str, **_: Any) -> str:
+    """Do the same for 404.html."""
+    return output.replace(SHIM, f"/{SHIM_HERE}")
 
 
 def outside(path: str) -> bool:

@@ -15,6 +15,7 @@ from scanops.codegen.targets import Target
 from scanops.errors import UnsupportedRequest
 
 HALF_BYTES = 2
+MOST_NAME = 75  # characters of a spec's short name in the name of its kernel's function
 STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
 TAKEN = {  # a flag of the spec -> parameters of its kernels
@@ -61,6 +62,7 @@ class Plan:
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     few: bool = False  # for so few lines that one block per line would leave the GPU idle
+    linked: bool = False  # a line spans several GPUs: its carries are status words, and ``carry_in_step`` a flag
     tiles: int = field(init=False)  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
 
     # ---- what follows from the fields above, for the text
@@ -89,6 +91,8 @@ class Plan:
         fits = self.threads % WARP == 0 and self.threads <= self.target.block_threads
         require(self, fits, "a block of whole warps that the target takes")
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
+        links = self.strategy == "wave" and spec.initial and spec.final and not (spec.per_segment or operator.indices)
+        require(self, links or not self.linked, "rows split over persistent blocks with both carries, if linked")
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
         others = tuple(source for source in spec.sources if source.name != "saved")
         set_derived(
@@ -104,12 +108,12 @@ class Plan:
         set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
 
     def constants(self) -> tuple[Constant, ...]:
-        """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
+        """The numbers of the strategy that the kernel's text names, in the order in which it declares them."""
         return ()
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why", "few"}
+        shared = {"spec", "target", "why", "few", "linked"}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.repr and each.name not in shared}
 
     def describe(self) -> str:
@@ -137,6 +141,7 @@ class Plan:
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         taken = taken - {"length"} | {"offsets"} if self.spec.ragged else taken
         return Launch(
+            kernel=f"{self.spec.slug.replace('-', '_')[:MOST_NAME]}_{self.strategy}",
             parameters=(*sources, *(name for name in FIELDS if name in taken)),
             threads=self.threads,
             shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,

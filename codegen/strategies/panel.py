@@ -43,7 +43,7 @@ class PanelPlan(Plan):
         require(self, self.columns < fitting, "columns that the tensor has")
         require(self, is_power_of_two(self.threads), "a power of two of threads")
         if self.stages:
-            copied = can_stage(self.spec, self.target, self.vector)
+            copied = can_stage(self.spec, self.target, self.vector) and not self.apart
             flat = self.exchanged and self.items % 2 == 1  # no padding between the rows of lanes
             require(self, copied, "copies that whole accesses can make")
             require(self, self.spec.aligned or flat, "aligned columns, or rows exchanged without gaps, of staged tiles")
@@ -51,9 +51,7 @@ class PanelPlan(Plan):
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
         return (
-            Constant("kReverse", self.spec.reverse, "scan from a column's end to its start"),
             Constant("kInner", self.spec.inner, "columns side by side: the stride of the scanned dimension"),
-            Constant("kThreads", self.threads, "of a block"),
             Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
             Constant("kRun", self.items, "rows of a thread in a tile"),
             Constant("kVector", self.vector, "columns of a thread"),

@@ -63,9 +63,6 @@ class RowPlan(Plan):
         lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
         stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
         return (
-            Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
-            Constant("kThreads", self.threads, "of a block"),
-            Constant("kWarps", self.warps, "of a block"),
             Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "of an access"),
             Constant("kVectors", self.vectors, "accesses of a thread"),

@@ -80,9 +80,6 @@ class StagedPlan(Plan):
             Constant("piece", self.piece, "items of a lane"),
         )
         return (
-            Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
-            Constant("kThreads", self.threads, "of a block"),
-            Constant("kWarps", self.warps, "of a block"),
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "of an access"),
             Constant("kVectors", self.run // self.items, "accesses of a run"),

@@ -44,7 +44,6 @@ class TransposedPlan(Plan):
     vector: int  # adjacent lines per lane
     stages: int  # stages of the ring in shared memory, most of them in flight
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
-    streams: bool  # 16-byte copies bypass L1
 
     def __post_init__(self) -> None:
         """Check that lanes divide a tile into whole accesses, and that the ring fits."""
@@ -62,10 +61,8 @@ class TransposedPlan(Plan):
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
         whole = self.vector == 1 or self.to_rows or (self.spec.aligned and self.spec.inner % self.vector == 0)
         return (
-            Constant("kReverse", self.spec.reverse, "scan from a line's end to its start"),
             Constant("kToRows", self.to_rows, "results are contiguous along a line, else across lines"),
             Constant("kInner", self.spec.inner, "lines side by side in the output"),
-            Constant("kThreads", self.threads, "of a block"),
             Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
             Constant("kRun", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
@@ -76,7 +73,6 @@ class TransposedPlan(Plan):
             Constant("kExchanged", True, "lanes exchange items in shared memory"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
-            Constant("kStreams", self.streams, "16-byte copies bypass L1"),
         )
 
     @property
@@ -197,7 +193,6 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> TransposedPlan:
         vector=vector,
         stages=stages,
         blocks=max(1, min(resident // threads, fitting)),
-        streams=True,
     )
 
 

@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scanops import environment
 from scanops.artifact import CPU, FORMS, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, inline, nvrtc
 from scanops.errors import BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
@@ -65,15 +64,6 @@ def moved(failure: BuildFailure, folder: Path, place: Path) -> BuildFailure:
             shutil.move(folder / name, place / name)
     value, hint = (text.replace(str(folder), str(place)) for text in (str(failure.value), failure.hint))
     return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
-
-
-def show_lines() -> None:
-    """Under SCANOPS_VERBOSE, print the log lines on standard error, unless the program set up logging itself."""
-    if environment.verbose() and not _LOG.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("scanops: %(message)s"))
-        _LOG.addHandler(handler)
-        _LOG.setLevel(logging.INFO)
 
 
 def unavailable(builder: str, target: str) -> ScanopsError | None:

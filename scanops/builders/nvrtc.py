@@ -141,8 +141,8 @@ def _places() -> Iterator[tuple[str, Path]]:
         with NO_FORK:
             from cuda.pathfinder import load_nvidia_dynamic_lib
         yield "cuda-pathfinder", Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
-    for name, root in (*environment.cuda_homes(), (str(_USUAL_ROOT), _USUAL_ROOT)):
-        yield from _named(name, (path for each in _IN_TOOLKITS for path in root.glob(each)))
+    for name, root in (("CUDA_HOME", environment.path("CUDA_HOME")), (str(_USUAL_ROOT), _USUAL_ROOT)):
+        yield from _named(name, (path for each in _IN_TOOLKITS if root for path in root.glob(each)))
 
 
 def _named(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:

@@ -58,7 +58,7 @@ def find_nvcc() -> CudaToolkit:
     for found_by, path in _nvcc_candidates():
         tried.append(f"{found_by} ({path})" if path else found_by)
         if path is not None and path.is_file():
-            return _probe_nvcc(path.absolute(), found_by, _which(environment.cxx()), _stamp(path))
+            return _probe_nvcc(path.absolute(), found_by, _which(environment.cxx()))
         if found_by == "SCANOPS_NVCC":
             break
     only = "correct SCANOPS_NVCC, or unset it: nothing else is tried"
@@ -81,7 +81,7 @@ def find_cxx() -> Program:
             value=f"{wanted!r}: not found",
             hint=_INSTALL_CXX,
         )
-    version = _version(path, "the C++ compiler", _stamp(path))
+    version = _version(path, "the C++ compiler")
     return Program(path=path, found_by=f"{wanted} on PATH", version=version.split("\n")[0] or "?")
 
 
@@ -89,7 +89,7 @@ def find_ninja() -> Program:
     """Return the ninja package's own binary, else the one on PATH. Raises MissingCompiler when there is neither."""
     for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
-            return Program(path=path, found_by=found_by, version=_version(path, "ninja", _stamp(path)))
+            return Program(path=path, found_by=found_by, version=_version(path, "ninja"))
     raise MissingCompiler(
         "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
     )
@@ -158,8 +158,8 @@ def runtimes(soname: str) -> list[Path]:
 def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:
     if chosen := environment.path("SCANOPS_NVCC"):
         yield "SCANOPS_NVCC", chosen
-    for name, home in environment.cuda_homes():
-        yield name, home / "bin" / "nvcc"
+    if home := environment.path("CUDA_HOME"):
+        yield "CUDA_HOME", home / "bin" / "nvcc"
     yield "cuda-pathfinder", _pathfinder_nvcc()
     yield "PATH", _which("nvcc")
     yield str(_USUAL_ROOT), _USUAL_ROOT / "bin" / "nvcc"
@@ -189,14 +189,8 @@ def _which(name: str) -> Path | None:
     return Path(found).absolute() if found else None
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """Time and size of a program, so that one replaced under the same name is asked again in this process."""
-    facts = path.stat()
-    return facts.st_mtime_ns, facts.st_size
-
-
 @functools.lru_cache(maxsize=16)
-def _probe_nvcc(path: Path, found_by: str, cxx: Path | None, _: tuple[int, int]) -> CudaToolkit:
+def _probe_nvcc(path: Path, found_by: str, cxx: Path | None) -> CudaToolkit:
     release = re.search(r"release (\d+\.\d+)", _words([str(path), "--version"], "nvcc"))
     listed = _words([str(path), "--list-gpu-code"], "nvcc").split()
     host = ["-ccbin", str(cxx)] if cxx else []
@@ -233,7 +227,7 @@ def _runtime(folder: Path) -> Path | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _version(path: Path, what: str, _: tuple[int, int]) -> str:
+def _version(path: Path, what: str) -> str:
     return _words([str(path), "--version"], what, must_succeed=True).strip()
 
 

@@ -122,7 +122,7 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
         say(f"scanops record: {words}", stderr=True)
     wanted = file.wanted.items()
     kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in wanted]
-    unknown = {operator: sorted({slug for slug, *_ in slugs}) for operator, slugs in file.unknown.items()}
+    unknown = {by: sorted({key[0] for key, operator in file.unknown if operator == by}) for _, by in file.unknown}
     facts = {"exit_code": code, "file": str(path), "kernels": kernels, "unknown": unknown, "remarks": remarks}
     return Answer(facts, code=code)
 

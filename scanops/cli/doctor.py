@@ -24,8 +24,7 @@ from scanops.errors import MissingCompiler, ScanopsError
 from scanops.files import size_of
 from scanops.runtime.policies import POLICIES
 from scanops.store.layers import Place, entries_of, keys, places, vouched
-from scanops.store.packing import troubles
-from scanops.store.packs import PACK, SIGNATURE, read
+from scanops.store.packs import PACK, SIGNATURE, read, troubles
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
 

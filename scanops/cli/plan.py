@@ -11,7 +11,7 @@ import click
 from scanops import environment
 from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of
 from scanops.builders import unavailable
-from scanops.cli.output import Answer, Command, Spec, import_option, resources_text, working
+from scanops.cli.output import Answer, Command, Spec, import_option, resources_text
 from scanops.codegen.figures import (
     bytes_in_flight,
     expected_registers,
@@ -23,12 +23,11 @@ from scanops.codegen.lines import few_for, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.runtime.kernels import default_target, obtain
+from scanops.runtime.kernels import default_target
 from scanops.runtime.policies import POLICIES, STRICT
-from scanops.store import Store
 from scanops.store.entry import read_entry
-from scanops.store.layers import Place, places, refusal, usable_entry
-from scanops.tuning import Choice, entry_for, usable
+from scanops.store.layers import Place, located, places, refusal, usable_entry
+from scanops.tuning import Choice, entry_for
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan
@@ -41,18 +40,15 @@ Facts = dict[str, Any]
 @click.command(
     "plan",
     cls=Command,
-    example="scanops plan sum-f32-n32768\nscanops plan sum-bf16-n4096-inner1024 --target sm_80 --lines 65536 --build",
+    example="scanops plan sum-f32-n32768\nscanops plan sum-bf16-n4096-inner1024 --target sm_80 --lines 65536",
 )
 @click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", help="GPU architecture, or cpu; by default that of the GPU here, else sm_90.")
 @click.option("--lines", type=int, help="Lines of the tensor; by default as many as make about 2^28 items.")
 @click.option("--ranks", type=int, help="Also how a dimension of so many shards of this length is scanned; modelled.")
-@click.option("--build", is_flag=True, help="Build the kernel if it is not in the store, for the compiler's figures.")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the kernel is in the store or in a pack.")
 @import_option
-def command(
-    spec: ScanSpec, target: str | None, lines: int | None, ranks: int | None, build: bool, check: bool
-) -> Answer:
+def command(spec: ScanSpec, target: str | None, lines: int | None, ranks: int | None, check: bool) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
@@ -65,13 +61,8 @@ def command(
     few = few_for(spec, planned(target), lines)
     choice = None if target == CPU else entry_for(spec, target, few=few)
     plan = plan_for(spec, target, choice, few)
-    facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
-    if build:
-        working(f"building {spec} for {target}")
-        obtain(spec, target, STRICT, Store(), few)
-    found = look_up(spec, target, few)
-    if found["found"]:
-        facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)
+    found = look_up(spec, target, choice, few)
+    facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources if found["found"] else None)
     origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
     said = [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]
     sharded = None if ranks is None else _sharding(plan, ranks, facts["launch"]["lines"])
@@ -203,7 +194,7 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
     if found["found"]:
         return [*lines, ("kernel", f"{found['found']}, a {found['form']} by {found['builder']}")]
     if environment.require_signed():  # a kernel that is built here is not signed
-        return [*lines, ("kernel", f"not found; {refusal(spec.slug, target, ()).hint}")]
+        return [*lines, ("kernel", f"not found; {refusal(spec.slug, target).hint}")]
     lines.append(("kernel", f"not found: scanops build {spec.slug} --target {target}"))
     for each in () if target == CPU else _builders(target):
         problem = unavailable(each, target)
@@ -216,16 +207,13 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
 # ---- the lookup of the kernel
 
 
-def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
+def look_up(spec: ScanSpec, target: str, choice: Choice | None, few: bool) -> Facts:
     """Look for the kernel of ``spec`` as ``scanops.compile`` does and return what each place has. Builds nothing.
 
     The result is for --json: the ``identity``; the folder ``found``, None on a miss; and ``searches``, one for each
     place in the order of lookups.
     """
-    measured = None if target == CPU else entry_for(spec, target, few=few)
-    if measured is not None and not usable(measured, spec):
-        measured = None
-    request = request_of(spec, target, measured, few, _builders(target))
+    request = request_of(spec, target, choice, few, _builders(target))
     searches = [_search(place, request) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
     entry = read_entry(Path(found)) if found else None
@@ -244,10 +232,8 @@ def _search(place: Place, request: BuildRequest) -> Facts:
     facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "entry": None, "problem": None}
     if place.unused:
         return {**facts, "problem": place.unused}
-    there = ((each, entry) for each in request.identities.values() for entry in place.root.glob(f"*-{each[:16]}"))
-    identity, entry = next(there, ("", None))
-    if entry is None:
-        return facts
-    verdict = usable_entry(entry, identity)
-    problem = verdict if isinstance(verdict, str) else None
-    return {**facts, "hit": not problem, "entry": str(entry), "problem": problem}
+    for name, identity in located(place.root, tuple(request.identities.values()))[:1]:
+        verdict = usable_entry(place.root / name, identity)
+        problem = verdict if isinstance(verdict, str) else None
+        return {**facts, "hit": not problem, "entry": str(place.root / name), "problem": problem}
+    return facts

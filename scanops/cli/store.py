@@ -12,12 +12,13 @@ from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import format_size, size_of
-from scanops.store import archive, packing
+from scanops.store import archive
 from scanops.store.entry import Entry, checked
-from scanops.store.layers import Place, entries_of, places, rows
-from scanops.store.packs import PACK, SIGNATURE, parse
+from scanops.store.layers import Place, entries_of, places
+from scanops.store.packs import PACK, SIGNATURE, finish, parse
+from scanops.store.packs import verify as verify_pack
 from scanops.store.root import check_root
-from scanops.store.usage import IDLE_SECONDS, Pruned, prune
+from scanops.store.usage import prune
 
 __all__ = ["pack", "store", "unpack"]
 
@@ -41,8 +42,9 @@ def list_() -> Answer:
     the others make libraries. Places that a lookup passes over are reported on standard error. With --json each kernel
     comes with its folder, whose manifest.json says how it was built.
     """
-    found = rows()
-    unused = [place for place in places() if place.problem]
+    searched = places()
+    found = [(place, entry) for place in searched if not place.unused for entry in entries_of(place.root)]
+    unused = [place for place in searched if place.problem]
     width = min(39, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
     total = 0
     lines: list[str | tuple[str, str]] = []
@@ -60,40 +62,32 @@ def list_() -> Answer:
     return Answer({"kernels": [_fields(*row) for row in found], "unused": skipped}, lines)
 
 
-@store.command("prune", cls=Command, example="scanops store prune --max-gb 1 --dry-run")
-@click.option("--max-gb", required=True, type=click.FloatRange(min=0), help="Gigabytes that the store may keep.")
-@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@store.command("prune", cls=Command, example="scanops store prune --days 7 --dry-run")
 @click.option(
-    "--idle",
-    type=click.FloatRange(min=0),
-    default=IDLE_SECONDS,
-    show_default=True,
-    help="Seconds since its last use after which a kernel may be removed.",
+    "--days", type=click.FloatRange(min=0), default=30, show_default=True, help="Days since the last use of a kernel."
 )
-def prune_(max_gb: float, dry_run: bool, idle: float) -> Answer:
-    """Remove the kernels used longest ago.
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+def prune_(days: float, dry_run: bool) -> Answer:
+    """Remove the kernels that were not used for some days.
 
-    Removes kernels from the user's store until it is no larger than --max-gb. Packs stay, and so do kernels that
-    were used in the last --idle seconds. Processes that have loaded a removed kernel run on.
+    Removes them from the user's store. Packs stay, and so do kernels that were used within the hour. Processes that
+    have loaded a removed kernel run on.
     """
     root = environment.store_root()
-    done = Pruned(before=0, after=0, removed=(), kept=0)
-    if check_root(root):
-        working(f"pruning {root}")
-        done = prune(root, max_gb * 1e9, idle=idle, dry_run=dry_run)
-    if done.refused:
+    working(f"pruning {root}")
+    try:
+        done = prune(root, days, dry_run=dry_run) if check_root(root) else []
+    except OSError as problem:
         raise BadStoreEntry(
             f"prune the store {root}",
             allowed="kernels that this user may remove",
-            value=f"{done.refused}; {len(done.removed)} kernels removed, {format_size(done.after)} left",
+            value=str(problem),
             hint="make the store writable, or prune it as its owner",
-        ) from done.refused
-    removed = [{"directory": str(item.path), "bytes": item.size} for item in done.removed]
-    facts = {"before_bytes": done.before, "after_bytes": done.after, "in_use": done.kept, "removed": removed}
-    what = f"{len(removed)} {'would be removed' if dry_run else 'removed'}, {done.kept} in use"
-    sizes = f"{format_size(done.before)} -> {format_size(done.after)}"
-    lines = [*(f"{item.path.name}  {format_size(item.size)}" for item in done.removed), f"{root}: {what}, {sizes}"]
-    return Answer({"store": str(root), "dry_run": dry_run, **facts}, lines)
+        ) from problem
+    removed = [{"directory": str(path), "bytes": size} for path, size in done]
+    total = f"{len(done)} {'would be ' * dry_run}removed, {format_size(sum(size for _, size in done))}"
+    lines = [*(f"{path.name}  {format_size(size)}" for path, size in done), f"{root}: {total}"]
+    return Answer({"store": str(root), "dry_run": dry_run, "removed": removed}, lines)
 
 
 @store.command("verify", cls=Command, example="scanops store verify kernels --key PUB.pem\nscanops store verify")
@@ -130,7 +124,7 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
     "--output",
     required=True,
     type=FilePath(),
-    help=f"The file to write; its name ends in {', '.join(archive.FORMATS)}.",
+    help=f"The file to write; its name ends in {archive.SUFFIX}.",
 )
 @click.option(
     "--sign",
@@ -148,7 +142,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     and in the file; an earlier signature stays as long as the kernels do.
     """
     working(f"packing {directory}")
-    packing.finish(directory)
+    finish(directory)
     signer = None
     if key:
         from scanops.store.signatures import sign  # needs the package cryptography
@@ -166,7 +160,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
 
 
 @click.command(
-    "unpack", cls=Command, example="scanops unpack kernels.tar.gz kernels\nexport SCANOPS_PACKS=$PWD/kernels"
+    "unpack", cls=Command, example="scanops unpack kernels.tar.xz kernels\nexport SCANOPS_PACKS=$PWD/kernels"
 )
 @click.argument("file", type=_FILE)
 @click.argument("directory", type=click.Path(path_type=Path))
@@ -190,11 +184,11 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
         check_root(root, system=True)
         key = key or environment.require_signed()
         if key is None:
-            return len(packing.verify(root)["entries"]), None
+            return len(verify_pack(root)["entries"]), None
         from scanops.store.signatures import check, public_keys  # need the package cryptography
 
         data, signer = check(root, public_keys(key.absolute()))
-        return len(packing.verify(root, parse(data, root))["entries"]), signer
+        return len(verify_pack(root, parse(data, root))["entries"]), signer
     if key:
         raise BadSignature(
             f"verify the signature of {root}",
@@ -225,7 +219,7 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
 def _fields(place: Place, entry: Entry) -> dict[str, object]:
     return {
         "slug": entry.slug,
-        "spec": packing.spec_fields(entry.spec) if entry.spec else None,
+        "spec": entry.spec and entry.spec.to_dict(),
         "target": entry.target,
         "form": entry.form,
         "builder": entry.builder,

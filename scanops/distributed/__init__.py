@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from scanops.codegen.operators import Operator
 from scanops.distributed.calls import How, scan_shards
-from scanops.distributed.groups import Group, group_of
+from scanops.distributed.groups import group_of
 from scanops.errors import UnsupportedRequest
-from scanops.extrema import Pair, ValuesAndIndices
+from scanops.keywords import Pair, ValuesAndIndices
 from scanops.ops.dispatch import broadcast_gates, plain_name
-from scanops.requests.call import SHARDED, Call
+from scanops.requests.call import SHARDED, Block, Call
 from scanops.requests.request import Inputs
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
@@ -150,31 +150,20 @@ def _called(
     return scan_shards(who, partial(_request, who, x, op, dim, options, gate), group_of(group), how)
 
 
-class _Block(NamedTuple):
-    """An open block of ``sharded``."""
-
-    group: Group
-    dims: tuple[int, ...]
-    how: How
-
-    def covers(self, dim: Any, rank: int) -> bool:
-        """Return whether the block shards a dimension of a tensor of so many dimensions."""
-        return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in self.dims if each < rank]
-
-    def answered(
-        self, tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
-    ) -> Any:
-        """Return what a call returns that the block shards; None for others. Arguments are those of ``called``."""
-        (x, mask, gate, starts, offsets, initial), (op, dim, *_) = tensors, options
-        if type(x).__name__ == "DTensor" or not self.covers(dim, getattr(x, "ndim", 0)):
-            return None
-        given = dict(zip(Call.__slots__[2:7], options[2:], strict=True))
-        given |= {"mask": mask, "segment_starts": starts, "offsets": offsets, "initial": initial, "complete": complete}
-        given |= {"return_final": given.pop("final"), "chunk": chunk}
-        given["out"] = next((each for each in outs if each is not None), None)
-        name = Call(op, dim).name
-        found = scan_shards(name, partial(_request, name, x, op, dim, given, gate), self.group, self.how)
-        return found if len(found) > 1 else found[0]
+def answered(
+    tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
+) -> Any:
+    """Return what a call returns that the innermost block shards; None for others. The arguments are ``called``'s."""
+    block, (x, mask, gate, starts, offsets, initial), (op, dim, *_) = SHARDED[-1], tensors, options
+    if type(x).__name__ == "DTensor" or not block.covers(dim, getattr(x, "ndim", 0)):
+        return None
+    given = dict(zip(Call.__slots__[2:7], options[2:], strict=True))
+    given |= {"mask": mask, "segment_starts": starts, "offsets": offsets, "initial": initial, "complete": complete}
+    given |= {"return_final": given.pop("final"), "chunk": chunk}
+    given["out"] = next((each for each in outs if each is not None), None)
+    name = Call(op, dim).name
+    found = scan_shards(name, partial(_request, name, x, op, dim, given, gate), block.group, block.how)
+    return found if len(found) > 1 else found[0]
 
 
 @contextlib.contextmanager
@@ -196,7 +185,7 @@ def sharded(
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    SHARDED.append(_Block(group_of(group), dims, How(method, check, spans)))
+    SHARDED.append(Block(group_of(group), dims, How(method, check, spans)))
     try:
         yield
     finally:

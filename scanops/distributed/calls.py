@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops.distributed import node, shards
-from scanops.distributed.groups import CHECKS, Agreed, Group
+from scanops.distributed.groups import CHECKS, Agreed, Group, is_captured
 from scanops.distributed.planner import chosen
-from scanops.distributed.shards import Carry, Shard
-from scanops.distributed.spans import Layout, cut, described, joined, layout_of, span_table
+from scanops.distributed.shards import Carry, Shard, recorded_with
+from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
@@ -47,24 +47,28 @@ def scan_shards(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gro
     PeerMismatch or PeerLost.
     """
     shard, problem, parts = None, None, dict.fromkeys(_PARTS, "")
+    captured = not is_compiling() and is_captured()
     try:
         call, given = request()
         shard = _checked(call, given, how)
+        if captured and (group.size > 1 or how.spans is not None):
+            group.check_captured(who, how.method)
         table = span_table(who, how.spans, group.size, shard.length)
         layout = layout_of(who, table, group.size, group.position, shard.length)
         parts = parts if is_compiling() else {**_parts(given, shard), "spans": described(table), "method": how.method}
     except Exception as refused:  # whatever it is: the other ranks have to hear of it
         shard, problem = None, refused
-    agreed = Agreed([], 0)
+    size = 0 if shard is None else shard.length
+    agreed = Agreed([] if is_compiling() else [size], size)
     if not is_compiling() and group.size > 1:
-        size = 0 if shard is None else shard.length
         agreed = group.agree({"function": who, **parts}, size, problem, how.check if how.check in CHECKS else "first")
     if shard is None:
         assert problem is not None
         raise problem
     if group.size == 1 and layout.width == 1:
         return answered(call, given)
-    return Work(shard, group, layout).outputs(given.initial, agreed, how.method)
+    method = "twopass" if captured else how.method
+    return Work(shard, group, layout).outputs(given.initial, agreed, method)
 
 
 def answered(call: Call, given: Inputs) -> Outputs:
@@ -192,6 +196,10 @@ class Work:
         valued, ranks = shard.valued, self.group.size
         parts = self.parts(valued)
         total = _stacked([shards.totals(part, 0, recorded=True) for part in parts])
+        read = (*tensors.differentiable, initial)
+        leaf = next((each for each in read if isinstance(each, Tensor) and each.requires_grad), tensors.x)
+        # Those of an empty shard may be constants, but ranks exchange the same gradients.
+        total = tuple(each if each.dtype == torch.bool else recorded_with(leaf, each) for each in total)
         states = self.in_order(self.group.traded([each.expand(ranks, *each.shape) for each in total]))
         carries = shards.fold(valued, states, initial, self.layout.positions, recorded=True)
         found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], shard.call.dim)
@@ -251,9 +259,7 @@ class Work:
 
     def in_order(self, stacked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """States [rank, span, ...] as [position in scan order, ...]."""
-        rows = list(self.layout.rows)
-        flat = tuple(each.flatten(0, 1) for each in stacked)
-        return flat if rows == sorted(rows) else tuple(each[rows] for each in flat)
+        return tuple(in_order_of(self.layout.rows, each.flatten(0, 1)) for each in stacked)
 
     def with_final(self, found: Outputs, final: Tensor) -> Outputs:
         return (*found, final.to(self.shard.carry)) if self.shard.final else found

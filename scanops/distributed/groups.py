@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
+from scanops.distributed.shards import recorded_with
+from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest, shown
 
 __all__ = ["CHECKS", "Agreed", "Group", "group_of"]
@@ -47,6 +49,17 @@ class Group(NamedTuple):
     def size(self) -> int:
         """The number of ranks of the group."""
         return len(self.members)
+
+    def check_captured(self, who: str, method: str) -> None:
+        """Raise UnsupportedRequest unless a CUDA graph can hold the exchanges of a call."""
+        backends = str(dist.distributed_c10d.get_backend_config(self.process_group))
+        if "cuda:nccl" not in backends or method == "chain":
+            raise UnsupportedRequest(
+                f"{who}: a CUDA graph cannot hold the exchanges of this call",
+                allowed="method 'twopass' on a group whose backend for GPUs is NCCL",
+                value=f"method={method!r}, backends {backends}",
+                hint="call it outside the graph, or make the group with backend 'nccl'",
+            )
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return each tensor of every rank, stacked by position; shapes and dtypes must be equal on all ranks."""
@@ -94,6 +107,13 @@ class Group(NamedTuple):
         on_cpu = "cpu:" in backends or "cuda:" not in backends
         known = _AGREED.setdefault(f"{self.process_group.group_name} {id(self.process_group)}", {})
         call = _digest(repr(digests))
+        if is_captured() and not on_cpu and (problem is not None or check == "always" or call not in known):
+            raise problem or UnsupportedRequest(
+                f"{parts['function']}: ranks cannot compare a call that a CUDA graph captures",
+                allowed="with check='first' a call that ranks have compared before, which reads an answer of the GPU",
+                value=f"check={check!r}, the first of its kind: {call not in known}",
+                hint="make the same call once before the capture, or make the group with 'cpu:gloo,cuda:nccl'",
+            )
         if check == "never" or (check == "first" and not on_cpu and call in known and problem is None):
             return Agreed([], known.get(call, 0))
         header = torch.tensor([problem is not None, length, *digests], dtype=torch.int64)
@@ -162,11 +182,7 @@ class Group(NamedTuple):
         return wait
 
     def _by_position(self, rows: Tensor) -> Tensor:
-        return rows if self.members == tuple(range(self.size)) else rows[list(self.members)]
-
-    def _by_member(self, rows: Tensor) -> Tensor:
-        places = [self.members.index(member) for member in range(self.size)]
-        return rows if places == list(range(self.size)) else rows[places]
+        return in_order_of(self.members, rows)
 
     def _exchange(self, collective: Callable[[], object]) -> None:
         if is_compiling():
@@ -185,28 +201,39 @@ class Group(NamedTuple):
 
 
 def _trade(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
-    packed = group._by_member(_packed(tensors)).contiguous()
+    packed = in_order_of([group.members.index(member) for member in range(group.size)], _packed(tensors)).contiguous()
     return _unpacked(group._by_position(group._traded_bytes(packed)), [each[0] for each in tensors])
 
 
 class _Trade(torch.autograd.Function):
-    """Row r of each tensor goes to the rank at position r: an all-to-all, which is its own derivative."""
+    """Row r of each tensor goes to the rank at position r: an all-to-all, which is its own derivative.
+
+    What is recorded of a backward pass depends on this exchange on every rank, whatever reaches it there: derivatives
+    of higher order make the same exchanges on all ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, group: Group, *tensors: Tensor) -> Any:
-        ctx.group = group
+        ctx.group, ctx.count = group, len(tensors)
+        ctx.traded = [k for k, each in enumerate(tensors) if each.is_floating_point() or each.is_complex()]
+        ctx.save_for_backward(tensors[0])
         traded = _trade(group, *tensors)
-        ctx.mark_non_differentiable(*[each for each in traded if not (each.is_floating_point() or each.is_complex())])
+        ctx.mark_non_differentiable(*[each for k, each in enumerate(traded) if k not in ctx.traded])
         return traded
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
         # A compiler traces one derivative, and no node within the derivative of a node.
         again = _trade if is_compiling() else _Trade.apply
-        traded = again(ctx.group, *[grads[k] for k in wanted])
-        found = dict(zip(wanted, traded, strict=True))
-        return (None, *[found.get(k) for k in range(len(grads))])
+        (state,) = ctx.saved_tensors
+        traded = again(ctx.group, *[recorded_with(state, grads[k]) for k in ctx.traded])
+        found = dict(zip(ctx.traded, traded, strict=True))
+        return (None, *[found.get(k) for k in range(ctx.count)])
+
+
+def is_captured() -> bool:
+    """Return whether a CUDA graph captures the calls on the current stream."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def group_of(given: Any) -> Group:

@@ -161,12 +161,15 @@ class Bands(NamedTuple):
             return [each]
         return [each.narrow(self.along - (self.along > self.dim), start, stop - start) for start, stop in self.pieces]
 
-    def whole(self, parts: Sequence[Tensor], like: Tensor) -> Tensor:
-        """Return the gradient of an operand from those of its parts in each band."""
+    def added(self, whole: Tensor | None, part: Tensor, k: int, like: Tensor) -> Tensor:
+        """Return the gradient of an operand with that of its part in band k; None: there is none of bands before."""
         at = self.along - self.rank + like.ndim
-        if len(parts) == 1 or (at >= 0 and like.shape[at] > 1):
-            return parts[0] if len(parts) == 1 else torch.cat(list(parts), at)
-        return torch.stack(list(parts)).sum(0)  # the same items in every band
+        if len(self.pieces) == 1 or at < 0 or like.shape[at] == 1:  # the same items in every band
+            return part if whole is None else whole + part
+        whole = like.new_empty(like.shape) if whole is None else whole
+        start, stop = self.pieces[k]
+        whole.narrow(at, start, stop - start).copy_(part)
+        return whole
 
 
 def _run_chain(
@@ -225,20 +228,27 @@ class Chain(torch.autograd.Function):
         items = zip(*(bands.items(each) for each in (gy, y, x, mask, gate, shard.tensors.starts)), strict=True)
         carries = [None] * len(bands.pieces) if before is None else bands.lines(before)
         entry, wanted = torch.zeros_like(into), (*needs[:3], before is not None)
-        found, leaving = [], []
+        # That of a sum is a sum, which is written where it belongs.
+        own_scan = shard.row.name == "sum" and needs[0] and mask is shard.tensors.starts is None
+        own_scan = own_scan and x.dtype == shard.result
+        back = replace(shard.call, reverse=not shard.call.reverse, final=True)
+        whole: list[Tensor | None] = [x.new_empty(x.shape) if own_scan else None, None, None]
+        slices, leaving = bands.items(whole[0]), []
         for k, (of, grad_final, entered) in enumerate(zip(items, bands.lines(into), bands.lines(entry), strict=True)):
             grad_final = arriving[k]() if arriving else grad_final
-            given = (of[0], grad_final, of[1], None, *of[2:], None, carries[k])
-            *own, of_carry = schema.BACKWARD(*given, *schema.backward_arguments(shard.call, wanted))
+            if own_scan:
+                _, of_carry = shards.scanned(back, of[0], slices[k], initial=grad_final)
+            else:
+                given = (of[0], grad_final, of[1], None, *of[2:], None, carries[k])
+                *own, of_carry = schema.BACKWARD(*given, *schema.backward_arguments(shard.call, wanted))
+                parts = zip(whole, own, (x, mask, gate), needs, strict=False)
+                whole = [bands.added(all_of, part, k, like) if need else None for all_of, part, like, need in parts]
             if before is not None:
                 entered.copy_(of_carry)
             if earlier is not None:
                 leaving.append(group.send(entered, earlier))
-            found.append(own)
         for wait in leaving:
             wait()
-        operands = zip(zip(*found, strict=True), (x, mask, gate), needs, strict=False)
-        whole = [bands.whole(parts, each) if need else None for parts, each, need in operands]
         if not needs[3]:
             return (None, None, None, *whole, None)
         entry = entry if work.is_first else torch.zeros_like(entry)  # the first rank's alone

@@ -21,15 +21,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator, listed
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import called
+from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call, autocast
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, checked
+from scanops.requests.segments import check_starts
+from scanops.runtime import native
 
-__all__ = ["Carry", "Shard", "entry", "finish", "fold", "fold_back", "shard_of", "slope", "totals"]
+__all__ = ["Carry", "Shard", "entry", "finish", "fold", "fold_back", "recorded_with", "shard_of", "slope", "totals"]
 
 States = tuple[Tensor, ...]
 OTHERS = ("mask", "gate", "starts", "offsets", "initial")  # the tensors of a scan beside x
@@ -91,6 +94,8 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
     if call.dtype is None and torch.is_autocast_enabled("cuda") and isinstance(given.x, Tensor):
         call = replace(call, dtype=autocast(call.op, given.x))
     request = checked(call, given)
+    if given.starts is not None and offsets is not None:
+        check_starts(call.name, given.starts, offsets, request.x)
     row = request.operator
     if not is_exchanged(row) or request.x.ndim == 0:
         raise UnsupportedRequest(
@@ -113,7 +118,14 @@ def scanned(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor |
     """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
     outs = (out, None) if listed(call.op).indices else (out,)
-    return called(tensors, outs, False, call.values(), blocks=False)
+    options = call.values()
+    if out is None and tensors[4] is None and native.served is not None and not is_dynamo_compiling():
+        found = native.served(tensors, options)
+        if found is not None:
+            return found
+    call, given, eager = call_of(tensors, outs, False, options)
+    results = served(call, given, outs, eager=True) if eager else followed(call, given, outs)
+    return results if call.final or len(outs) > 1 else results[0]
 
 
 # ---- forward
@@ -188,6 +200,11 @@ def finish(shard: Shard, carry: Carry, start: Tensor | int) -> States:
         hidden = Call("logical_or", call.dim, call.reverse, call.reverse)
         led = torch.where(scanned(hidden, starts.expand(x.shape)), -1, led)
     return values, torch.where(indices < 0, led, indices + start)
+
+
+def recorded_with(leaf: Tensor, value: Tensor) -> Tensor:
+    """Return the value, as a function of no item of ``leaf``: where that is recorded, the value is as well."""
+    return value + leaf.flatten()[:0].sum().to(value.dtype)
 
 
 def _is_reducible(shard: Shard) -> bool:

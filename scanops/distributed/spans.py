@@ -16,7 +16,18 @@ from torch import Tensor
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.request import Inputs
 
-__all__ = ["HEAD_TAIL", "Layout", "Table", "cut", "described", "joined", "layout_of", "narrowed", "span_table"]
+__all__ = [
+    "HEAD_TAIL",
+    "Layout",
+    "Table",
+    "cut",
+    "described",
+    "in_order_of",
+    "joined",
+    "layout_of",
+    "narrowed",
+    "span_table",
+]
 
 HEAD_TAIL = "head_tail"
 Table = tuple[tuple[tuple[int, int], ...], ...]  # of each rank its spans (start, stop), in the order of its items
@@ -136,3 +147,8 @@ def narrowed(operand: Tensor | None, rank: int, dim: int, start: int, stop: int)
 def joined(results: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
     """Return the results of all spans of a rank, one after the other."""
     return results[0] if len(results) == 1 else tuple(torch.cat(of, dim) for of in zip(*results, strict=True))
+
+
+def in_order_of(places: Sequence[int], rows: Tensor) -> Tensor:
+    """Return the rows at these places. Indexing by a list would wait for the GPU, which no CUDA graph can."""
+    return rows if list(places) == list(range(len(rows))) else torch.stack([rows[place] for place in places])

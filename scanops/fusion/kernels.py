@@ -17,7 +17,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
 from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
-from scanops.ops.dispatch import called
+from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call, is_traced
 from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, split_shape
 from scanops.requests.request import Inputs
@@ -178,11 +178,20 @@ def composed(work: Work, tensors: Tensors) -> Tensors:
     else:
         dtype = getattr(torch, fusion.scanned)
         given: Any = (element, None, gates[0] if gates else None, None, None, initial)
-        y: Any = called(given, (None,), False, (*work[1:], dtype, None))
-        y, *finals = y if work.final else (y,)
+        y, *finals = _scanned(given, (*work[1:], dtype, None))
         results.append(y.to(getattr(torch, wide(fusion.scanned))))
     found = zip(computed([each.at for each in fusion.outputs]), fusion.outputs, strict=True)
     return (*(each.to(getattr(torch, output.dtype)).contiguous() for each, output in found), *finals)
+
+
+def _scanned(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensors:
+    """Return the results of an ordinary scan."""
+    call, given, eager = call_of(tensors, (None,), False, options)
+    if type(given.x).__name__ == "DTensor":
+        from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
+
+        return scan_placed(call, given)
+    return served(call, given, eager=True) if eager else followed(call, given)
 
 
 def _of_states(work: Work, states: Tensors) -> Tensors:

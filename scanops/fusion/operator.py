@@ -13,7 +13,7 @@ import torch
 from scanops import torch_private as private
 from scanops.errors import UnsupportedRequest
 from scanops.ops import schema
-from scanops.ops.implementations import differentiated_again, implement, is_transformed
+from scanops.ops.implementations import apart, differentiated_again, implement, is_transformed
 from scanops.processes import NO_FORK
 from scanops.requests.call import reads_memory
 from scanops.requests.checks import check_dim
@@ -44,12 +44,7 @@ def _compute(*arguments: Any) -> Found:
     gradients, work, tensors, shape = _asked(*arguments)
     with schema.lengths(arguments[-1]):
         served = gradients.computed if reads_memory(tensors) and shape.numel() else gradients.composed
-        found, known = [], {each.untyped_storage().data_ptr() for each in tensors}
-        for y in served(work, tensors):  # a result that is a view of an operand, or of another result, is copied
-            place = y.untyped_storage().data_ptr()
-            found.append(y.clone() if place in known else y)
-            known.add(place)
-    return found
+        return apart(served(work, tensors), tensors)
 
 
 def _pretend(*arguments: Any) -> Found:

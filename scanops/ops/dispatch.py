@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from scanops import workload
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
@@ -21,47 +20,22 @@ from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import SHARDED, Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
+from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
-from scanops.requests.segments import check_offsets, is_jagged, unpacked
+from scanops.requests.segments import check_offsets, is_jagged
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
 
-PLACED: list[Callable[[Call, Inputs], Outputs]] = []  # what answers calls with DTensors
 
+def call_of(
+    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...]
+) -> tuple[Call, Inputs, bool]:
+    """Return the call and the tensors of a public function, and whether this is eager code that kernels may serve.
 
-def called(
-    tensors: tuple[Any, ...],
-    outs: Tensors,
-    complete: Any,
-    options: tuple[Any, ...],
-    chunk: Any = None,
-    blocks: bool = True,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
-
-    Nothing is checked yet. ``tensors``: x, mask, gate, segment_starts, offsets and initial as the user gave them, the
-    last may be a number. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
-    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
-    ``blocks``: whether ``scanops.distributed.sharded`` applies, which is not so for the scans within a sharded one.
+    Nothing is checked yet. The arguments are those of ``scanops.api.called``.
     """
-    if SHARDED and blocks:
-        sharded: Any = SHARDED[-1].answered(tensors, outs, complete, options, chunk)
-        if sharded is not None:
-            return sharded  # type: ignore[no-any-return]
-    x = tensors[0]
-    if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
-        inner = unpacked(tensors, outs, complete, options, chunk)
-        return inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
-    # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
-    # to Python.
-    known = tensors[4] is None and complete is False
-    if known and outs[0] is None and not is_dynamo_compiling() and native.served is not None:
-        answer = native.served(tensors, options)
-        if answer is not None:
-            return answer
     op, dim, reverse, exclusive, final, *others = options
     given = Inputs(*tensors)
     initial = given.initial if given.offsets is not None else None
@@ -69,13 +43,12 @@ def called(
     per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
     dim = dim if type(dim) is int else _whole(dim)
     call = Call(op, dim, reverse, exclusive, every or final, *others)
-    call = replace(call, complete=complete, per_segment=per_segment) if per_segment or not known else call
+    call = replace(call, complete=complete, per_segment=per_segment) if per_segment or complete is not False else call
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
         call = replace(call, dtype=autocast(call.op, given.x))
-    found = served(call, given, outs, eager=True) if eager else followed(call, given, outs, plain)
-    return found if final or len(outs) > 1 else found[0]  # type: ignore[return-value]
+    return call, given, eager
 
 
 def _whole(dim: Any) -> Any:
@@ -147,11 +120,11 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return b if not symbolic and b.shape == whole.shape else whole
 
 
-def followed(call: Call, given: Inputs, outs: Tensors, plain: bool) -> Outputs:
+def followed(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     """Return the results by the fallback, or by the operator where torch follows the code."""
     if not is_followed(given):
         return served(call, given, outs, eager=False)
-    if plain:  # checked where the operator is computed
+    if all([out is None for out in outs]):  # checked where the operator is computed
         return _operator(call, given)
     request = checked(call, given, outs)
     dtype = None if request.operator.indices else request.dtype
@@ -177,8 +150,6 @@ def _operator(call: Call, given: Inputs) -> Outputs:
     """The call by one of ``torch.ops.scanops``."""
     listed(call.op)
     x, initial = given.x, given.initial
-    if any([type(each).__name__ == "DTensor" for each in given]):
-        return PLACED[-1](call, given)
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
     if not (is_compiling() or is_traced()):
         checked(call, given)

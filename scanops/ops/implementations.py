@@ -15,9 +15,11 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, keeps, summed_to
 from scanops.ops.dispatch import served
 from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
-from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast, has_own_operations, reads_memory, runs_kernels
+from scanops.ops.schema import TENSORS
+from scanops.requests.call import autocast, has_own_operations, reads_memory, runs_kernels
 from scanops.requests.request import Inputs, Kind, Tensors
+
+Found = list[torch.Tensor]  # as operators of torch.library return them
 
 
 def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -30,44 +32,54 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _apart(results: Outputs) -> Outputs:
-    """The results contiguous, each in its own memory, as the schema promises: the fallback may return views."""
-    whole = (y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes for y in results)
-    return tuple(
-        y if alone else y.clone(memory_format=torch.contiguous_format) for y, alone in zip(results, whole, strict=True)
-    )
+def apart(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor] = ()) -> Found:
+    """Return the results contiguous, each in memory of its own, as the schema promises, and not that of ``given``.
+
+    The fallback may return views, and a fused scan an operand, or one result twice.
+    """
+    found, known = [], {each.untyped_storage().data_ptr() for each in given}
+    for y in results:
+        memory = y.untyped_storage()
+        alone = y.is_contiguous() and memory.nbytes() == y.nbytes and memory.data_ptr() not in known
+        known.add(memory.data_ptr())
+        found.append(y if alone else y.clone(memory_format=torch.contiguous_format))
+    return found
 
 
-def _compute(given: Inputs, call: Call) -> Outputs:
+def _compute(*arguments: Any) -> Found:
     """By a kernel where there is memory to read: modes have seen the operator already."""
-    given = Inputs(*_classless(given))
+    inputs, call = schema.parsed(arguments)
+    given = Inputs(*_classless(inputs))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
-        return _apart(served(call, given, eager=reads_memory(given)))
+        return apart(served(call, given, eager=reads_memory(given)))
 
 
-def _pretend(inputs: Inputs, call: Call) -> Outputs:
+def _pretend(*arguments: Any) -> Found:
     """Shapes and dtypes of the results, for fake tensors."""
+    inputs, call = schema.parsed(arguments)
     request = schema.request_of(call, inputs)
-    return tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
+    return [torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places]
 
 
-def _cast(inputs: Inputs, call: Call) -> Outputs:
+def _cast(*arguments: Any) -> Found:
     """Under autocast on a GPU, operators with ``autocast`` in float32."""
+    inputs, call = schema.parsed(arguments)
     if call.dtype is None:
         call = replace(call, dtype=autocast(call.op, inputs.x))
     with private.without_autocast():
-        return schema.run_operator(call, inputs[:TENSORS])
+        return list(schema.run_operator(call, inputs[:TENSORS]))
 
 
-def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
+def _differentiate(keys: Any, *arguments: Any) -> Found:
+    inputs, call = schema.parsed(arguments)
     tensors, keys = inputs[:TENSORS], keys & private.after_autograd
     if is_transformed(tensors):
-        return by_torch(schema.request_of(call, inputs))
+        return list(by_torch(schema.request_of(call, inputs)))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
+        return list(ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors))
     with private.below_autograd():
-        return schema.run_operator(call, tensors, keys)
+        return list(schema.run_operator(call, tensors, keys))
 
 
 def is_transformed(tensors: Tensors) -> bool:
@@ -83,7 +95,7 @@ def is_transformed(tensors: Tensors) -> bool:
 # ---- torch.ops.scanops.scan_backward
 
 
-def _backward(*arguments: Any, within: bool) -> Outputs:
+def _backward(*arguments: Any, within: bool) -> Found:
     """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
     grad, grad_final, y, indices, *others = arguments
     inputs, needs, call = schema.of_backward(tuple(others))
@@ -93,36 +105,37 @@ def _backward(*arguments: Any, within: bool) -> Outputs:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
     kind = Kind(request)
-    y = y if keeps(kind.inclusive or kind, needs)[4] else None  # kept for rows that tell from it what is before an item
+    *_, reads_y, _ = keeps(kind.inclusive or kind, needs)
+    y = y if reads_y else None  # kept for rows that tell from it what is before an item
     saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
     kept = Kept(kind, needs, *saved)
     read = (grad, grad_final, *kept.tensors)
     found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
-    return tuple(
+    return [
         inputs.x.new_empty(0)
         if given is None or not need
         else torch.zeros_like(given)
         if each is None
         else summed_to(each, shape=given.shape, dtype=given.dtype)
         for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
-    )
+    ]
 
 
-def _compute_backward(*arguments: Any) -> Outputs:
+def _compute_backward(*arguments: Any) -> Found:
     _, _, call = schema.of_backward(arguments[schema.RESULTS :])
     count = schema.RESULTS + TENSORS
     with torch.no_grad(), private.recording(), schema.lengths(call.any_length):
-        return _apart(_backward(*_classless(arguments[:count]), *arguments[count:], within=True))
+        return apart(_backward(*_classless(arguments[:count]), *arguments[count:], within=True))
 
 
-def _pretend_backward(*arguments: Any) -> Outputs:
+def _pretend_backward(*arguments: Any) -> Found:
     inputs, needs, _ = schema.of_backward(arguments[schema.RESULTS :])
-    return tuple(
+    return [
         torch.empty(each.shape, dtype=each.dtype, device=each.device)
         if need and each is not None
         else inputs.x.new_empty(0)
         for each, need in zip(inputs.differentiable, needs, strict=True)
-    )
+    ]
 
 
 def differentiated_again(overload: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,22 +162,7 @@ def implement(
     private.register_fake(f"scanops::{name}", pretend, schema.LIBRARY)
 
 
-def _register() -> None:
-    def of(form: schema.Form, implementation: Callable[..., Outputs]) -> Callable[..., torch.Tensor | Outputs]:
-        def operator(*arguments: Any) -> torch.Tensor | Outputs:
-            found = implementation(*form.parsed(arguments))
-            return found[0] if len(found) == 1 else found
-
-        return operator
-
-    def differentiated(form: schema.Form) -> Callable[..., torch.Tensor | Outputs]:
-        return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
-
-    for form in schema.SCANS.values():
-        implement(form.name, of(form, _compute), differentiated(form), of(form, _pretend))
-        schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
-    again = differentiated_again(schema.BACKWARD, partial(_backward, within=False))
-    implement("scan_backward", _compute_backward, again, _pretend_backward)
-
-
-_register()
+_again = differentiated_again(schema.BACKWARD, partial(_backward, within=False))
+implement("scan", _compute, _differentiate, _pretend)
+implement("scan_backward", _compute_backward, _again, _pretend_backward)
+schema.LIBRARY.impl("scan", _cast, "AutocastCUDA")  # type: ignore[no-untyped-call]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from scanops import environment
-from scanops.codegen.operators import listed
 from scanops.requests.call import SCHEMA, Call
 from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs, Request, checked
@@ -26,58 +24,29 @@ TENSORS = 6
 RESULTS = 4  # gradients and results, which come first among the arguments of scan_backward
 
 
-class Form(NamedTuple):
-    """One of the operators, which differ in what they return."""
-
-    name: str
-    indices: bool  # whether indices come with the values
-    final: bool  # whether carry-outs are returned
-    overload: Any
-
-    def parsed(self, arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
-        """Return the tensors and the call of the operator's arguments."""
-        return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:], final=self.final)
-
-
-def _define(name: str, arguments: str, results: int) -> Any:
-    returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})" if results else "Tensor[]"
-    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)  # type: ignore[no-untyped-call]
+def _define(name: str, *arguments: str, returns: str = "Tensor[]") -> Any:
+    LIBRARY.define(f"{name}({', '.join(arguments)}) -> {returns}", tags=_TAGS)  # type: ignore[no-untyped-call]
     return getattr(torch.ops.scanops, name).default
 
 
 _DIM, _OP, *_OPTIONS = SCHEMA.values()
-
-
-def _forms() -> dict[tuple[bool, bool], Form]:
-    found = {}
-    for indices in (False, True):
-        for final in (False, True):
-            name = "scan" + "_indices" * indices + "_final" * final
-            overload = _define(name, ", ".join((_TENSORS, _DIM, _OP, *_OPTIONS)), 1 + indices + final)
-            found[indices, final] = Form(name=name, indices=indices, final=final, overload=overload)
-    return found
-
-
-SCANS: Mapping[tuple[bool, bool], Form] = MappingProxyType(_forms())
+# The result, its indices where the operator has them, and the carry-out if it is asked for.
+SCAN = _define("scan", _TENSORS, _DIM, _OP, *_OPTIONS)
 # The gradients of x, mask, gate and initial; those that are not needed have no items. Inputs that the gradient does not
 # read may be expanded from one element: only their shape and dtype count. y and indices are the forward's results.
-BACKWARD = _define(
-    "scan_backward",
-    ", ".join(
-        ("Tensor grad, Tensor? grad_final, Tensor? y, Tensor? indices", _TENSORS, _DIM, _OP, "bool[] needs", *_OPTIONS)
-    ),
-    4,
-)
+_RESULTS = "Tensor grad, Tensor? grad_final, Tensor? y, Tensor? indices"
+_GRADIENTS = "(Tensor, Tensor, Tensor, Tensor)"  # is_grads_batched=True takes no list
+BACKWARD = _define("scan_backward", _RESULTS, _TENSORS, _DIM, _OP, "bool[] needs", *_OPTIONS, returns=_GRADIENTS)
 # A scan with `map` or `then`, whose text `map` is: the outputs; and the gradients of the tensors that `needs` names.
 # Implemented by scanops.fusion.operator.
-_FUSED = "Tensor[] tensors, {}str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
-FUSED = _define("fused", _FUSED.format(""), 0)
-FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, " + _FUSED.format("bool[] needs, "), 0)
+_FUSED = "str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
+FUSED = _define("fused", "Tensor[] tensors", _FUSED)
+FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensors, bool[] needs", _FUSED)
 
 
-def form_of(call: Call) -> Form:
-    """Return the operator that returns what a call returns."""
-    return SCANS[bool(listed(call.op).indices), call.final]
+def parsed(arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
+    """Return the tensors and the call of the arguments of ``scan``."""
+    return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:])
 
 
 def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -89,7 +58,7 @@ def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
 def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Call]:
     """Return inputs, needs and call of the arguments of ``scan_backward`` after gradients and results."""
     dim, op, needs, *others = arguments[TENSORS:]
-    return Inputs(*arguments[:TENSORS]), tuple(needs), Call.of_arguments((dim, op, *others), final=False)
+    return Inputs(*arguments[:TENSORS]), tuple(needs), Call.of_arguments((dim, op, *others))
 
 
 def request_of(call: Call, inputs: Inputs) -> Request:
@@ -100,11 +69,10 @@ def request_of(call: Call, inputs: Inputs) -> Request:
     return checked(call, inputs if inputs.initial is not None else inputs._replace(initial=start))
 
 
-def run_operator(call: Call, tensors: tuple[Any, ...], keys: Any = None) -> tuple[torch.Tensor, ...]:
-    """Return the results of a call's operator on its six tensors; ``keys`` are what is left to dispatch to."""
-    overload, arguments = form_of(call).overload, (*tensors, *call.arguments())
-    found = overload(*arguments) if keys is None else overload.redispatch(keys, *arguments)
-    return found if isinstance(found, tuple) else (found,)
+def run_operator(call: Call, tensors: tuple[Any, ...], keys: Any = None) -> Outputs:
+    """Return the results of the operator on a call's six tensors; ``keys`` are what is left to dispatch to."""
+    arguments = (*tensors, *call.arguments())
+    return tuple(SCAN(*arguments) if keys is None else SCAN.redispatch(keys, *arguments))
 
 
 def lengths(any_length: bool) -> AbstractContextManager[object]:
@@ -124,13 +92,8 @@ def batched(
 
     The batch comes in front of each tensor that has items for it, so the scan is along the next dimension.
     """
-    if call.per_segment and dims[4] is not None:  # segments of each element's own: one scan after the other
-        alone = [
-            [each] * info.batch_size if each is None or d is None else each.unbind(d)
-            for each, d in zip(inputs, dims, strict=False)
-        ]
-        found = [compute(call, tensors) for tensors in zip(*alone, strict=True)]
-        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+    if call.per_segment and dims[4] is not None:  # segments of each element's own
+        return _one_by_one(lambda *tensors: compute(call, tensors), info, dims, inputs[:TENSORS])
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
     dim = call.dim % rank
@@ -167,26 +130,27 @@ def aligned(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
     return tensor.reshape([batch, *[1] * (rank - len(others)), *others])
 
 
-def _rule(form: Form) -> Callable[..., Any]:
-    def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        inputs, call = form.parsed(arguments)
-        found, places = batched(run_operator, info, dims[:TENSORS], inputs, call)
-        return (found, places) if len(found) > 1 else (found[0], places[0])
+def _one_by_one(
+    compute: Callable[..., Sequence[torch.Tensor]], info: Any, dims: Dims, tensors: Sequence[Any]
+) -> tuple[Outputs, tuple[int, ...]]:
+    """Return what ``compute`` gives for each element of a batch, one after the other."""
+    pairs = zip(tensors, dims, strict=True)
+    alone = [[each] * info.batch_size if dim is None else each.unbind(dim) for each, dim in pairs]
+    found = [compute(*given) for given in zip(*alone, strict=True)]
+    return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
-    return rule
+
+def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[list[torch.Tensor], list[int]]:
+    inputs, call = parsed(arguments)
+    found, places = batched(run_operator, info, dims[:TENSORS], inputs, call)
+    return list(found), list(places)
 
 
-def _backward_rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-    """One backward pass after the other: what is broadcast over the batch has a gradient for each element."""
+def _backward_rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Outputs, tuple[int, ...]]:
+    """What is broadcast over the batch has a gradient for each element."""
     count = RESULTS + TENSORS
-    given = [
-        [each] * info.batch_size if dim is None else list(each.unbind(dim))
-        for each, dim in zip(arguments[:count], dims[:count], strict=True)
-    ]
-    found = [BACKWARD(*tensors, *arguments[count:]) for tensors in zip(*given, strict=True)]
-    return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * 4
+    return _one_by_one(lambda *tensors: BACKWARD(*tensors, *arguments[count:]), info, dims[:count], arguments[:count])
 
 
-for _form in SCANS.values():
-    torch.library.register_vmap(f"scanops::{_form.name}", _rule(_form), lib=LIBRARY)
+torch.library.register_vmap("scanops::scan", _rule, lib=LIBRARY)
 torch.library.register_vmap("scanops::scan_backward", _backward_rule, lib=LIBRARY)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ from scanops.processes import NO_FORK
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-SHARDED: list[Any] = []  # open blocks of scanops.distributed.sharded, which answer calls; the innermost is last
-# The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
+# The fields as arguments of torch.library's operators, in their order.
 SCHEMA = {
     "dim": "int dim",
     "op": "str op",
@@ -37,7 +36,23 @@ SCHEMA = {
     "any_length": "bool any_length=False",
     "complete": "bool complete=False",
     "per_segment": "bool per_segment=False",
+    "final": "bool final=False",
 }
+
+
+class Block(NamedTuple):
+    """An open block of ``scanops.distributed.sharded``: ``group`` and ``how`` are those of that package."""
+
+    group: Any
+    dims: tuple[int, ...]
+    how: Any
+
+    def covers(self, dim: Any, rank: int) -> bool:
+        """Return whether the block shards a dimension of a tensor of so many dimensions."""
+        return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in self.dims if each < rank]
+
+
+SHARDED: list[Block] = []  # the open blocks; the innermost is last
 
 
 @private.at_tracing
@@ -169,9 +184,9 @@ class Call:
         return tuple([getattr(call, name) for name in SCHEMA])
 
     @staticmethod
-    def of_arguments(arguments: tuple[Any, ...], *, final: bool) -> Call:
+    def of_arguments(arguments: tuple[Any, ...]) -> Call:
         """Return the call of an operator's arguments, the last of which may be missing: they are defaults."""
-        return Call(**dict(zip(SCHEMA, arguments, strict=False)), final=final)
+        return Call(**dict(zip(SCHEMA, arguments, strict=False)))
 
 
 _ACCUMULATE = (type(None), str, torch.dtype)

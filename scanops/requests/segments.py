@@ -206,7 +206,7 @@ def shifted(tensor: Tensor, dim: int, fill: float | Tensor, *, ahead: bool) -> T
 
 
 class Unpacked(NamedTuple):
-    """The call of a plain scan, as ``dispatch.called`` takes it, and what makes the results of the packed one."""
+    """The call of a plain scan, as ``scanops.api.called`` takes it, and what makes the results of the packed one."""
 
     tensors: tuple[Any, ...]
     outs: Outs

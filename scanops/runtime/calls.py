@@ -68,7 +68,8 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, environment.SCOPED.get(), *facts(inputs), *_chunks(inputs.offsets))
+        chunk = None if inputs.offsets is None else chunk_of(inputs.offsets)
+        key: Key = (call, environment.SCOPED.get(), chunk, *facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -90,7 +91,8 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        key: Key = (kind, needs, policy, *facts(given), *_chunks(given[-1]))
+        chunk = None if given[-1] is None else chunk_of(given[-1])  # of offsets
+        key: Key = (kind, needs, policy, chunk, *facts(given))
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -122,11 +124,6 @@ def facts(tensors: Tensors) -> list[object]:
     ]
 
 
-def _chunks(offsets: torch.Tensor | None) -> tuple[int | None, ...]:
-    """What a spec follows from besides the shape of offsets."""
-    return () if offsets is None else (chunk_of(offsets),)
-
-
 def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:
     """Return the kernel for so many lines, None where PyTorch is to compute the scan; and whether the lines are few."""
     with NO_FORK:
@@ -148,11 +145,13 @@ def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | N
     kernel = obtain(spec, target, policy, few=few)
     if kernel is None:
         reason = f"no compiler for {target}" if policy.may_build else f"not in the store under the policy {policy.name}"
-        served = workload.Served(spec.slug, target, None, None, "fallback", time.perf_counter() - began, reason)
+        served = workload.Served(spec.slug, target, None, None, None, "fallback", time.perf_counter() - began, reason)
     else:
-        _ = kernel.code  # loaded now: the launch needs it
+        launch = kernel.code.launch  # loaded now: it is launched next
+        assert launch is not None
         seconds, found = time.perf_counter() - began, "memory" if held else "built" if kernel.fresh else "store"
-        served = workload.Served(spec.slug, target, kernel.spec.slug, kernel.builder, found, seconds)
+        names = spec.slug, target, kernel.spec.slug, launch.kernel
+        served = workload.Served(*names, kernel.builder, found, seconds)
     workload.note_served(served)
     return kernel
 
@@ -167,8 +166,9 @@ def calls() -> Iterator[list[workload.Served]]:
 
     Yields:
         A list with one ``Served`` per scan: ``request`` and ``kernel`` (short names; ``kernel`` is None where PyTorch's
-        operators computed it, with the ``reason``), ``builder``, ``found`` ("memory", "store", "built" or
-        "fallback"), ``hit``, and the ``seconds`` that it took to look up, build and load the kernel.
+        operators computed it, with the ``reason``), ``function`` (the kernel's name in profilers), ``builder``,
+        ``found`` ("memory", "store", "built" or "fallback"), ``hit``, and the ``seconds`` that it took to look up,
+        build and load the kernel.
 
     Example:
         >>> import torch, scanops

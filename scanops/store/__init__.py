@@ -2,7 +2,7 @@
 
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent: a library,
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.cubin, manifest.json}   or a cubin
-    root/index/                                                              see store/root.py
+    root/index/                                                                 see store/root.py
     root/.staging/  .locks/  .failed/                                        builds under way, logs of failed ones
 
 Readers take no lock, and write nothing but the time of the last use, now and then. A corrupt entry is a miss, and the
@@ -11,7 +11,7 @@ The user's store has the packs below it: what it lacks is looked for there.
 
 ``root`` has the checks of a folder, its index and build locks, ``entry`` a kernel in it; ``library`` loads a kernel,
 ``driver`` launches cubins, ``usage`` removes entries. ``layers`` are the packs, ``packs`` their contents,
-``signatures`` their signatures; ``packing`` and ``archive`` make them.
+``signatures`` their signatures, ``archive`` makes one file of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,15 +32,14 @@ from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
 from scanops.processes import NO_FORK
 from scanops.store import usage
-from scanops.store.entry import FILES, Entry, checked, write_manifest
-from scanops.store.layers import keys, refusal, searched
+from scanops.store.entry import FILES, Entry, write_manifest
+from scanops.store.layers import Layer, keys, refusal, searched
 from scanops.store.library import load
 from scanops.store.root import (
     building,
     check_root,
     create_root,
     make_folders,
-    read_index,
     sweep,
     unwritable,
     write_index,
@@ -53,15 +52,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("scanops")
 
 
-class Store:
+class Store(Layer):
     """The kernels below one folder; without ``root`` the user's own store, with the packs below it.
 
     Making the object touches no disk.
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = environment.store_root() if root is None else Path(root).expanduser().absolute()
-        self._users = root is None
+        super().__init__(environment.store_root() if root is None else Path(root).expanduser().absolute())
+        self._packs: Callable[[], Iterable[Layer]] = searched if root is None else tuple
         self._checked = False
 
     def __repr__(self) -> str:
@@ -78,9 +77,8 @@ class Store:
             BadStoreEntry: others own the root of the store or of a pack, or may write there.
             BadSignature: SCANOPS_REQUIRE_SIGNED names no usable key.
         """
-        entry = self._own(identities) if self._usable() else None
-        below = searched() if entry is None and self._users else ()
-        return entry or next(filter(None, (layer.find(each) for layer in below for each in identities)), None)
+        own = super().find(*identities) if self._usable() else None
+        return own or next(filter(None, (pack.find(*identities) for pack in self._packs())), None)
 
     def lookup(self, spec: str, target: str, *keys: str) -> Entry | None:
         """Return the verified entry that an index has for one of ``keys``, if it states ``spec`` and ``target``.
@@ -88,27 +86,20 @@ class Store:
         The keys are those of the forms of a kernel: the first that leads to an entry counts. None is a cache miss. The
         index is a claim: a record that leads to the kernel of another spec is a miss, too.
         """
-        entry = next(filter(None, self._indexed(keys)), None) if keys else None
+        if not keys:
+            return None
+        own = self.indexed(*keys) if self._usable() else None
+        entry = own or next(filter(None, (pack.indexed(*keys) for pack in self._packs())), None)
         if entry is None or (entry.slug, entry.target) == (spec, target):
             return entry
         _LOG.warning("an index record of %s for %s leads to %s; it is ignored", spec, target, entry.directory)
         return None
 
-    def _indexed(self, keys: Sequence[str]) -> Iterator[Entry | None]:
-        """Yield what the index of each place has for each of ``keys``, in the order of lookups."""
-        for key in keys if self._usable() else ():
-            found = read_index(self.root, key)
-            yield self._own(found[:1], found[1]) if found else None
-        for layer in searched() if self._users else ():
-            for key in keys:
-                found = layer.indexed(key)
-                yield layer.find(*found) if found else None
-
     def remember(self, key: str, entry: Entry) -> None:
         """Let the index lead from ``key`` to ``entry``, unless a pack has it. Does nothing in a read-only store."""
         if self._usable() and entry.directory.parent == self.root and entry.directory.is_dir():
             try:
-                write_index(self.root, key, entry.identity, entry.directory.name)
+                write_index(self.root, key, entry.directory.name)
             except OSError as problem:
                 _LOG.debug("no index record for %s: %s", entry.directory, problem)
 
@@ -123,18 +114,11 @@ class Store:
         MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
         """
         if environment.require_signed() is not None:
-            raise refusal(request.name, request.target, [layer.root for layer in (searched() if self._users else ())])
-        create_root(self.root)
-        self._usable()
-        try:
-            make_folders(self.root, ".staging", ".locks")
-        except OSError as problem:
-            raise unwritable(self.root, problem) from problem
+            raise refusal(request.name, request.target)
+        create_root(self.root, ".staging", ".locks")
         with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
-            import scanops.builders
+            import scanops.builders  # noqa: F401
 
-        if environment.given("SCANOPS_VERBOSE"):
-            scanops.builders.show_lines()
         # One lock for both forms: a call and a build ahead of time that ask for one kernel at once build it once.
         with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
             entry = self.find(*request.identities.values())
@@ -150,71 +134,45 @@ class Store:
         self._checked = self._checked or check_root(self.root)
         return self._checked
 
-    def _own(self, identities: Sequence[str], name: str | None = None) -> Entry | None:
-        """Return the verified entry of this store. ``name`` is a folder that probably has it: no listing then.
+    def _verified(self, name: str, identity: str) -> Entry | None:
+        entry = super()._verified(name, identity)
+        return entry if entry and usage.touch(entry.directory) else None
 
-        The slug in front of an identity is free: there may be several.
-        """
-        names = [name] if name and (self.root / name).is_dir() else []
-        if not names:
-            try:
-                with os.scandir(self.root) as listing:
-                    ends = tuple(f"-{identity[:16]}" for identity in identities)
-                    names = [item.name for item in listing if item.name.endswith(ends)]
-            except OSError:
-                return None
-        for identity in identities if names else ():
-            for each in names:
-                entry = self._verified(self.root / each, identity) if each.endswith(identity[:16]) else None
-                if entry is not None and usage.touch(entry.directory):
-                    return entry
-        return None
-
-    def _verified(self, directory: Path, identity: str) -> Entry | None:
-        found = checked(directory, identity)
-        if isinstance(found, Entry):
-            return found
+    def _refuse(self, directory: Path, why: str) -> None:
         if os.path.lexists(directory):  # not pruned meanwhile
             check_root(self.root)  # raises if it was opened to others since: then no entry is to blame
-            _LOG.warning("store entry %s is corrupt (%s); the next build of its kernel replaces it", directory, found)
-        return None
+            _LOG.warning("store entry %s is corrupt (%s); the next build of its kernel replaces it", directory, why)
 
     def _built(self, request: BuildRequest) -> Entry:
         from scanops.builders import build
 
         stage = self.root / ".staging" / f"{request.identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        work, entry = stage / "work", None
+        work = stage / "work"
         try:
             for folder in (stage, work):
                 folder.mkdir(mode=0o700)
             try:
-                entry = self._published(_complete(request, build(request, work), stage))
+                return self._published(_complete(request, build(request, work), stage))
             except BuildFailure as failure:
                 raise self._kept(failure, work, f"{request.name}-{request.identity[:16]}") from None
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
         finally:
-            # A copy that could not be published stays, for this process to use, until it is swept.
-            private = entry is not None and entry.directory.parent == stage
-            shutil.rmtree(work if private else stage, ignore_errors=True)
-        return entry
+            shutil.rmtree(stage, ignore_errors=True)
 
     def _published(self, entry: Entry) -> Entry:
+        """Rename an entry into place. A sound one that is there already serves; a corrupt one is replaced."""
         ready, final = entry.directory, self.root / entry.directory.name
-        for _ in range(2):
-            try:
-                ready.rename(final)
-            except OSError:
-                theirs = self._verified(final, entry.identity)
-                if theirs is not None:
-                    return theirs
-                with suppress(OSError):  # a corrupt one goes with the folder of this build
-                    final.rename(ready.parent / "replaced")
-            else:
-                secure(self.root)
-                return replace(entry, directory=final)
-        _LOG.warning("cannot publish %s; using the private copy %s", final, ready)
-        return entry
+        try:
+            ready.rename(final)
+        except OSError:
+            if theirs := self._verified(final.name, entry.identity):
+                return theirs
+            with suppress(FileNotFoundError):  # else it goes with the folder of this build
+                final.rename(ready.parent / "replaced")
+            ready.rename(final)
+        secure(self.root)
+        return replace(entry, directory=final)
 
     def _kept(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:
         """Keep the source and the log of a failed build where the message says they are."""

@@ -1,4 +1,4 @@
-"""Packs as one file: .tar.gz and .tar.xz archives. The same pack gives the same bytes.
+"""Packs as one file: .tar.xz archives. The same pack gives the same bytes.
 
 An archive holds pack.json and machine code, and no sources; unpacking writes the files that follow from pack.json.
 
@@ -8,57 +8,55 @@ sizes and with their digests, and needs less than 200 MB of memory whatever it c
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import lzma
 import shutil
 import struct
 import tarfile
 import uuid
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
-from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
+from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.files import format_size, replaced, writing
-from scanops.store.packing import verify
-from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse
+from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse, verify
 
 MAX_BYTES = 16 * 2**30  # of an unpacked pack, whose pack.json has room for some 12,000 kernels
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
 _DAMAGED = (
-    *(tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    *(tarfile.TarError, lzma.LZMAError, struct.error, EOFError),
     *(ValueError, LookupError, ArithmeticError, RuntimeError),  # the last: JSON that is nested too deeply
 )
 
 
 def pack(directory: Path, file: Path) -> dict[str, Any]:
-    """Write the pack in ``directory`` to ``file``; its suffix, .tar.gz or .tar.xz, chooses the format.
+    """Write the pack in ``directory`` to ``file``. Returns the contents of pack.json.
 
-    Returns the contents of pack.json. Raises UnsupportedRequest for another suffix and for a name that the format does
-    not allow, BadStoreEntry for a pack that does not verify, UnusableFile if the file cannot be written.
+    Raises UnsupportedRequest unless the file is called *.tar.xz and for a name that the format does not allow,
+    BadStoreEntry for a pack that does not verify, UnusableFile if the file cannot be written.
     """
-    compressed = _compressor(file)
+    _require_suffix(file)
     contents = verify(directory)
     # pack.json comes first, so that unpacking knows the size of everything that follows.
     names = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
-    with writing(f"the archive {file}"), replaced(file) as draft, draft.open("wb") as raw:
-        packed = compressed(raw)
-        with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for path in (*names, *files_of(contents)):
-                item = tarfile.TarInfo(path)  # time, owner and group are 0
-                item.size, item.mode = (directory / path).stat().st_size, 0o644
-                try:
-                    with (directory / path).open("rb") as stream:
-                        archive.addfile(item, stream)
-                except ValueError as problem:
-                    asked, allowed = f"pack {path}: {problem}", "folder names of up to 155 characters in an archive"
-                    hint = "deploy the folder itself: SCANOPS_PACKS takes it"
-                    raise UnsupportedRequest(asked, allowed=allowed, value=path, hint=hint) from problem
+    with (
+        writing(f"the archive {file}"),
+        replaced(file) as draft,
+        lzma.LZMAFile(draft, "wb", filters=[_LZMA]) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for path in (*names, *files_of(contents)):
+            item = tarfile.TarInfo(path)  # time, owner and group are 0
+            item.size, item.mode = (directory / path).stat().st_size, 0o644
+            try:
+                with (directory / path).open("rb") as stream:
+                    archive.addfile(item, stream)
+            except ValueError as problem:
+                asked, allowed = f"pack {path}: {problem}", "folder names of up to 155 characters in an archive"
+                hint = "deploy the folder itself: SCANOPS_PACKS takes it"
+                raise UnsupportedRequest(asked, allowed=allowed, value=path, hint=hint) from problem
     return contents
 
 
@@ -66,7 +64,7 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
     """Unpack an archive into the new folder ``directory`` and verify it. Returns the contents of pack.json.
 
     Only plain files that pack.json lists are written, at the sizes and with the digests it lists, and the signature,
-    unchecked. Raises UnsupportedRequest if the folder exists and for a file name without a known suffix, BadStoreEntry
+    unchecked. Raises UnsupportedRequest if the folder exists and for a file not called *.tar.xz, BadStoreEntry
     for an archive that is damaged, holds anything else, or lists more than ``max_bytes``; then nothing is left behind.
     """
     if directory.exists():
@@ -76,32 +74,25 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
             value=str(directory),
             hint="choose another folder, or delete this one",
         )
-    _compressor(file)
+    _require_suffix(file)
     draft = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with _typed(file, directory.parent):
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("rb") as raw:
-                _extract(_members(raw), file, draft, max_bytes)
-            contents = verify(draft)
-            draft.rename(directory)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return contents
-
-
-@contextmanager
-def _typed(file: Path, parent: Path) -> Iterator[None]:
-    """Raise BadStoreEntry for every error that reading a damaged or hostile archive is expected to raise."""
-    try:
-        yield
-    except ScanopsError:
-        raise
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("rb") as raw:
+            _extract(_members(raw), file, draft, max_bytes)
+        contents = verify(draft)
+        draft.chmod(0o755)
+        draft.rename(directory)
+    except BadStoreEntry as problem:
+        raise _bad(file, problem.allowed, str(problem.value), problem.hint) from problem
     except _DAMAGED as problem:
         raise _bad(file, "an archive as `scanops pack` writes it", repr(problem)) from problem
     except OSError as problem:
-        allowed = f"a readable archive, and a folder {parent} that can be written, with room left"
+        allowed = f"a readable archive, and a folder {directory.parent} that can be written, with room left"
         raise _bad(file, allowed, str(problem), "choose another folder, or fetch the archive again") from problem
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return contents
 
 
 Member = tuple[str, int, bool, IO[bytes]]  # path, size, whether it is a plain file, its contents until the next member
@@ -132,23 +123,11 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
         target = draft / name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with target.open("xb") as out:
-            digest = _copy(stream, out, size)
-        if digest != facts.get("sha256", digest):
-            raise _bad(file, f"the SHA-256 in {PACK}", f"another one of {name!r}")
-    left.pop(SIGNATURE, None)
-    if left:
-        raise _bad(file, f"all files that {PACK} lists", f"{len(left)} missing, {min(left)!r} among them")
-    for each in (*draft.rglob("*"), draft):
+            while size > 0 and (chunk := stream.read(min(_CHUNK, size))):
+                out.write(chunk)
+                size -= len(chunk)
+    for each in draft.rglob("*"):
         each.chmod(0o755 if each.is_dir() else 0o644)  # whatever the umask: others may read and not write
-
-
-def _copy(stream: IO[bytes], out: IO[bytes], size: int) -> str:
-    digest = hashlib.sha256()
-    while size > 0 and (chunk := stream.read(min(_CHUNK, size))):
-        digest.update(chunk)
-        out.write(chunk)
-        size -= len(chunk)
-    return digest.hexdigest()
 
 
 def _members(raw: IO[bytes]) -> Iterator[Member]:
@@ -157,10 +136,7 @@ def _members(raw: IO[bytes]) -> Iterator[Member]:
     tarfile's own reader holds extended headers in memory, however long they claim to be; here they are members of a
     kind that is refused.
     """
-    is_xz = raw.read(6) == b"\xfd7zXZ\0"
-    raw.seek(0)
-    packed = io.BufferedReader(_Xz(raw), _CHUNK) if is_xz else gzip.GzipFile(fileobj=raw, mode="rb")
-    with cast("IO[bytes]", packed) as stream:
+    with io.BufferedReader(_Xz(raw), _CHUNK) as stream:
         while (block := stream.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
             item = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
             yield item.name, item.size, item.type in (tarfile.REGTYPE, tarfile.AREGTYPE), stream
@@ -191,25 +167,17 @@ class _Xz(io.RawIOBase):
 
 # Machine code is of words of 16 bytes (pb), whose bytes say little about the next (lc).
 _LZMA = {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "lc": 1, "lp": 0, "pb": 4}
-# The caller closes them.
-_COMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    ".xz": lambda raw: cast("IO[bytes]", lzma.LZMAFile(raw, "wb", filters=[_LZMA])),  # noqa: SIM115
-    ".gz": lambda raw: cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=raw, mtime=0)),
-}
+SUFFIX = ".tar.xz"
 
 
-FORMATS = tuple(f".tar{suffix}" for suffix in _COMPRESSORS)
-
-
-def _compressor(file: Path) -> Callable[[IO[bytes]], IO[bytes]]:
-    if file.name.endswith(FORMATS) and file.name not in FORMATS:
-        return _COMPRESSORS[file.suffix]
-    raise UnsupportedRequest(
-        f"the archive {file.name}",
-        allowed=f"a file name that ends in {', '.join(FORMATS)}",
-        value=file.name,
-        hint="call it kernels.tar.xz, for example",
-    )
+def _require_suffix(file: Path) -> None:
+    if not file.name.removesuffix(SUFFIX) or not file.name.endswith(SUFFIX):
+        raise UnsupportedRequest(
+            f"the archive {file.name}",
+            allowed=f"a file name that ends in {SUFFIX}",
+            value=file.name,
+            hint=f"call it kernels{SUFFIX}, for example",
+        )
 
 
 def _named(name: str, size: int) -> str:

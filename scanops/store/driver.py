@@ -19,7 +19,6 @@ from scanops.store.entry import Bound, Entry, bound
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
 VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
-KERNEL = "scan_kernel"  # the name of the kernel in every cubin
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _FUNCTIONS = {  # argument types; all return a CUresult
@@ -104,7 +103,7 @@ class Cubin:
             if self._data is not None:
                 library = c_void_p()
                 self._call("cuLibraryLoadData", byref(library), self._data, None, None, 0, None, None, 0)
-                self._call("cuLibraryGetKernel", byref(self._kernel), library, KERNEL.encode())
+                self._call("cuLibraryGetKernel", byref(self._kernel), library, self.launch.kernel.encode())
                 self._data = None  # the driver has a copy
             if device not in _CONTEXTS:
                 context = c_void_p()

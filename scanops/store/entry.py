@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -35,18 +35,15 @@ FILES = {LIBRARY: (SOURCE, "kernel.so"), CUBIN: (SOURCE, "kernel.cubin")}  # of 
 MANIFEST = "manifest.json"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20  # at most; a manifest has about 2,000
-_COMMON = {  # form of a manifest, as far as it is read later: see require_form
-    **dict.fromkeys(("name", "target", "identity"), str),
+_RESOURCES = re.compile("|".join(field.name for field in fields(Resources)))
+_FORM = {  # of a manifest: see require_form
+    **dict.fromkeys(("name", "target"), str),
     "schema": int,
+    "identity": DIGEST,
     "flags": [str],
-    "toolchain": dict,
+    "toolchain": {re.compile(r"\w+"): str},
+    "files": {re.compile(r"kernel\.\w+"): {"size": range(2**63), "sha256": DIGEST}},
 }
-_OWN: dict[str, dict[str, Any]] = {LIBRARY: {"abi": int, "link_flags": [str]}, CUBIN: {}}
-_FORM = {
-    form: {**_COMMON, **own, "files": {name: {"size": int, "sha256": str} for name in FILES[form]}}
-    for form, own in _OWN.items()
-}
-_RESOURCES = frozenset(field.name for field in fields(Resources))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,42 +122,53 @@ def read_entry(directory: Path) -> Entry:
     return Entry(directory=directory, identity=str(manifest["identity"]), manifest=manifest)
 
 
-def checked(directory: Path, identity: str, signed: bytes | None = None, signer: str | None = None) -> Entry | str:
+def checked(directory: Path, identity: str, stated: bytes | None = None, signer: str | None = None) -> Entry | str:
     """Return the entry that should be ``identity``, or what is wrong with it.
 
-    Owner and mode of the root, the entry's folder and its files are checked on the open descriptors: nobody but this
-    user or root may have written them. Manifest and files must agree in schema, identity, size and SHA-256. ``signed``
-    is the manifest that ``signer`` signed, where a signature is required.
+    ``identity`` may be its first 16 digits alone, as they are in the name of the folder. Owner and mode of the root,
+    the entry's folder and its files are checked on the open descriptors: nobody but this user or root may have written
+    them. Manifest and files must agree in schema, identity, size and SHA-256. ``stated`` is the manifest that follows
+    from pack.json, where that decides; ``signer`` is the fingerprint of the key that signed it.
     """
     name = directory.name
     try:
         with opened_folder(directory.parent, name) as folder:
             name = MANIFEST
             data = read_file(MANIFEST, _MANIFEST_BYTES, folder)
-            if signed is not None and data != signed:
-                return f"{MANIFEST}: differs from what was signed"
+            if stated is not None and data != stated:
+                return f"{MANIFEST}: differs from what pack.json states"
             manifest = parse_object(data)
-            if manifest["schema"] != SCHEMA:
-                return f"schema {manifest['schema']!r} instead of {SCHEMA}"
-            if manifest["identity"] != identity:
+            require_manifest(manifest, MANIFEST)
+            if not manifest["identity"].startswith(identity):
                 return "another identity"
             if data != _sealed(data[: -len(_sealed(b""))]):
                 return f"{MANIFEST}: SHA-256 differs"
-            form = manifest.get("form", LIBRARY)
-            require_form(manifest, _FORM[form], MANIFEST)
-            launch_of(manifest)
-            if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
-                raise TypeError(f"resources: {sorted(set(manifest['resources']) - _RESOURCES)}")
-            for name in FILES[form]:
+            for name in FILES[manifest.get("form", LIBRARY)]:
                 missing = suppress(FileNotFoundError) if name == SOURCE else nullcontext()
                 with missing, open_file(name, folder) as file:
                     if wrong := difference(name, file, manifest["files"][name]):
                         return wrong
-        return Entry(directory=directory, identity=identity, manifest=manifest, signer=signer)
+        return Entry(directory=directory, identity=manifest["identity"], manifest=manifest, signer=signer)
     except OSError as problem:
         return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
     except (ValueError, KeyError, TypeError) as problem:
         return f"{MANIFEST}: unreadable ({problem!r})"
+
+
+def require_manifest(manifest: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError, KeyError or TypeError unless a manifest, which is called ``where``, has the form of one."""
+    if manifest["schema"] != SCHEMA:
+        raise ValueError(f"schema {manifest['schema']!r:.80} instead of {SCHEMA}")
+    require_form(manifest, _FORM, where)
+    form, resources = manifest.get("form", LIBRARY), manifest["resources"]
+    if {*manifest["files"]} != {*FILES[form]}:
+        raise ValueError(f"'files' of {where} are {sorted(manifest['files'])!r:.80}")
+    require_form(manifest, {"abi": int, "link_flags": [str]} if form == LIBRARY else {}, where)
+    if resources is not None:
+        require_form(resources, {}, f"'resources' of {where}")
+        found = {each: value for each, value in resources.items() if value is not None}
+        require_form(found, {_RESOURCES: int}, f"'resources' of {where}")
+    launch_of(manifest)
 
 
 def launch_of(manifest: Mapping[str, Any]) -> Launch | None:
@@ -213,18 +221,6 @@ def bound(launch: Launch, arguments: Any, function: Any, kernel: ctypes.c_void_p
         function=function,
         kernel=(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
     )
-
-
-def unsafe(directory: Path, names: Iterable[str]) -> str | None:
-    """Return why others could have changed these files; None when only this user or root could. Reads no bytes."""
-    name = directory.name
-    try:
-        with opened_folder(directory.parent, name) as folder:
-            for name in names:
-                open_file(name, folder).close()
-        return None
-    except OSError as problem:
-        return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
 
 
 def difference(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:

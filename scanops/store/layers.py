@@ -4,8 +4,9 @@ A pack is a folder laid out as a store is. It is searched when the store has no 
 checks of owner, mode and links hold as for the store (scanops/files.py), except that root may own the folder.
 
 With SCANOPS_REQUIRE_SIGNED only kernels of packs that a trusted key signed are loaded, and none is built. The signature
-of a pack is checked once per process. From then on the signed pack.json decides what each manifest and each index
-record must be, and the manifest decides what the library must be.
+of a pack is checked once per process. From then on the signed pack.json decides what each manifest must be, and the
+manifest decides what the library must be. An index record needs no signature: it can lead to signed kernels alone, and
+to none that states another spec than the one asked for.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
-from scanops.store.entry import MANIFEST, Entry, checked, read_entry
-from scanops.store.packs import GROUP, SUBFOLDER, manifest_of, parse
+from scanops.store.entry import MANIFEST, Entry, checked, manifest_bytes, read_entry
+from scanops.store.library import unsigned
+from scanops.store.packs import GROUP, SUBFOLDER, parse
 from scanops.store.root import check_root, read_index
 
 if TYPE_CHECKING:
@@ -33,44 +35,49 @@ _LOG = logging.getLogger("scanops")
 
 
 class Layer:
-    """One pack. Raises BadStoreEntry where its root is missing or not safe."""
+    """A folder of kernels that lookups search: a pack, and the base of the user's ``Store``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        check_pack(root)
         self._refused: set[str] = set()  # folders that were refused: logged once each
-        self._folders: dict[str, str] | None = None  # first 16 digits of an identity -> its folder
 
-    def find(self, identity: str, name: str | None = None) -> Entry | None:
-        """Return the verified entry, or None. ``name`` is its folder where the caller knows it."""
-        if name is None:
-            if self._folders is None:  # a pack does not change, so one listing serves the process
-                with os.scandir(self.root) as listing:
-                    self._folders = {item.name[-16:]: item.name for item in listing if item.name[-17:-16] == "-"}
-            name = self._folders.get(identity[:16])
-        if name is None:
-            return None
+    def find(self, *identities: str) -> Entry | None:
+        """Return the verified entry of one of ``identities``, the first that there is; None for a cache miss."""
+        there = located(self.root, identities)
+        return next(filter(None, (self._verified(name, identity) for name, identity in there)), None)
+
+    def indexed(self, *keys: str) -> Entry | None:
+        """Return the verified entry that the index has for one of ``keys``, the first that there is, or None."""
+        names = filter(None, (read_index(self.root, key) for key in keys))
+        return next(filter(None, (self._verified(name, name[-16:]) for name in names)), None)
+
+    def _verified(self, name: str, identity: str) -> Entry | None:
+        """Return the entry in a folder of the root if it is ``identity``, or begins with these 16 digits."""
         found = usable_entry(self.root / name, identity)
         if isinstance(found, Entry):
             return found
-        self._refuse(name, f"pack entry {self.root / name} is not used: {found}")
+        if name not in self._refused:
+            self._refuse(self.root / name, found)
+            self._refused.add(name)
         return None
 
-    def indexed(self, key: str) -> tuple[str, str] | None:
-        """Return (identity, folder name) that the pack's index has for ``key``, or None."""
-        if environment.require_signed() is None:
-            return read_index(self.root, key)
-        try:
-            return read_index(self.root, key, vouched(self.root).index)
-        except (BadSignature, BadStoreEntry) as untrusted:
-            self._refuse("", f"pack {self.root} is not used: {untrusted.value}")
-            return None
+    def _refuse(self, directory: Path, why: str) -> None:
+        verify = f"`scanops store verify {self.root}` checks all"
+        _LOG.warning("pack entry %s is not used: %s; %s (others may write it? chmod -R go-w)", directory, why, verify)
 
-    def _refuse(self, name: str, words: str) -> None:
-        if name not in self._refused:
-            self._refused.add(name)
-            verify = f"`scanops store verify {self.root}` checks all"
-            _LOG.warning("%s; %s (others may write it? chmod -R go-w)", words, verify)
+
+def located(root: Path, identities: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (folder, identity) of the entries that may be one of ``identities``, in the order of these.
+
+    The slug in front of an identity is free: there may be several folders.
+    """
+    ends = tuple(f"-{identity[:16]}" for identity in identities)
+    try:
+        with os.scandir(root) as listing:
+            names = [item.name for item in listing if item.name.endswith(ends)]
+    except OSError:
+        return []
+    return [(name, identity) for identity in identities for name in names if name.endswith(identity[:16])]
 
 
 def check_pack(root: Path) -> None:
@@ -91,11 +98,14 @@ def searched() -> Iterator[Layer]:
     lookup.
     """
     chosen = environment.pack_roots() if environment.given("SCANOPS_PACKS") else ()
-    yield from [_layer(root) for root in dict.fromkeys(chosen)]
-    yield from [_layer(root) for root in installed() if root not in chosen]
+    yield from [_pack(root) for root in dict.fromkeys(chosen)]
+    yield from [_pack(root) for root in installed() if root not in chosen]
 
 
-_layer = functools.cache(Layer)
+@functools.cache
+def _pack(root: Path) -> Layer:
+    check_pack(root)
+    return Layer(root)
 
 
 @functools.cache
@@ -131,19 +141,17 @@ def usable_entry(directory: Path, identity: str) -> Entry | str:
         pack = vouched(directory.parent)
     except (BadSignature, BadStoreEntry) as untrusted:
         return str(untrusted.value)
-    entry = pack.entries.get(identity)
-    if entry is None or entry["directory"] != directory.name:
+    manifest = pack.entries.get(directory.name)
+    if manifest is None:
         return "not in the pack.json that was signed"
-    return checked(directory, identity, manifest_of(entry), pack.signer)
+    return checked(directory, identity, manifest_bytes(manifest), pack.signer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vouched:
+class Vouched(NamedTuple):
     """The signed contents of a pack whose signature is valid."""
 
     signer: str  # fingerprint of the key
-    entries: Mapping[str, Mapping[str, Any]]  # identity -> entry of pack.json
-    index: Mapping[str, str]  # path of an index record -> the folder that it leads to
+    entries: Mapping[str, Mapping[str, Any]]  # folder -> manifest
 
 
 def keys() -> Mapping[str, Ed25519PublicKey]:
@@ -160,44 +168,24 @@ def vouched(root: Path) -> Vouched:
 
     Raises BadSignature or BadStoreEntry if no trusted key signed it.
     """
-    keys()  # a fault of the key file is no fault of the pack
-    found = _examined(root, environment.require_signed())
-    if isinstance(found, Vouched):
-        return found
-    raise found
+    return _examined(root, environment.require_signed())
 
 
 @functools.lru_cache(maxsize=64)
-def _examined(root: Path, file: Path | None) -> Vouched | BadSignature | BadStoreEntry:
+def _examined(root: Path, file: Path | None) -> Vouched:
     from scanops.store.signatures import check
 
-    try:
-        data, signer = check(root, keys())
-        pack = parse(data, root)
-    except (BadSignature, BadStoreEntry) as problem:
-        return problem
-    entries = {entry["identity"]: entry for entry in pack["entries"]}
-    return Vouched(signer=signer, entries=entries, index=pack["index"])
+    data, signer = check(root, keys())
+    return Vouched(signer, parse(data, root)["entries"])
 
 
-def unsigned(root: Path) -> BadSignature:
-    """Return the error for kernels of a store, which no key signs."""
-    return BadSignature(
-        f"use the store {root}",
-        allowed="signed packs alone (SCANOPS_REQUIRE_SIGNED)",
-        value="a store, whose kernels nobody signed",
-        hint="name packs in SCANOPS_PACKS, or unset SCANOPS_REQUIRE_SIGNED",
-    )
-
-
-def refusal(name: str, target: str, roots: Iterable[Path]) -> MissingKernel:
-    """Return the error for a kernel that no signed pack at ``roots`` has and that may not be built here."""
-    outcomes = []
-    for root in roots:
-        try:
-            outcomes.append(f"{root}: signed by {vouched(root).signer[:16]}, does not have it")
-        except (BadSignature, BadStoreEntry) as problem:
-            outcomes.append(f"{root}: {problem.value}")
+def refusal(name: str, target: str) -> MissingKernel:
+    """Return the error for a kernel that no signed pack has and that may not be built here."""
+    packs = [place for place in places() if place.kind == "pack"]
+    outcomes = [
+        f"{place.root}: {place.unused or f'signed by {vouched(place.root).signer[:16]}, does not have it'}"
+        for place in packs
+    ]
     return MissingKernel(
         f"the kernel {name} for {target} under SCANOPS_REQUIRE_SIGNED",
         allowed="kernels of packs that a trusted key signed; none is built",
@@ -235,12 +223,6 @@ def _place(kind: str, root: Path) -> Place:
         return Place(kind=kind, root=root, problem=None, unused="")
     except ScanopsError as problem:
         return Place(kind=kind, root=root, problem=problem, unused=f"{problem.value}; {problem.hint}")
-
-
-def rows() -> list[tuple[Place, Entry]]:
-    """Return every kernel of every place that can be used, unverified, in the order of lookups, then by name."""
-    used = [place for place in places() if not place.unused]
-    return [(place, entry) for place in used for entry in entries_of(place.root)]
 
 
 def entries_of(root: Path) -> Iterator[Entry]:

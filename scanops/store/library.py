@@ -7,7 +7,6 @@ import ctypes
 import itertools
 import os
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from scanops import environment
 from scanops.artifact import ABI, CPU, CUBIN, HOST
 from scanops.codegen.launch import Launch
-from scanops.errors import BadStoreEntry
+from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import open_file, opened_folder
 from scanops.store.driver import Cubin
 from scanops.store.entry import Bound, Entry, bound, difference, launch_of
@@ -30,9 +29,8 @@ _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map 
 _OPENED = Path("/proc/self/fd")
 _BOUND = os.RTLD_NOW | os.RTLD_LOCAL
 _SERIAL = itertools.count(1)
-_ELF = b"\x7fELF"
+_ELF = b"\x7fELF\x02"  # of 64 bits
 _HEADER_BYTES = 64
-_CUBIN = b"\x7fELF\x02\x01"  # ELF of 64 bits, little-endian
 _CUDA = 190  # e_machine of a cubin
 _VERSION, _MACHINE, _FLAGS = 8, 18, 48  # offsets in an ELF header
 _TARGET_BITS = {7: 0, 8: 8}  # EI_ABIVERSION -> the bit of e_flags where the number of the target begins
@@ -87,7 +85,7 @@ def load(entry: Entry) -> Code:
         assert launch is not None
         return Cubin(entry, launch, read_cubin(entry))
     with _verified(entry, "kernel.so") as file:
-        if wrong := processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0)):
+        if wrong := machine_problem(os.pread(file.fileno(), _HEADER_BYTES, 0), entry):
             raise _bad(entry, "a library for this processor", wrong)
         path = loadable(file.fileno(), entry.directory / "kernel.so")
         try:
@@ -115,7 +113,7 @@ def read_cubin(entry: Entry) -> bytes:
     with _verified(entry, "kernel.cubin") as file:
         file.seek(0)
         data = file.read()
-    if wrong := cubin_problem(data[:_HEADER_BYTES], entry.target):
+    if wrong := machine_problem(data, entry):
         raise _bad(entry, f"a cubin for {entry.target}", wrong)
     return data
 
@@ -128,8 +126,6 @@ def _verified(entry: Entry, name: str) -> Iterator[BinaryIO]:
     checked: both go through this descriptor.
     """
     if entry.signer is None and environment.require_signed() is not None:
-        from scanops.store.layers import unsigned
-
         raise unsigned(entry.directory.parent)
     try:
         folder = entry.directory
@@ -144,16 +140,36 @@ def _verified(entry: Entry, name: str) -> Iterator[BinaryIO]:
         raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
 
 
-def processor_problem(library: bytes) -> str | None:
-    """Return why this processor cannot run a library; None when it can, or when it is not known here."""
-    if library[:4] != _ELF:
-        return "kernel.so: no ELF file"
-    expected = _MACHINES.get(os.uname().machine)
-    found = int.from_bytes(library[_MACHINE : _MACHINE + 2], sys.byteorder)
-    if expected is None or found == expected:
+def unsigned(root: Path) -> BadSignature:
+    """Return the error for kernels of a store, which no key signs."""
+    return BadSignature(
+        f"use the store {root}",
+        allowed="signed packs alone (SCANOPS_REQUIRE_SIGNED)",
+        value="a store, whose kernels nobody signed",
+        hint="name packs in SCANOPS_PACKS, or unset SCANOPS_REQUIRE_SIGNED",
+    )
+
+
+def machine_problem(data: bytes, entry: Entry) -> str | None:
+    """Return why this processor, or the target of a cubin, cannot run what begins with ``data``; None when it can.
+
+    A cubin states its target in the layout of CUDA 12 for targets up to sm_90, or of CUDA 13 and of later targets.
+    """
+    name, machine = entry.library_path.name, os.uname().machine
+    if data[:5] != _ELF or len(data) < _HEADER_BYTES:
+        return f"{name}: no ELF file of 64 bits"
+    (found,), (flags,) = struct.unpack_from("<H", data, _MACHINE), struct.unpack_from("<I", data, _FLAGS)
+    expected = _CUDA if entry.form == CUBIN else _MACHINES.get(machine, found)
+    if found != expected:
+        return (
+            f"{name}: built for ELF machine {found}, {'not for a GPU' if entry.form == CUBIN else f'this is {machine}'}"
+        )
+    if entry.form != CUBIN:
         return None
-    built = next((name for name, number in _MACHINES.items() if number == found), f"ELF machine {found}")
-    return f"kernel.so: built for {built}, this is {os.uname().machine}"
+    if data[_VERSION] not in _TARGET_BITS:
+        return f"{name}: ELF ABI version {data[_VERSION]}, which this scanops does not know"
+    built = f"sm_{flags >> _TARGET_BITS[data[_VERSION]] & 0xFF}"
+    return None if built == entry.target.rstrip("af") else f"{name}: built for {built}, not for {entry.target}"
 
 
 def loadable(handle: int, path: Path) -> str:
@@ -196,19 +212,3 @@ def _opened_with_runtime(entry: Entry, path: str, words: str) -> Library:
 def _bad(entry: Entry, allowed: str, value: str, hint: str = "") -> BadStoreEntry:
     hint = hint or f"delete {entry.directory}; the next use builds the kernel again"
     return BadStoreEntry(f"load {entry.directory.name}", allowed=allowed, value=value, hint=hint)
-
-
-# ---- what a cubin states: in the layout of CUDA 12 for targets up to sm_90, or of CUDA 13 and of later targets
-
-
-def cubin_problem(header: bytes, target: str) -> str | None:
-    """Return why a file that begins with ``header`` is no cubin for ``target``, such as "sm_90"; None when it is."""
-    if header[: len(_CUBIN)] != _CUBIN or len(header) < _HEADER_BYTES:
-        return "kernel.cubin: no ELF file of 64 bits"
-    (machine,), (flags,) = struct.unpack_from("<H", header, _MACHINE), struct.unpack_from("<I", header, _FLAGS)
-    if machine != _CUDA:
-        return f"kernel.cubin: built for ELF machine {machine}, not for a GPU"
-    if header[_VERSION] not in _TARGET_BITS:
-        return f"kernel.cubin: ELF ABI version {header[_VERSION]}, which this scanops does not know"
-    built = f"sm_{flags >> _TARGET_BITS[header[_VERSION]] & 0xFF}"
-    return None if built == target.rstrip("af") else f"kernel.cubin: built for {built}, not for {target}"

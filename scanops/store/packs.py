@@ -1,25 +1,40 @@
-"""pack.json, the contents of a pack: read and validated; and the files of a pack that follow from it.
+"""Packs: folders of kernels with a pack.json, which is read and validated, made and verified.
 
 A pack holds pack.json and the machine code of its kernels. The manifests of the kernels and the records of its index
-follow from pack.json, to the byte. The sources may be there, and are not needed: no archive holds them.
+follow from pack.json, to the byte. The sources may be there, and are not needed: no archive holds them. pack.json is
+sorted and free of times and paths, so that the same kernels give the same pack. docs/deployment.md has its fields.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from scanops.artifact import LIBRARY, SCHEMA
+from scanops._version import __version__
+from scanops.artifact import ABI, LIBRARY, PLATFORM, planned, request_of, sources_key
+from scanops.codegen.lines import situations
 from scanops.errors import BadStoreEntry
-from scanops.files import read_file, require_form
-from scanops.store.entry import DIGEST, FILES, MANIFEST, launch_of, manifest_bytes
-from scanops.store.root import index_record
+from scanops.files import read_file, require_form, write_owned
+from scanops.store.entry import (
+    DIGEST,
+    FILES,
+    MANIFEST,
+    SOURCE,
+    checked,
+    manifest_bytes,
+    read_entry,
+    require_manifest,
+    spec_of,
+)
+from scanops.store.library import machine_problem
+from scanops.store.root import FOLDER, digest_of_key, read_record, record_path, write_index
 
 PACK = "pack.json"
-PACK_SCHEMA = 3
+PACK_SCHEMA = 4
 ANY = "any"  # platform of a pack of cubins alone
 SIGNATURE = "pack.json.sig"  # signs the bytes of pack.json; the only file of a pack that pack.json does not list
 SIGNATURE_BYTES = 64
@@ -30,26 +45,13 @@ SUBFOLDER = "pack"  # folder of the pack in the package that the entry point nam
 MAX_PACK_BYTES = 2**24
 _MAX_PACK_VALUES = 10**6
 
-_FACTS = {"size": range(2**63), "sha256": DIGEST}
-_FOLDER = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*")  # a plain name
-_ENTRY = {
-    "identity": DIGEST,
-    "directory": _FOLDER,
-    **dict.fromkeys(("slug", "target"), str),
-    "flags": [str],
-    "toolchain": {re.compile(r"\w+"): str},
-    "files": {re.compile(r"kernel\.\w+"): _FACTS},
-}
-_RESOURCES = {re.compile(r"\w+"): int}
-# Fields of a manifest that an entry repeats, as far as the manifest has them; its name is the entry's slug
-REPEATED = ("identity", "target", "flags", "toolchain", "resources", "files", "form", "launch", "abi", "link_flags")
 _FORM = {
     "scanops": str,
     "abi": int,
     "platform": re.compile(rf"\w+-\w+|{ANY}"),
     "targets": [str],
-    "entries": [_ENTRY],
-    "index": {re.compile(r"index/[0-9a-f]{2}/[0-9a-f]{64}\.json"): _FOLDER},  # path of a record -> directory
+    "entries": {FOLDER: dict},  # folder of a kernel -> its manifest, without times
+    "index": {DIGEST: FOLDER},  # SHA-256 of a key -> folder
 }
 
 
@@ -64,7 +66,7 @@ def read_bytes(directory: Path) -> bytes:
         return read_file(directory / PACK, MAX_PACK_BYTES, trusted=False)
     except OSError as problem:
         hint = "run `scanops pack` on it, or unpack it again"
-        raise _bad(directory, f"a folder with {PACK}", problem.strerror, hint) from problem
+        raise _bad(directory, "read", f"a folder with {PACK}", problem.strerror, hint) from problem
 
 
 def parse(data: bytes, name: object) -> dict[str, Any]:
@@ -80,47 +82,185 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
         pack: dict[str, Any] = json.loads(data.decode("ascii"))
         require_form(pack, {"schema": int}, PACK)
         if pack["schema"] != PACK_SCHEMA:
-            raise _bad(name, f"schema {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
+            raise _bad(name, "read", f"schema {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
         require_form(pack, _FORM, PACK)
-        for entry in pack["entries"]:
-            directory, files = entry["directory"], entry["files"]
-            if not directory.endswith(f"-{entry['identity'][:16]}"):
-                raise ValueError(f"'directory' of an entry is {directory!r:.80}, which does not end in its identity")
-            form, resources = entry.get("form", LIBRARY), entry.get("resources") or {}
-            if {*files} != {*FILES.get(form, ())}:
-                raise ValueError(f"'files' of {directory} are {sorted(files)!r:.80}")
-            require_form(resources, {}, f"'resources' of {directory}")
-            numbers = {each: value for each, value in resources.items() if value is not None}
-            require_form(numbers, _RESOURCES, f"'resources' of {directory}")
-            launch_of(entry)
-        if unknown := {*pack["index"].values()} - {entry["directory"] for entry in pack["entries"]}:
+        for folder, manifest in pack["entries"].items():
+            require_manifest(manifest, folder)
+            if not folder.endswith(f"-{manifest['identity'][:16]}"):
+                raise ValueError(f"the folder {folder!r:.80} does not end in its identity")
+        if unknown := {*pack["index"].values()} - pack["entries"].keys():
             raise ValueError(f"'index' leads to {min(unknown)!r:.80}, which is no entry")
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         allowed, hint = f"a {PACK} as `scanops pack` writes it", "fetch or unpack the pack again"
-        raise _bad(name, allowed, problem, hint) from problem
+        raise _bad(name, "read", allowed, problem, hint) from problem
     return pack
 
 
 def files_of(pack: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return path -> {size, sha256} of the machine code in a pack."""
-    names = [(entry, FILES[entry.get("form", LIBRARY)][1]) for entry in pack["entries"]]
-    return {f"{entry['directory']}/{name}": entry["files"][name] for entry, name in names}
+    names = ((folder, each, FILES[each.get("form", LIBRARY)][1]) for folder, each in pack["entries"].items())
+    return {f"{folder}/{name}": manifest["files"][name] for folder, manifest, name in names}
 
 
 def following(pack: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Yield (path, contents) of what follows from pack.json: the manifest of each kernel, each record of the index."""
-    for entry in pack["entries"]:
-        yield f"{entry['directory']}/{MANIFEST}", manifest_of(entry)
-    identities = {entry["directory"]: entry["identity"] for entry in pack["entries"]}
-    for path, directory in pack["index"].items():
-        yield path, index_record(PurePosixPath(path).stem, identities[directory], directory)
+    for folder, manifest in pack["entries"].items():
+        yield f"{folder}/{MANIFEST}", manifest_bytes(manifest)
+    for digest, folder in pack["index"].items():
+        yield str(record_path(digest)), folder.encode()
 
 
-def manifest_of(entry: Mapping[str, Any]) -> bytes:
-    """Return the manifest.json of an entry of pack.json."""
-    repeated = {name: entry[name] for name in REPEATED if name in entry}
-    return manifest_bytes({"schema": SCHEMA, "name": entry["slug"], **repeated})
+def finish(directory: Path) -> dict[str, Any]:
+    """Make a pack of a folder laid out as a store: verify and index its kernels, and write pack.json.
+
+    May be called again after kernels were added. Returns the contents of pack.json. Raises BadStoreEntry for a folder
+    without kernels, for a kernel that does not agree with its manifest or that other users may write, and for a folder
+    that cannot be read or, where that is needed, written.
+    """
+    try:
+        return _finished(directory)
+    except OSError as problem:
+        allowed = "a folder this user can read and write, with room left"
+        raise _bad(directory, "finish", allowed, problem, "copy it to such a place") from problem
 
 
-def _bad(name: object, allowed: str, value: object, hint: str) -> BadStoreEntry:
-    return BadStoreEntry(f"read the pack {name}", allowed=allowed, value=value, hint=hint)
+def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Check every file of a pack against pack.json, and that there are no others. Returns the contents of pack.json.
+
+    ``pack`` is the contents of a pack.json whose signature the caller has checked. Raises BadStoreEntry that lists all
+    differences.
+    """
+    pack = read(directory) if pack is None else pack
+    problems = [*_damages(directory, pack)]
+    try:
+        read_file(directory / SIGNATURE, SIGNATURE_BYTES, trusted=False)[SIGNATURE_BYTES - 1]
+    except FileNotFoundError:
+        pass
+    except (OSError, IndexError):
+        problems.append(f"{SIGNATURE}: no signature")
+    hint = "fetch or unpack the pack again; do not load from it"
+    if not problems:  # a store that was packed and then built into
+        hint = f"if these kernels were built since, scanops pack {directory} -o FILE lists them; if not, {hint}"
+    listed = {
+        *files_of(pack),
+        *(path for path, _ in following(pack)),
+        *(f"{name}/{SOURCE}" for name in pack["entries"]),
+    }
+    more = _present(directory) - listed - {PACK, SIGNATURE}
+    problems += [f"{path}: not in {PACK}" for path in sorted(more)]
+    if problems:
+        raise _bad(directory, "verify", f"the files that {PACK} lists", "\n".join(dict.fromkeys(problems)), hint)
+    return pack
+
+
+def _damages(directory: Path, pack: dict[str, Any]) -> Iterator[str]:
+    """Yield which kernels and records are not as pack.json states, or could have been written by others, and why."""
+    for name, manifest in pack["entries"].items():
+        found = checked(directory / name, manifest["identity"], manifest_bytes(manifest))
+        if isinstance(found, str):
+            yield f"{name}: {found}"
+    for digest, name in pack["index"].items():
+        if read_record(directory, digest) != name:
+            yield f"{record_path(digest)}: damaged, or leads elsewhere"
+
+
+def _finished(directory: Path) -> dict[str, Any]:
+    folders = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
+    entries = {path.name: _manifest(path) for path in folders if (path / MANIFEST).is_file()}
+    if not entries:
+        raise _bad(directory, "finish", "a folder with at least one kernel", "none", "build kernels into it first")
+    pack = {
+        "schema": PACK_SCHEMA,
+        "scanops": __version__,
+        "abi": ABI,
+        "platform": PLATFORM if any(map(_is_library, entries.values())) else ANY,
+        "targets": sorted({manifest["target"] for manifest in entries.values()}),
+        "entries": entries,
+        "index": _records(directory, entries),
+    }
+    text = (json.dumps(pack, indent=1, sort_keys=True) + "\n").encode()
+    parse(text, directory)  # a pack that nobody could read is not written
+    if not (directory / PACK).exists() or (directory / PACK).read_bytes() != text:
+        (directory / SIGNATURE).unlink(missing_ok=True)  # it signs other bytes
+        write_owned(directory / PACK, text)
+    return pack
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the kernel in a folder, from which the times are dropped."""
+    try:
+        found = checked(path, read_entry(path).identity)
+    except (ValueError, KeyError) as problem:
+        found = f"{MANIFEST}: {problem!r}"
+    manifest: dict[str, Any] = {}
+    if isinstance(found, str):
+        wrong: str | None = found
+    else:
+        manifest, data = found.manifest, found.library_path.read_bytes()
+        wrong = machine_problem(data, found)
+        if path.name != (expected := f"{found.slug}-{found.identity[:16]}"):
+            wrong = f"a folder that is not called {expected}"
+    if wrong:
+        hint = f"delete {path} and build again"
+        raise _bad(path, "pack", "kernels that agree with their manifests", wrong, hint)
+    timeless = {name: manifest[name] for name in manifest if name not in ("built", "build_seconds", "sha256")}
+    if (path / MANIFEST).read_bytes() != (data := manifest_bytes(timeless)):
+        write_owned(path / MANIFEST, data)
+    return timeless
+
+
+def _is_library(manifest: dict[str, Any]) -> bool:
+    """Return whether a kernel is a library, which is of one platform and ABI."""
+    return FILES[LIBRARY][1] in manifest["files"]
+
+
+def _records(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return digest -> folder of the index records, after replacing those that are not sound.
+
+    A record that other users could write may lead to the wrong kernel, and a kernel is found without its record, too.
+    """
+    found = {}
+    for path in sorted((directory / "index").glob("*/*")):
+        name = read_record(directory, path.name)
+        if name in entries:
+            found[path.name] = str(name)
+        else:
+            path.unlink()
+    for name, manifest in entries.items():
+        spec, target, form = spec_of(manifest["name"]), manifest["target"], manifest.get("form", LIBRARY)
+        several = situations(spec, planned(target)) if spec else ()
+        keys = {key: few for few in several if spec and (key := sources_key(spec, target, few=few, form=form))}
+        if name in [found.get(digest_of_key(key)) for key in keys]:
+            continue
+        for key, few in keys.items():
+            if spec and request_of(spec, target, few=few).identities.get(form) == manifest["identity"]:
+                write_index(directory, key, name)
+                found[digest_of_key(key)] = name
+    return found
+
+
+def _present(directory: Path) -> set[str]:
+    """Return the paths of all files and links of a pack; folders that begin with a dot belong to builds."""
+    found = set()
+    for base, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        linked = [name for name in folders if (Path(base) / name).is_symlink()]
+        found |= {(Path(base) / name).relative_to(directory).as_posix() for name in (*names, *linked)}
+    return {path for path in found if not PurePosixPath(path).name.startswith(".")}
+
+
+def _bad(name: object, verb: str, allowed: str, value: object, hint: str) -> BadStoreEntry:
+    return BadStoreEntry(f"{verb} the pack {name}", allowed=allowed, value=value, hint=hint)
+
+
+def troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (why some or all kernels of the pack cannot be used, what to type)."""
+    libraries = any(map(_is_library, contents["entries"].values()))
+    if libraries and contents["abi"] != ABI:
+        yield f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
+    if libraries and contents["platform"] != PLATFORM:
+        hint = "build it on such a machine, or pack cubins, which are of none: scanops precompile --builder nvrtc"
+        yield f"its libraries are built for {contents['platform']}, this is {PLATFORM}", hint
+    if problems := [*_damages(root, contents)]:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        yield problems[0] + more, f"scanops store verify {root}, then unpack it again"

@@ -3,8 +3,8 @@
 The libraries below a root are loaded into the process, so only its user may write there: the root is checked before
 anything below it is used, and what is below as it is opened (scanops/files.py).
 
-    root/index/<aa>/<sha256 of the key>.json   from a lookup key to an entry, so that a new process need not render
-    root/.locks/<16 hex of identity>.lock      held while a kernel is built: one builder over threads and processes
+    root/index/<aa>/<sha256 of the key>     the name of an entry's folder, so that a new process need not render
+    root/.locks/<16 hex of identity>.lock   held while a kernel is built: one builder over threads and processes
 
 The operating system drops a lock when its holder dies. Locks save work and are not needed for correctness: publishing
 is atomic, so a process that waits too long, or has a file system without locks, builds a private copy. They are flock
@@ -24,15 +24,14 @@ import shlex
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from scanops.errors import BadStoreEntry
-from scanops.files import OTHERS_WRITE, opened_folder, parse_object, read_file, secure, write_owned
+from scanops.files import OTHERS_WRITE, opened_folder, read_file, secure, write_owned
 
 _LOG = logging.getLogger("scanops")
-_RECORD_BYTES = 4096  # of an index record, at most; one has about 300
-_IDENTITY = re.compile(r"[0-9a-f]{64}")
+FOLDER = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*-[0-9a-f]{16}")  # of an entry: its slug, 16 digits of its identity
 
 _POLL_SECONDS = 0.05
 _LINE_SECONDS = 10.0  # between two lines about the same wait
@@ -87,10 +86,12 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     return True
 
 
-def create_root(root: Path) -> None:
-    """Make the root, mode 0700, unless it is there. Raises BadStoreEntry where that cannot be done."""
+def create_root(root: Path, *names: str) -> None:
+    """Make the root and folders below it, mode 0700, unless they are there. Raises BadStoreEntry, as ``check_root``."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_root(root)
+        make_folders(root, *names)
     except OSError as problem:
         raise unwritable(root, problem) from problem
 
@@ -113,44 +114,40 @@ def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
     )
 
 
-def read_index(root: Path, key: str, listed: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """Return (identity, folder name) for ``key``; None for a record that is missing, corrupt, unsafe or dangling.
+def read_index(root: Path, key: str) -> str | None:
+    """Return the folder of the entry that the index has for ``key``, or None: see ``read_record``."""
+    return read_record(root, digest_of_key(key))
 
-    With ``listed``, path of a record below the root -> folder name, also for a record that leads elsewhere. The digest
-    in a record is no signature: the entry that it leads to must state the spec that was asked for.
+
+def read_record(root: Path, digest: str) -> str | None:
+    """Return the folder that a record names; None for a record that is missing, corrupt, unsafe or dangling.
+
+    It is a claim: the entry in that folder must state the spec that was asked for.
     """
-    folder, name = _record_path(key)
     try:
-        with opened_folder(root, "index", folder) as handle:
-            data = read_file(f"{name}.json", _RECORD_BYTES, handle)
-        fields = parse_object(data)
-        identity, entry = fields["identity"], fields["directory"]
-        if listed is not None and listed[f"index/{folder}/{name}.json"] != entry:
-            return None
-        # The name becomes a path: only a folder of this identity directly below the root is accepted.
-        sound = _IDENTITY.fullmatch(identity) and entry.endswith("-" + identity[:16]) and "/" not in entry
-        sound = sound and data == index_record(name, identity, entry)
-        return (identity, entry) if sound and (root / entry).is_dir() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        with opened_folder(root, "index", digest[:2]) as handle:
+            name = read_file(digest, 255, handle).decode("ascii")
+    except (OSError, ValueError):
         return None
+    # The name becomes a path: only a folder directly below the root is accepted.
+    return name if FOLDER.fullmatch(name) and (root / name).is_dir() else None
 
 
-def write_index(root: Path, key: str, identity: str, entry: str) -> None:
-    """Record that ``key`` leads to the folder ``entry``, in one step. Raises OSError where it cannot be written."""
-    folder, name = _record_path(key)
-    make_folders(root, "index", f"index/{folder}")
-    write_owned(root / "index" / folder / f"{name}.json", index_record(name, identity, entry), 0o600)
+def write_index(root: Path, key: str, name: str) -> None:
+    """Record that ``key`` leads to the folder ``name``, in one step. Raises OSError where it cannot be written."""
+    path = record_path(digest_of_key(key))
+    make_folders(root, "index", str(path.parent))
+    write_owned(root / path, name.encode(), 0o600)
 
 
-def index_record(name: str, identity: str, entry: str) -> bytes:
-    """Return the record that leads to ``entry``, with a digest over all three; ``name`` is the SHA-256 of the key."""
-    digest = hashlib.sha256(f"{name}\n{identity}\n{entry}".encode()).hexdigest()
-    return f'{{"identity": "{identity}", "directory": "{entry}", "sha256": "{digest}"}}\n'.encode()
+def digest_of_key(key: str) -> str:
+    """Return the SHA-256 of a key, under which its record is kept."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _record_path(key: str) -> tuple[str, str]:
-    name = hashlib.sha256(key.encode()).hexdigest()
-    return name[:2], name
+def record_path(digest: str) -> Path:
+    """Return the path of a record below the root."""
+    return Path("index", digest[:2], digest)
 
 
 # ---- build locks

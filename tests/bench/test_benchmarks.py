@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,13 +18,14 @@ from benchmarks.common import Row
 from benchmarks.peers import cub, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.readme import results
-from benchmarks.report import TIE, best_peer, notes, summary
+from benchmarks.report import TIE, best_peer, notes, summary, table
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
+from tools.performance import report
 
 GRID = cells(seed=7)
-TABLE = [cell for cell in GRID if cell.group == "table"]
 MULTIPROCESSORS = 132
+CHARTS = ("", ": float32 row sums by length")
 
 
 def test_every_cell_has_a_name_and_a_bar_and_every_group_has_cells() -> None:
@@ -162,3 +165,17 @@ def test_a_run_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert row["ours"] == row["torchs"] and row["ours"]["max_ulp"] == 0.5
     row["ours"]["max"] *= 2
     assert "* sum of ones in bfloat16, rows: max\n" in accuracy.page(document)
+
+
+def test_a_report_holds_every_class_and_needs_nothing_else() -> None:
+    """One page for light and dark, of committed figures, of one cell, and of none that could be measured."""
+    page = report(MEASURED, table(MEASURED["cells"]))
+    pictures = [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert [each[0].text for each in pictures] == [f"Fraction of the bandwidth of a copy{more}" for more in CHARTS]
+    words = {text.text for each in pictures for text in each.iter("{http://www.w3.org/2000/svg}text")}
+    assert {row["family"] for row in MEASURED["cells"] if row["group"] != "random"} <= words
+    assert all(row["cell"] in page for row in MEASURED["cells"] if row["group"] == "table")
+    assert not re.search(r"(src|href)=|url\(|@import", page) and "color-scheme: light dark" in page
+    for found, count in ((row(), 2), (row(error="no <memory>", ok=False), 0)):
+        assert report(made(found), "a < b").count("<svg") == count
+    assert "<pre>a &lt; b</pre>" in report(made(row()), "a < b")

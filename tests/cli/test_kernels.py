@@ -14,6 +14,7 @@ from scanops import export, generate, make_plan, measure, tuning
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
+from scanops.operands import Operands, same
 from scanops.tuning import read, write
 from tests.cli.conftest import Ask, Call
 from tests.store.sources import needs_nvcc
@@ -72,17 +73,18 @@ def test_figures(call: Call, ask: Ask) -> None:
     assert (sharded["method"], sharded["sent"]) == ("twopass", 4)
     chain = ask("plan", "sum-f32-n524288", "--lines", "4096", "--ranks", "2")["sharded"]  # 8 bytes, in K + 1 steps of K
     assert (chain["method"], chain["sent"]) == ("chain", 4 * 4096) and 0.9 < chain["relative"] < chain["bands"]
+    nodes = ask("plan", "sum-f32-n256", "--lines", "32768", "--ranks", "128")["sharded"]  # all states to all ranks
+    assert nodes["sent"] == 127 * 4 * 32768 and nodes["exchange_us"] > 0.9 * nodes["us"]
     assert sharded["relative"] < 0.667 and "shards" not in ask(*WORDS)
 
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Figures are estimates, and only --build needs the compiler."""
+    """Figures are estimates."""
     for name in ("SCANOPS_NVCC", "SCANOPS_NVRTC"):
         monkeypatch.setenv(name, str(tmp_path / "absent"))
     answer = ask(*WORDS)
     assert (answer["registers_from"], answer["resources"], answer["lookup"]["found"]) == ("estimate", None, None)
-    for option in ("--check", "--build"):
-        assert call(*WORDS, option).exit_code == 1
+    assert call(*WORDS, "--check").exit_code == 1
 
 
 def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +112,7 @@ def test_kernels_are_built_once_in_order_then_found(call: Call, ask: Ask, store:
 def test_registers_are_the_compilers(ask: Ask) -> None:
     (kernel,) = ask("build", SMALL, "--target", "sm_80")["kernels"]
     assert kernel["resources"]["registers"] > 0 and kernel["resources"]["spill_store_bytes"] == 0
-    answer = ask("plan", SMALL, "--target", "sm_80", "--build")
+    answer = ask("plan", SMALL, "--target", "sm_80")
     assert (answer["registers_from"], answer["registers"]) == ("compiler", kernel["resources"]["registers"])
     assert answer["resources"] == kernel["resources"] and answer["shared_bytes"]["declared"] >= 0
 
@@ -178,10 +180,10 @@ def test_a_better_plan_is_kept_and_other_entries_stay(call: Call, ask: Ask, file
 def test_a_kernel_of_the_spec_takes_its_operands(slug: str) -> None:
     """They ask for this very spec: whatever differs is refused."""
     spec = ScanSpec.parse(slug)
-    operands = measure.Operands(spec, 2 * 64 * spec.inner, "cpu")
+    operands = Operands(spec, 2 * 64 * spec.inner, "cpu")
     operands.fill_exactly()
     kernel = scanops.compile(spec, "cpu")
     with scanops.emulate():
         exact = operands.run(kernel).clone()
         operands.fill_randomly()
-        assert exact.isfinite().all() and not measure.same(operands.run(kernel), exact, exactly=False)
+        assert exact.isfinite().all() and not same(operands.run(kernel), exact, exactly=False)

@@ -22,8 +22,7 @@ from scanops._version import TESTED, untested
 from scanops.artifact import ABI, PLATFORM
 from scanops.cli import main
 from scanops.cli.store import store
-from scanops.store.packing import finish
-from scanops.store.packs import PACK
+from scanops.store.packs import PACK, finish
 from scanops.store.signatures import sign
 from tests.cli.conftest import PASSPHRASE, Ask, Call, parse_json
 from tests.store.sources import script
@@ -87,8 +86,7 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "precompile absent.toml -o pack --targets cpu": "absent.toml",
         "record -o x": "PROGRAM",
         "record -o - -- true --json": "./-",  # this --json belongs to the program
-        "store prune": "--max-gb",
-        "store prune --max-gb much": "much",
+        "store prune --days many": "many",
         "store verify plain --key no.pem": "does not exist",
     },
     ("UnsupportedRequest", 2): {
@@ -262,7 +260,7 @@ BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("nvcc", setting("SCANOPS_NVCC", "absent"), ""),
     ("NVRTC", setting("SCANOPS_NVRTC", "absent"), "absent"),
     ("SCANOPS_BUILDER", setting("SCANOPS_BUILDER", "gcc"), ""),
-    ("pack", lambda machine: machine.edit('"schema": 3', '"schema": 2'), "kernels: 2"),
+    ("pack", lambda machine: machine.edit('"schema": 4', '"schema": 2'), "kernels: 2"),
     ("pack", lambda machine: machine.edit(f'"abi": {ABI}', '"abi": 1'), "ABI 1"),
     ("pack", lambda machine: machine.edit(PLATFORM, "linux-vax"), "linux-vax"),
     ("pack", lambda machine: next(machine.pack.glob("*/kernel.so")).chmod(0o666), "kernel.so: others may write"),

@@ -6,14 +6,12 @@ import collections
 import itertools
 import os
 import queue
-import random
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -24,119 +22,23 @@ from torch.utils.checkpoint import checkpoint
 import scanops
 import scanops.distributed as sd
 import scanops.nn
-from scanops.codegen.operators import Operator
+from benchmarks.sharded_calls import LAYOUTS, OPERATORS, VARIANTS, WORLDS, Request, answer, difference, small_request
 from scanops.distributed.groups import Agreed, Group
-from scanops.distributed.spans import Table
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
 from tests.numbers.oracle import AFFINE as COMPOUND_STATE
 
-LENGTH, LINES, DTYPE = 11, 3, torch.float64
-
-AFFINE = Operator(  # maps x -> ax + b of integers modulo 8, as 8a + b: associative and not commutative
-    name="affine_mod_8", formula="y[i] = x[0] then x[1] then ... then x[i]", identity=("8",), kinds=("int",),
-    combine=("((older >> 3) * (newer >> 3) & 7) << 3 | (((newer >> 3) * (older & 7) + (newer & 7)) & 7)",),
-    step=lambda h, x: (((h >> 3) * (x >> 3)) & 7) << 3 | (((x >> 3) * (h & 7) + (x & 7)) & 7),
-    gives="kept", commutative=False, start=8,
-)  # fmt: skip
-FLOATS = ("sum", "prod", "max", "min", "logcumsumexp", "linear", "cummax", "cummin")
-WHOLE = (AFFINE, "sum", "bitwise_xor", "logical_or", "cummax", "max")
-EXACT = ("max", "min", "cummax", "cummin")
+DTYPE = torch.float64
 
 
-SHARDED = ("x", "gate", "mask", "segment_starts")
-Given = dict[str, Any]  # the tensors and options of a call
+def requests(ranks: int) -> list[Request]:
+    """Every operator in every variant, the layouts in turn."""
+    each = enumerate(itertools.product(VARIANTS, OPERATORS))
+    return [small_request(seed, ranks, LAYOUTS[seed % 5], words, operator) for seed, (words, operator) in each]
 
 
-class Case(NamedTuple):
-    """One call on the whole dimension, and where it is cut."""
-
-    op: Any
-    table: Table
-    given: Given
-    how: Given  # keywords of scanops.distributed
-
-    def places(self, rank: int) -> torch.Tensor:
-        """The items of one rank."""
-        return torch.cat([torch.arange(start, stop) for start, stop in self.table[rank]])
-
-    def local(self, rank: int) -> Given:
-        """What one rank passes."""
-        at = self.places(rank)
-        return {k: v[:, at] if k in SHARDED and v.shape[1] > 1 else v for k, v in self.given.items()}
-
-    @property
-    def exact(self) -> bool:
-        """Whether sharded results have the bits of one process."""
-        return not self.given["x"].is_floating_point() or self.op in EXACT
-
-
-def case_of(op: Any, ranks: int, how: str, variant: str, seed: int, whole: bool = False) -> Case:
-    """A case of random tensors; ``variant`` is what the call has beside x, separated by blanks.
-
-    ``how`` the line is cut: as DTensor's chunks, whose last are short or empty; evenly; anywhere; or into spans, two
-    for each rank, in any order.
-    """
-    draw, make = random.Random(seed), torch.Generator().manual_seed(seed)
-    shape, words = (LINES, LENGTH), variant.split()
-    floats = partial(torch.rand, dtype=DTYPE, generator=make)
-    x = torch.randint(0, 64, shape, generator=make) | 8 if whole else torch.randn(shape, dtype=DTYPE, generator=make)
-    x = x.round() if op in EXACT and not whole else x  # ties
-    first = (x[:, 0] > 20) if op == "logical_or" else (x[:, 0] | 8) if whole else x[:, 0] / 2
-    all_of = {
-        "mask": floats(shape) < 0.6,
-        "weights": x % 3 if whole else floats(shape),
-        "segment_starts": floats(shape) < 0.2,
-        "offsets": torch.tensor([0, *sorted(draw.choices(range(LENGTH + 1), k=4)), LENGTH]),
-        "initial": first,
-        **dict.fromkeys(("reverse", "exclusive", "return_final"), True),
-    }
-    given = {"x": x, **{("mask" if word == "weights" else word): all_of[word] for word in words if word in all_of}}
-    if op == "linear":
-        given["gate"] = floats(LINES, 1 if "broadcast" in words else LENGTH) * 1.5
-    inner = sorted(draw.choices(range(LENGTH + 1), k=ranks - 1))
-    size = -(-LENGTH // ranks) if how == "chunk" else LENGTH / ranks
-    inner = inner if how == "random" else [min(int(r * size), LENGTH) for r in range(1, ranks)]
-    if how == "spans":
-        inner = sorted(draw.choices(range(LENGTH + 1), k=2 * ranks - 1))
-    spans = list(itertools.pairwise((0, *inner, LENGTH)))
-    if how != "spans":
-        chain = op not in EXACT[2:] and draw.random() < 0.5
-        return Case(op, tuple((span,) for span in spans), given, {"method": "chain" if chain else "auto"})
-    draw.shuffle(spans)
-    table = tuple(tuple(spans[r::ranks]) for r in range(ranks))
-    return Case(op, table, given, {"spans": table})
-
-
-def called(module: Any, op: Any, given: Given, **more: Any) -> list[torch.Tensor]:
-    """All results of a call of ``scanops`` or of ``scanops.distributed``, in one list."""
-    x, gate, *_ = (given.get(name) for name in ("x", "gate"))
-    given = {k: v for k, v in given.items() if k not in ("x", "gate")} | more
-    if op == "linear":
-        return _flat(module.linear_scan(gate, x, 1, **given))
-    return _flat(getattr(module, op)(x, 1, **given) if op in EXACT[2:] else module.scan(x, op, 1, **given))
-
-
-def _flat(found: Any) -> list[torch.Tensor]:
-    return [found] if isinstance(found, torch.Tensor) else [each for part in found for each in _flat(part)]
-
-
-VARIANTS = (
-    "return_final", "reverse", "exclusive initial", "reverse exclusive return_final", "mask initial return_final",
-    "mask reverse", "segment_starts initial return_final", "segment_starts reverse exclusive initial return_final",
-    "offsets reverse initial", "offsets return_final", "mask segment_starts exclusive",
-    "weights broadcast initial return_final",
-)  # fmt: skip
-
-
-HOWS = ("chunk", "even", "random", "spans", "spans")
-
-
-def cases(ranks: int) -> Iterator[Case]:
-    """Every operator in every variant, the cuts in turn."""
-    hows = itertools.cycle(HOWS)
-    for seed, (variant, op) in enumerate(itertools.product(VARIANTS, (*FLOATS, *WHOLE))):
-        whole = seed % (len(FLOATS) + len(WHOLE)) >= len(FLOATS)
-        yield case_of(op, ranks, next(hows), variant, seed, whole)
+def whole(request: Request) -> Any:
+    """The answer of one process."""
+    return answer(scanops, request, request.given, torch.arange(request.given["x"].shape[request.dim]))
 
 
 # ---- ranks that are threads: for many requests
@@ -191,17 +93,17 @@ class Threads(Group):
         return Agreed(lengths, sum(lengths))
 
 
-def by_threads(case: Case, wanted: Any) -> None:
-    """Compute a case on ranks that are threads, with gradients, and compare it with what one process gives."""
-    ranks = len(case.table)
+def by_threads(request: Request) -> None:
+    """Compute a call on ranks that are threads, with gradients, and compare it with what one process gives."""
+    ranks, wanted = len(request.table), whole(request)
     meeting, problems = Meeting(ranks), []
 
     def rank_of(rank: int) -> None:
         group = Threads(meeting, tuple(range(ranks)), rank)
         try:
-            more = {"group": group, **case.how}
-            found = derived(sd, case, case.local(rank), case.places(rank), bool(wanted[2]), **more)
-            compare(case, found, wanted, rank, lambda each: sum(group.everyones(each)))  # type: ignore[return-value]
+            found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
+            wrong = difference(request, found, wanted, rank, lambda each: sum(group.everyones(each)))  # type: ignore[return-value]
+            assert not wrong, wrong
         except Exception as problem:
             problems.append(problem)
             meeting.barrier.abort()
@@ -213,48 +115,12 @@ def by_threads(case: Case, wanted: Any) -> None:
         thread.join()
     if problems:
         own = [each for each in problems if not isinstance(each, threading.BrokenBarrierError)]
-        raise AssertionError(f"{case}: {[repr(each) for each in own]}") from own[0]
+        raise AssertionError(f"{request.told()}: {[repr(each) for each in own]}") from own[0]
 
 
 # ---- processes: python -m tests.distributed.ranks FOLDER
 
-WORLDS = (1, 2, 3, 4, 8)
-Expected = dict[int, Any]  # by the number of a case: results, gradients, second ones
-
-
-def derived(module: Any, case: Case, given: Given, at: torch.Tensor, twice: bool, **more: Any) -> Any:
-    """Results, gradients and second derivatives; results are weighted by their place in the whole line."""
-    floating = [k for k, v in given.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
-    given = {k: v.clone().requires_grad_() if k in floating else v for k, v in given.items()}
-    leaves, found = [given[k] for k in floating], called(module, case.op, given, **more)
-    results = [each.detach() for each in found]
-    if not given["x"].is_floating_point():
-        return results, [], []
-    weights = torch.linspace(-1, 2, LENGTH, dtype=DTYPE)[at]
-    y, *final = [each for each in found if each.is_floating_point()]
-    loss = (y * weights).sum() + sum((each * len(at) / LENGTH).sum() for each in final)
-    grads = torch.autograd.grad(loss, leaves, create_graph=twice, materialize_grads=True)
-    second: Any = ()
-    if twice:
-        turns = sum((grad * (1 + torch.cos(leaf))).sum() for grad, leaf in zip(grads, leaves, strict=True))
-        second = torch.autograd.grad(turns, leaves, materialize_grads=True)
-    return results, [each.detach() for each in grads], [each.detach() for each in second]
-
-
-def compare(case: Case, found: Any, wanted: Any, rank: int, summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Compare this rank's results and gradients with its parts of those of one process; ``summed`` adds over ranks."""
-    at = case.places(rank)
-    for k, (these, those) in enumerate(zip(found, wanted, strict=True)):
-        for mine, whole in zip(these, those, strict=True):
-            replicated = k > 0 and (whole.ndim == 1 or whole.shape[1] == 1)  # each rank has its part
-            mine = summed(mine) if replicated else mine
-            part = whole if whole.ndim == 1 or replicated else whole[:, at]
-            if case.exact and k == 0:
-                assert torch.equal(mine, part), (k, mine, part)
-            else:
-                torch.testing.assert_close(mine, part)
-
-
+Expected = dict[int, Any]  # by the number of a request: results, gradients, second ones
 GROUPS: dict[int, Any] = {}
 
 
@@ -264,20 +130,15 @@ def summed_over(group: Any, each: torch.Tensor) -> torch.Tensor:
     return each
 
 
-def every_case(rank: int, wanted: Expected) -> None:
+def every_request(rank: int, wanted: Expected) -> None:
     """Every operator in every variant on three ranks, a part of them on other numbers of ranks."""
     for world, group in GROUPS.items():
-        for seed, case in enumerate(cases(world)):
+        for seed, request in enumerate(requests(world)):
             if rank >= world or (world != 3 and seed % 7 != world % 7):
                 continue
-            results = wanted[seed]
-            try:
-                found = derived(
-                    sd, case, case.local(rank), case.places(rank), bool(results[2]), group=group, **case.how
-                )
-                compare(case, found, results, rank, partial(summed_over, group))
-            except Exception as problem:
-                raise AssertionError(f"rank {rank} of {case}") from problem
+            found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
+            wrong = difference(request, found, wanted[seed], rank, partial(summed_over, group))
+            assert not wrong, f"rank {rank} of {request.told()}: {wrong}"
 
 
 def calls_that_differ(rank: int, wanted: Expected) -> None:
@@ -306,6 +167,7 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         "operands": {"segment_starts": x > 1},
         "initial": {"initial": 1.0},
         "offsets": {"offsets": torch.tensor([0, 12])},
+        "mutually exclusive": {"offsets": torch.tensor([0, 12]), "segment_starts": x > 1},
         "gradients": {"x": x.clone().requires_grad_()},
     }
     given = {"x": x, "op": "sum", "dim": 1, "group": group}
@@ -316,6 +178,10 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
     for message, changed in {"group must be": {"group": 3}, "must rise": {"offsets": torch.tensor([0, 13])}}.items():
         with pytest.raises(UnsupportedRequest, match=message):
             sd.scan(**given | changed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scanops.distributed.calls.is_captured", lambda: True)
+        with pytest.raises(UnsupportedRequest, match="CUDA graph cannot hold"):
+            sd.scan(**given)
     head_tail = torch.arange(16.0).reshape(8, 2)[[rank, 7 - rank]].flatten()
     assert torch.equal(sd.cumsum(head_tail, 0, group=group, spans="head_tail"), (head_tail * (head_tail + 1)) / 2)
     with sd.sharded(group, (0,)), scanops.patch_torch():
@@ -392,16 +258,19 @@ def dtensors(rank: int, wanted: Expected) -> None:
 
 def ranks_that_leave(rank: int, wanted: Expected) -> None:
     """A rank that is late and one that ends: a typed error within the timeout on those that wait."""
+    dist.barrier()  # on a busy machine a rank may be seconds behind, and these groups would not be made
     late, dead = (dist.new_group(members, timeout=timedelta(seconds=2)) for members in ((0, 1), (2, 3, 4)))
     if rank > 4:
         return
     if rank == 1:
-        time.sleep(3.5)
+        dist.barrier(group=GROUPS[2])  # the other has given up
     if rank == 3:
         print("right", flush=True)
         os._exit(0)
     with pytest.raises(PeerLost, match="late"):
         sd.cumsum(torch.ones(2), 0, group=late if rank < 2 else dead, method="chain")
+    if rank == 0:
+        dist.barrier(group=GROUPS[2])
 
 
 def work(rank: int, folder: str, wanted: Expected) -> None:
@@ -409,7 +278,7 @@ def work(rank: int, folder: str, wanted: Expected) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=max(WORLDS))
     GROUPS.update({world: dist.new_group(range(world)) for world in WORLDS})
-    for check in (every_case, calls_that_differ, dtensors, ranks_that_leave):
+    for check in (every_request, calls_that_differ, dtensors, ranks_that_leave):
         check(rank, wanted)
     print("right", flush=True)
     os._exit(0)
@@ -417,8 +286,9 @@ def work(rank: int, folder: str, wanted: Expected) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    everything = torch.arange(LENGTH)
-    answers = {
-        seed: derived(scanops, case, case.given, everything, seed % 6 == 0) for seed, case in enumerate(cases(1))
-    }
+    import torch.distributed.tensor
+
+    # Compiles here what each rank compiles, so that Dynamo is imported once.
+    torch.compile(lambda x: scanops.cumsum(x, 0), backend="aot_eager", fullgraph=True)(torch.ones(2, 3))
+    answers = {seed: whole(request) for seed, request in enumerate(requests(1))}
     torch.multiprocessing.start_processes(work, (sys.argv[1], answers), max(WORLDS), start_method="fork")

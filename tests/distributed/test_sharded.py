@@ -12,6 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import scanops
+from benchmarks.sharded_calls import (
+    LAYOUTS,
+    LINEAR_MAPS,
+    OPERATORS,
+    VARIANTS,
+    WORLDS,
+    Request,
+    difference,
+    small_request,
+)
 from scanops.distributed import shards
 from scanops.distributed.calls import Work
 from scanops.distributed.groups import Group
@@ -19,33 +29,20 @@ from scanops.distributed.spans import layout_of, span_table
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
-from tests.distributed.ranks import (
-    DTYPE,
-    FLOATS,
-    HOWS,
-    LENGTH,
-    VARIANTS,
-    WHOLE,
-    WORLDS,
-    Case,
-    by_threads,
-    called,
-    case_of,
-    derived,
-)  # fmt: skip
+from tests.distributed.ranks import DTYPE, by_threads, whole
 from tests.scripts import ROOT, ran
 
 
-def forward(case: Case) -> list[tuple[torch.Tensor, ...]]:
+def forward(request: Request) -> list[tuple[torch.Tensor, ...]]:
     """The results of every rank, the ranks one after the other: the exchange is a list."""
-    ranks, works, op = len(case.table), [], getattr(case.op, "name", case.op)
-    reverse, exclusive, final = (case.given.get(name, False) for name in ("reverse", "exclusive", "return_final"))
-    lengths = [len(case.places(rank)) for rank in range(ranks)]
+    ranks, works, op = len(request.table), [], getattr(request.op, "name", request.op)
+    reverse, exclusive, final = (request.given.get(name, False) for name in ("reverse", "exclusive", "return_final"))
+    lengths = [len(request.places(rank)) for rank in range(ranks)]
     for rank in range(ranks):
-        given = case.local(rank)
+        given = request.local(rank)
         tensors = Inputs(given["x"], given.get("mask"), given.get("gate"), given.get("segment_starts"))
         shard = shards.shard_of(Call(op, 1, reverse, exclusive, final), tensors, given.get("offsets"))
-        table = span_table("scan", case.how.get("spans"), ranks, lengths[rank])
+        table = span_table("scan", request.how.get("spans"), ranks, lengths[rank])
         group = Group(None, tuple(range(ranks)), rank)
         works.append(Work(shard, group, layout_of("scan", table, ranks, rank, lengths[rank])))
         works[-1].place(lengths)
@@ -53,42 +50,44 @@ def forward(case: Case) -> list[tuple[torch.Tensor, ...]]:
     results = []
     for work in works:
         carries = shards.fold(
-            work.shard, work.in_order(states), case.given.get("initial"), work.layout.positions
+            work.shard, work.in_order(states), request.given.get("initial"), work.layout.positions
         )  # fmt: skip
         results.append(work.with_final(work.finished(carries), carries[0].final))
     return results
 
 
-some_case = (
-    some.sampled_from((*FLOATS, *WHOLE)), some.sampled_from(HOWS), some.sampled_from(VARIANTS), some.integers(0, 1000)
-)  # fmt: skip
+def request_of(ranks: int, seed: int, layout: str, words: str, operator: Any) -> Request:
+    """A call of an operator whose name is known from here on."""
+    scanops.scan(torch.ones(1, dtype=torch.int64), LINEAR_MAPS, 0)
+    return small_request(seed, ranks, layout, words, operator)
 
 
-def drawn(op: Any, ranks: int, how: str, variant: str, seed: int) -> Case:
-    """A case of an operator whose name is known from here on; operators of integers alone have those."""
-    scanops.scan(torch.ones(1, dtype=torch.int64), WHOLE[0], 0)
-    return case_of(op, ranks, how, variant, seed, op in WHOLE[:4] or op not in FLOATS)
+def requests_on(most: int) -> some.SearchStrategy[Request]:
+    """Calls on up to so many ranks."""
+    how = map(some.sampled_from, (LAYOUTS, VARIANTS, OPERATORS))
+    return some.builds(request_of, some.integers(1, most), some.integers(0, 1000), *how)
 
 
 @settings(max_examples=25)
-@given(some.integers(1, 128), *some_case)
-def test_any_number_of_ranks(ranks: int, op: Any, how: str, variant: str, seed: int) -> None:
-    case = drawn(op, ranks, how, variant, seed)
-    expected = called(scanops, op, case.given)
-    for rank, found in enumerate(forward(case)):
-        for mine, all_of in zip(found, expected, strict=True):
-            part = all_of if all_of.ndim == 1 else all_of[:, case.places(rank)]
-            if case.exact:
-                assert torch.equal(mine, part)
-            else:
-                torch.testing.assert_close(mine, part)
+@given(requests_on(128))
+def test_any_number_of_ranks(request: Request) -> None:
+    expected = whole(request)[0]
+    for rank, found in enumerate(forward(request)):
+        assert difference(request, (list(found), (), ()), (expected, (), ()), rank, torch.clone) == ""
 
 
 @settings(max_examples=15)
-@given(some.integers(1, 8), *some_case)
-def test_gradients_on_threads(ranks: int, op: Any, how: str, variant: str, seed: int) -> None:
-    case = drawn(op, ranks, how, variant, seed)
-    by_threads(case, derived(scanops, case, case.given, torch.arange(LENGTH), seed % 4 == 0))
+@given(requests_on(8))
+def test_gradients_on_threads(request: Request) -> None:
+    by_threads(request)
+
+
+@pytest.mark.parametrize("words", ["starts offsets", "outside", "complete", "nowhere"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_typed_errors(words: str, layout: str) -> None:
+    """What one process refuses, or sharded scans alone, every rank refuses: in any layout, and one rank as well."""
+    for ranks in (1, 2):
+        by_threads(small_request(0, ranks, layout, words, ("sum", False)))
 
 
 @settings(max_examples=10)

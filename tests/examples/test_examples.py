@@ -19,7 +19,7 @@ import scans
 import selective_state_space
 import spline_flow
 import training
-from tests.scripts import ran
+from tests.scripts import Forked, ran
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Module -> the operators whose kernels serve it, and a part of the first loss that the last ones stay below.
@@ -54,13 +54,16 @@ def test_a_sequence_over_two_ranks_trains_as_on_one() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     {
-        "advantages": r"step by step .* ms, one scan .* ms: the same",
-        "expert_positions": r"235 to 290 each, 84 dropped; positions are right",
+        "advantages": r"episodes end: the same, .* apart",
+        "expert_positions": r"235 to 290 each, 84 dropped: the same, 0e\+00 apart",
+        "survival": r"definition.*: the same, .*\n.*: the same",
+        "volume_rendering": r"rendering, .*: the same, .*\n.*gradient, .*: the same",
         "serving": r"256 tokens: sum-f32-n256-exclusive on \w+: .* hit in store [\s\S]*5 hit, 2 not in the pack",
     }.items(),
 )
-def test_a_short_script_prints_its_result(name: str, said: str) -> None:
-    assert re.search(said, ran(sys.executable, EXAMPLES / f"{name}.py").stdout)
+def test_a_short_script_prints_its_result(name: str, said: str, forked: Forked, tmp_path: Path) -> None:
+    path = EXAMPLES / f"{name}.py"
+    assert re.search(said, forked(tmp_path, (str(path), path.read_text(encoding="utf-8"))))
 
 
 def test_a_slightly_wrong_scan_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.measure import Operands
+from scanops.operands import Operands
 from scanops.runtime import calls, native
 from scanops.runtime.results import run_kernel
 from tools.golden import GOLDEN, Golden

@@ -85,7 +85,9 @@ int cuLibraryLoadData(void** library, const char* cubin, void* a, void* b, unsig
     return *library ? noted("cuLibraryLoadData", 0, 0, 0, 0) : 200;
 }
 int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
-    *kernel = strcmp(name, "scan_kernel") ? 0 : dlsym(library, "run_kernel");
+    char runner[160];
+    snprintf(runner, sizeof runner, "run_%s", name);
+    *kernel = dlsym(library, runner);
     return *kernel ? noted("cuLibraryGetKernel", 0, 0, 0, 0) : 500;
 }
 int cuKernelGetFunction(void** function, void* kernel) {
@@ -106,8 +108,8 @@ int cuLaunchKernel(int (*kernel)(unsigned, unsigned, unsigned, void**), unsigned
 }
 """
 RUN = """
-extern "C" int run_kernel(unsigned blocks, unsigned threads, unsigned shared, void** parameters) {
-    return cudaLaunchKernel(scan_kernel, dim3(blocks), dim3(threads), parameters, shared, nullptr);
+extern "C" int run_NAME(unsigned blocks, unsigned threads, unsigned shared, void** parameters) {
+    return cudaLaunchKernel(NAME, dim3(blocks), dim3(threads), parameters, shared, nullptr);
 }
 """
 HEADER = struct.pack("<7sBB7xHHIQQQI12x", b"\x7fELF\x02\x01\x01", 65, 8, 2, 190, 1, 0, 0, 0, 90 << 8)
@@ -137,7 +139,8 @@ class Driver:
 
 def entry_of(kernel: Kernel, folder: Path) -> Entry:
     """Return the entry of a cubin, for sm_90, of a kernel's text and plan."""
-    library = Store().get_or_build(BuildRequest(name=kernel.spec.slug, source=kernel.source + RUN, target=CPU))
+    source = kernel.source + RUN.replace("NAME", kernel.plan.launch.kernel)
+    library = Store().get_or_build(BuildRequest(name=kernel.spec.slug, source=source, target=CPU))
     folder = folder / library.directory.name
     folder.mkdir(exist_ok=True)
     (folder / "kernel.cu").write_text(kernel.source, encoding="utf-8")

@@ -33,7 +33,7 @@ from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, Missin
 from scanops.ops import dispatch
 from scanops.runtime import calls, native
 from scanops.runtime.native import building
-from scanops.store import Store, packing
+from scanops.store import Store, packs
 from scanops.store.entry import facts_of
 from scanops.store.library import load
 from tests.native.conftest import Counted, Driver, entry_of
@@ -272,7 +272,7 @@ def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Pa
     specs.write_text('targets = ["cpu"]\nspecs = ["sum-f32-n40"]\n', encoding="utf-8")
     done = CliRunner().invoke(main, ["precompile", str(specs), "-o", str(folder), "--native", "--jobs", "1"])
     assert done.exit_code == 0, done.output
-    contents = packing.verify(folder)
+    contents = packs.verify(folder)
     assert contents["targets"] == ["cpu", "host"] and len(contents["entries"]) == 2
     nothing = {"SCANOPS_STORE": str(tmp_path / "none"), "SCANOPS_PACKS": str(folder), "PATH": ""}
     assert ran(sys.executable, "-c", PROGRAM, **nothing).stdout == "served\n"

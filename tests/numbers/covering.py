@@ -26,10 +26,10 @@ class Cells:
     missed: list[Target]
 
 
-def met_by(facts: Mapping[str, str], groups: Iterable[Sequence[str]]) -> Iterator[Target]:
-    """What a cell has together of each group of axes, of two or more."""
+def met_by(facts: Mapping[str, str], groups: Iterable[itemgetter[str]]) -> Iterator[Target]:
+    """What a cell has together of each group of axes, which is an itemgetter of two or more."""
     items = {item[0]: item for item in facts.items()}
-    return (itemgetter(*axes)(items) for axes in groups)
+    return (group(items) for group in groups)
 
 
 def cover(
@@ -49,7 +49,7 @@ def cover(
     generator = random.Random(0)
     implied = implied or {}
     left = dict.fromkeys(targets)
-    groups = list(dict.fromkeys(tuple(axis for axis, _ in target) for target in left))
+    groups = [itemgetter(*axes) for axes in dict.fromkeys(tuple(axis for axis, _ in target) for target in left)]
     rows = list(given)
     for row in rows:
         _strike(left, settle(row) or {}, groups)
@@ -58,7 +58,7 @@ def cover(
     while left and len(rows) < most:
         target = next(iter(left))
         drafts = [_draft(axes, target, implied, generator) for _ in range(1 + DRAFTS // (1 + tried[target]))]
-        row = max(drafts, key=lambda row: len(left.keys() & {*met_by(_with(row, implied), groups)}))
+        row = max(drafts, key=lambda row: sum(map(left.__contains__, met_by(_with(row, implied), groups))))
         facts = settle(row)
         if facts is not None and _strike(left, facts, groups):
             rows.append(row)
@@ -72,7 +72,7 @@ def cover(
     return Cells(rows=rows, missed=missed)
 
 
-def _strike(left: dict[Target, None], facts: Mapping[str, str], groups: Sequence[Sequence[str]]) -> int:
+def _strike(left: dict[Target, None], facts: Mapping[str, str], groups: Sequence[itemgetter[str]]) -> int:
     """Remove the targets that a cell has, and return how many there were."""
     before = len(left)
     for target in met_by(facts, groups):

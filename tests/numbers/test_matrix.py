@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from operator import itemgetter
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_on_a_gpu(cell: Cell) -> None:
 def test_every_pair_of_values_meets() -> None:
     """As the planner has it, whatever strategy a route was meant for, in cells that take minutes."""
     found, axes = matrix.covering(), ("strategy", "length", *AXES)
-    groups = [group for size in (2, 3) for group in itertools.combinations(sorted(axes), size)]
+    groups = [itemgetter(*group) for size in (2, 3) for group in itertools.combinations(sorted(axes), size)]
     met = {target for row in found.rows for target in met_by(matrix.settled(row) or {}, groups)}
     missing = [target for target in matrix.pairs() if target not in met]
     assert missing == found.missed == [] and len(found.rows) <= 400

@@ -14,8 +14,7 @@ from scanops.artifact import BuildRequest, request_of
 from scanops.codegen.spec import ScanSpec
 from scanops.store import Store, layers
 from scanops.store.entry import facts_of
-from scanops.store.packing import finish
-from scanops.store.packs import PACK
+from scanops.store.packs import PACK, finish
 from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
@@ -40,9 +39,9 @@ def kernel(pack: Path) -> Path:
 def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the contents of pack.json, and have it list the files of its entries as they are."""
     contents = json.loads((pack / PACK).read_bytes())
-    for entry in contents["entries"]:
-        files = {name: pack / entry["directory"] / name for name in entry["files"]}
-        entry["files"] |= {name: facts_of(file.read_bytes()) for name, file in files.items() if file.exists()}
+    for folder, manifest in contents["entries"].items():
+        files = {name: pack / folder / name for name in manifest["files"]}
+        manifest["files"] |= {name: facts_of(file.read_bytes()) for name, file in files.items() if file.exists()}
     change(contents)
     (pack / PACK).write_text(json.dumps(contents))
 
@@ -67,7 +66,7 @@ def pack(built: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def deployed(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A bare machine, in a process that has looked at no pack yet."""
-    caches = (layers._layer, layers.installed)
+    caches = (layers._pack, layers.installed)
     for cache in caches:
         cache.cache_clear()
     yield monkeypatch

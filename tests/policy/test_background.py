@@ -43,13 +43,19 @@ def scanned() -> torch.Tensor:
 def test_the_kernel_itself_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker builds it once, however many threads ask."""
     built: list[str] = []
-    build = kernels.Miss.build
-    monkeypatch.setattr(kernels.Miss, "build", lambda miss: built.append(miss.spec.slug) or build(miss))
-    assert torch.equal(scanned(), Y)
-    assert not kernels.held(SPEC, "cpu")  # the generic one answered: the other takes a second to build
-    assert kernels.held(any_length(SPEC), "cpu") is not None
+    build, answered = kernels.Miss.build, threading.Event()
+
+    def watched(miss: kernels.Miss) -> object:
+        built.append(miss.spec.slug)
+        assert miss.spec != SPEC or answered.wait(SECONDS)  # by the generic one
+        return build(miss)
+
+    monkeypatch.setattr(kernels.Miss, "build", watched)
+    assert torch.equal(scanned(), Y) and kernels.held(any_length(SPEC), "cpu") is not None
     with ThreadPoolExecutor(8) as threads:
         assert all(torch.equal(y, Y) for y in threads.map(lambda _: scanned(), range(8)))
+    assert not kernels.held(SPEC, "cpu")
+    answered.set()
     until(lambda: kernels.held(SPEC, "cpu"))
     assert torch.equal(scanned(), Y) and built == [any_length(SPEC).slug, SPEC.slug]
     assert sum(thread.name == "scanops-background" for thread in threading.enumerate()) == 1

@@ -62,6 +62,7 @@ def test_each_scan_is_listed_with_what_served_it(case: str) -> None:
         assert (call.builder, call.found, call.target) == (builder, found, "cpu")
         assert call.kernel == kernel or (kernel and call.kernel.startswith(kernel))
         assert call.hit == (found in ("memory", "store")) and call.seconds >= 0
+        assert kernel is None or (call.function.startswith(kernel.replace("-", "_")) and call.function in str(call))
         assert (call.reason == "") == (kernel is not None) and call.request in str(call)
 
 

@@ -68,8 +68,8 @@ def test_never_names_the_spec_and_the_command() -> None:
 NOTHING = (None,) * 5
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "eager code": lambda x: scanops.cumsum(x, 1),
-    "an operator, its gradient another scan": lambda x: torch.ops.scanops.scan(x, *NOTHING, 1, "sum"),
-    "an operator, its gradient scan_backward": lambda x: torch.ops.scanops.scan(x.exp(), *NOTHING, 1, "prod").log(),
+    "an operator, its gradient another scan": lambda x: torch.ops.scanops.scan(x, *NOTHING, 1, "sum")[0],
+    "an operator, its gradient scan_backward": lambda x: torch.ops.scanops.scan(x.exp(), *NOTHING, 1, "prod")[0].log(),
 }
 
 

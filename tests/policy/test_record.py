@@ -123,7 +123,7 @@ def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> Non
     file = written(tmp_path, text)
     add(file, {(PROD, "cpu", False): 1})  # by a process that knows no such operator
     assert load(file).wanted == {(PROD, "cpu"): 1}
-    assert load(file).unknown == {name: {(slug, "cpu", ""): 2}}
+    assert load(file).unknown == {((slug, "cpu", ""), name): 2}
     assert "--import MODULE" in load(file).remark
     scanops.register_operator(replace(AFFINE, name=name))
     own = ScanSpec.parse(slug)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ from scanops import torch_private
 from scanops.runtime import workspaces
 from tests.numbers import oracle
 from tests.numbers.oracle import walked
-from tests.scripts import ran
+from tests.scripts import Forked
 
 SHAPE = (3, 20, 24)
 LINES = 3 * 24
@@ -193,9 +193,9 @@ for shape, reverse, front in itertools.product(SHAPES, (False, True), (False, Tr
 """
 
 
-def test_nothing_beside_the_operands_is_read() -> None:
+def test_nothing_beside_the_operands_is_read(forked: Forked, tmp_path: Path) -> None:
     """By complete scans, whose last result has no item beside it."""
-    ran(sys.executable, "-c", FENCED)
+    forked(tmp_path, ("fenced", FENCED))
 
 
 def test_a_complete_scan_is_written_into_an_out(kernels: str) -> None:

@@ -394,7 +394,7 @@ sys.modules["torch"] = None
 import scanops
 spec = scanops.ScanSpec(op="prod", dtype="bfloat16", length=4096, mask="bool")
 text = scanops.generate(spec, target="sm_80")
-assert "scan_kernel" in text and scanops.make_plan(spec).strategy == "block"
+assert "prod_bf16_n4096_mask_b8_block(" in text and scanops.make_plan(spec).strategy == "block"
 try:
     scanops.generate(spec, "sm_12")
 except scanops.errors.UnsupportedRequest as error:

@@ -196,22 +196,14 @@ def agree(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], sampl
         torch.testing.assert_close(y, value.to(y.dtype))
 
 
-def samples_agree(name: str, dtype: torch.dtype, device: str) -> None:
-    samples = list(ROWS[name].sample_inputs(device, dtype))
+# Emulated kernels are given the samples in tests/torch_integration/test_patch.py.
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_samples(name: str, dtype: torch.dtype, place: str) -> None:
+    samples = list(ROWS[name].sample_inputs(place, dtype))
     assert samples
     for sample in samples:
         agree(name, getattr(scanops, name), getattr(torch, name), sample)
-
-
-@pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_samples_composed(name: str, dtype: torch.dtype) -> None:
-    samples_agree(name, dtype, "cpu")
-
-
-# Of the emulated kernels every fifth: tests/numbers/test_matrix.py has each operator with each dtype.
-@pytest.mark.parametrize(("name", "dtype"), CASES if torch.cuda.is_available() else CASES[::5])
-def test_samples(name: str, dtype: torch.dtype, kernels: str) -> None:
-    samples_agree(name, dtype, kernels)
 
 
 @pytest.mark.parametrize("name", WITH_ERRORS)

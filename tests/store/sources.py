@@ -60,7 +60,7 @@ extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsign
 #endif
 """.replace("ABI_HERE", ABI_SOURCE)
 
-LAUNCH = Launch(parameters=("input", "output", "lines"), threads=512)
+LAUNCH = Launch(kernel="scan_kernel", parameters=("input", "output", "lines"), threads=512)
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90", launch=LAUNCH._asdict())
 
 

@@ -32,7 +32,7 @@ def test_stress() -> None:
     assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 3
 
 
-def test_a_killed_builder_holds_nobody_up(store: Store, tmp_path: Path) -> None:
+def test_a_killed_builder_holds_nobody_up(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     marker = tmp_path / "compiling"
     stuck = script(
         tmp_path / "stuck-g++", f'[ "$1" = --version ] && exec g++ --version\ntouch "{marker}"\nexec sleep 60'
@@ -46,9 +46,9 @@ def test_a_killed_builder_holds_nobody_up(store: Store, tmp_path: Path) -> None:
         # The builder alone: its compiler lives on and must not keep the lock.
         os.kill(builder.pid, signal.SIGKILL)
         builder.wait(timeout=10)
-        started = time.monotonic()
-        entry = store.get_or_build(KERNEL)
-        assert time.monotonic() - started < 10
+        with caplog.at_level(logging.INFO, "scanops"):
+            entry = store.get_or_build(KERNEL)
+        assert "waiting for" not in caplog.text
         assert Store(store.root).find(KERNEL.identity) == entry
     finally:
         os.killpg(builder.pid, signal.SIGKILL)

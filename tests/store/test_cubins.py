@@ -25,8 +25,7 @@ from scanops.store import Store
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
 from scanops.store.entry import Entry, checked, facts_of, read_entry
-from scanops.store.packing import finish, troubles
-from scanops.store.packs import ANY, read
+from scanops.store.packs import ANY, finish, read, troubles
 from tests.store.sources import flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
 pytestmark = needs_nvrtc
@@ -90,7 +89,7 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
     unpack(tmp_path / "k.tar.xz", tmp_path / "pack")
     here = kernels.request_of(SPEC, "sm_90")
     monkeypatch.setattr(artifact, "PLATFORM", "linux-aarch64")
-    monkeypatch.setattr("scanops.store.packing.PLATFORM", "linux-aarch64")
+    monkeypatch.setattr("scanops.store.packs.PLATFORM", "linux-aarch64")
     artifact._fingerprint.cache_clear()
     there = replace(here)
     assert there.identity != here.identity and there.identities[CUBIN] == here.identities[CUBIN]
@@ -121,6 +120,7 @@ CORRUPT: dict[str, Callable[[Path], object]] = {
     "gone": lambda entry: (entry / "kernel.cubin").unlink(),
     "without a launch": edited(lambda manifest: manifest.pop("launch")),
     "with another launch": edited(lambda manifest: manifest["launch"].update(threads=7)),
+    "with another name": edited(lambda manifest: manifest["launch"].update(kernel="k;")),
     "with a field more": edited(lambda manifest: manifest["launch"].update(more=7)),
     "of another form": edited(lambda manifest: manifest.update(form="object")),
     "of a form that is none": edited(lambda manifest: manifest.update(form=["cubin"])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -98,7 +97,7 @@ def of_no_emulator(entry: Path) -> None:
 def record(root: Path, spec: ScanSpec = SPEC) -> Path:
     """The index's file of a spec."""
     wanted = folder(root, spec).name
-    return next(path for path in root.glob("index/*/*.json") if json.loads(path.read_bytes())["directory"] == wanted)
+    return next(path for path in root.glob("index/*/*") if path.read_text() == wanted)
 
 
 def exchanged(root: Path, name: str) -> None:
@@ -116,7 +115,7 @@ CORRUPT: dict[str, Harm] = {
 REBUILT = ("kernel.so a link", "kernel.so of another user", "folder a link", "folders swapped")  # as the rest would be
 MISLED: dict[str, Harm] = {
     "of another": lambda root: replaced(record(root), record(root, OTHER).read_bytes()),
-    "leads out": lambda root: altered(record(root), lambda data: data.replace(b'"sum-', b'"../store/sum-')),
+    "leads out": lambda root: altered(record(root), lambda data: b"../store/" + data),
     **{what: lambda root, harm=harm: harm(record(root)) for what, harm in RECORDS.items()},
 }
 # -> what the error names
@@ -154,7 +153,7 @@ def test_corrupt_entries_are_misses_and_rebuilt(root: Path, what: str, caplog: p
 def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = read_index(root, str(sources_key(SPEC, "cpu")))
     MISLED[what](root)
-    assert read_index(root, str(sources_key(SPEC, "cpu"))) is None
+    assert read_index(root, str(sources_key(SPEC, "cpu"))) in (None, folder(root, OTHER).name)
     with policy("never"):
         assert scanops.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
     assert read_index(root, str(sources_key(SPEC, "cpu"))) == known  # and written down again
@@ -186,10 +185,10 @@ def test_every_byte_of_an_entry_counts(filled: Path, tmp_path: Path) -> None:
     assert checked(copy, entry.identity) == replace(entry, directory=copy)
 
     key = str(sources_key(SPEC, "cpu"))
-    write_index(tmp_path, key, entry.identity, copy.name)
-    (path,) = tmp_path.glob("index/*/*.json")
+    write_index(tmp_path, key, copy.name)
+    (path,) = tmp_path.glob("index/*/*")
     data = path.read_bytes()
-    assert read_index(tmp_path, key) == (entry.identity, copy.name)
+    assert read_index(tmp_path, key) == copy.name
     for at in range(len(data)):
         for changed in (flipped(data, at, 1 << chosen.randrange(8)), data[:at]):
             path.write_bytes(changed)
@@ -224,6 +223,6 @@ def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
         shutil.rmtree(directory)
         return found
 
-    monkeypatch.setattr("scanops.store.checked", pruned)
+    monkeypatch.setattr("scanops.store.layers.checked", pruned)
     assert Store().find(entry.identity) is None
     assert "corrupt" not in caplog.text

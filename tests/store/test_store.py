@@ -19,8 +19,8 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel
 from scanops.files import format_size, size_of
 from scanops.runtime import kernels
-from scanops.store import Store, usage
-from scanops.store.entry import MANIFEST, Entry, read_entry, unsafe
+from scanops.store import Store
+from scanops.store.entry import Entry, checked, read_entry
 from scanops.store.library import load
 from scanops.store.root import building, check_root, read_index
 from scanops.store.usage import prune
@@ -92,11 +92,10 @@ def test_a_second_publisher_replaces_a_corrupt_entry(tmp_path: Path, monkeypatch
     assert Store(loser.root).find(KERNEL.identity) == used
 
 
-def test_where_publishing_fails_the_private_copy_serves(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_published_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     final = store.root / f"sum-f32-{KERNEL.identity[:16]}"
-    final.mkdir(parents=True)
+    (final / "in the way").mkdir(parents=True)
     store.root.chmod(0o700)
-    (final / "in the way").touch()
     honest = Path.rename
 
     def stuck(path: Path, target: Path) -> Path:
@@ -105,11 +104,9 @@ def test_where_publishing_fails_the_private_copy_serves(store: Store, monkeypatc
         return honest(path, target)
 
     monkeypatch.setattr(Path, "rename", stuck)
-    entry = store.get_or_build(KERNEL)
-    assert entry.directory.parent.parent == store.root / ".staging"
-    assert load(entry).scanops_abi() == ABI
-    store.remember("key", entry)
-    assert not (store.root / "index").exists()  # which leads to published entries only
+    with pytest.raises(BadStoreEntry, match="write to the store"):
+        store.get_or_build(KERNEL)
+    assert list((store.root / ".staging").iterdir()) == []
 
 
 def test_what_dead_builders_left_is_swept_after_an_hour(store: Store) -> None:
@@ -190,10 +187,10 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store) ->
     with umask(0):
         entry = store.get_or_build(KERNEL)
         store.remember("key", entry)
-    assert unsafe(entry.directory, (*entry.manifest["files"], MANIFEST)) is None
-    (record,) = store.root.glob("index/*/*.json")
+    assert checked(entry.directory, entry.identity) == entry
+    (record,) = store.root.glob("index/*/*")
     assert [record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777] == [0o600, 0o700]
-    assert read_index(store.root, "key") == (entry.identity, entry.directory.name)
+    assert read_index(store.root, "key") == entry.directory.name
     store.root.chmod(0o777)  # while it is used: the store is refused, and no entry of it is to blame
     with pytest.raises(BadStoreEntry, match="mode 0777"):
         store.find(KERNEL.identity)
@@ -205,16 +202,15 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store) ->
 
 @pytest.fixture
 def entries(store: Store, tmp_path: Path) -> list[Entry]:
-    """Three kernels, the first one used longest ago, all of them long ago."""
-    made, found = Store(tmp_path / "made"), []
+    """Kernels last used two hours ago, 25 hours ago, and, by a clock that was wrong, in years."""
+    made, found, now = Store(tmp_path / "made"), [], time.time()
     for number in range(3):
         entry = made.get_or_build(replace(KERNEL, source=KERNEL.source + f"// {number}\n"))
         made.remember(f"key {number}", entry)
     shutil.copytree(made.root, store.root)
-    for number in range(3):
-        entry = read_entry(store.root / (read_index(store.root, f"key {number}") or ("", ""))[1])
-        when = time.time() - 1e5 + number
-        os.utime(entry.directory / "manifest.json", (when, when))
+    for number, used in enumerate((now - 2 * 3600, now - 25 * 3600, now + 1e8)):
+        entry = read_entry(store.root / str(read_index(store.root, f"key {number}")))
+        os.utime(entry.directory / "manifest.json", (used, used))
         found.append(entry)
     return found
 
@@ -223,52 +219,24 @@ def there(entries: list[Entry]) -> list[bool]:
     return [entry.directory.exists() for entry in entries]
 
 
-def test_used_longest_ago_goes_first(store: Store, entries: list[Entry]) -> None:
-    oldest, total = size_of(entries[0].directory), sum(size_of(entry.directory) for entry in entries)
-    assert prune(store.root, total).removed == ()
-    assert len(prune(store.root, 0, dry_run=True).removed) == 3
-    assert there(entries) == [True] * 3
-    done = prune(store.root, total - 1)
-    assert [item.path for item in done.removed] == [entries[0].directory]
-    assert (done.before, done.after) == (total, total - oldest)
-    assert there(entries) == [False, True, True]
-    assert read_index(store.root, "key 0") is None
-    assert len(list((store.root / "index").glob("*/*.json"))) == 2
-    library = load(entries[1])  # runs on when its file is removed
-    assert len(prune(store.root, 0, idle=0).removed) == 2 and library.scanops_abi() == ABI
-
-
-def test_what_is_looked_up_meanwhile_stays(store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = usage._removal
-
-    def another_process_looks_up(root: Path, path: Path) -> OSError | None:
-        Store(root).find(entries[1].identity)
-        return honest(root, path)
-
-    monkeypatch.setattr(usage, "_removal", another_process_looks_up)
-    assert [item.path for item in prune(store.root, 0).removed] == [entries[0].directory, entries[2].directory]
-    assert there(entries) == [False, True, False]
-
-
-def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry]) -> None:
-    """Remove a kernel whose last use a wrong clock has put years ahead; a lookup corrects the time."""
-    for entry in entries:
-        os.utime(entry.directory / "manifest.json", (time.time() + 1e8,) * 2)
-    assert Store(store.root).find(entries[0].identity) is not None
-    assert {item.path for item in prune(store.root, 0).removed} == {entry.directory for entry in entries[1:]}
-    ahead = entries[0].directory / "manifest.json"
-    os.utime(ahead, (time.time() + 60,) * 2)  # as clocks of two machines may differ
-    assert prune(store.root, 0).kept == 1
-    assert len(prune(store.root, 0, idle=0).removed) == 1
-
-
-def test_failed_builds_count(store: Store, entries: list[Entry]) -> None:
-    bad, total = store.root / ".failed" / "x", sum(size_of(entry.directory) for entry in entries)
+def test_what_was_not_used_for_days_goes(store: Store, entries: list[Entry]) -> None:
+    """With its index record; and failed builds."""
+    bad = store.root / ".failed" / "x"
     bad.mkdir(parents=True)
-    (bad / "kernel.so").write_bytes(b"1")
     os.utime(bad, (0, 0))
-    prune(store.root, total)
-    assert not bad.exists() and there(entries) == [True] * 3
+    (store.root / "pack.json").touch()
+    expected = {(each, size_of(each)) for each in (bad, *(entry.directory for entry in entries[1:]))}
+    assert {*prune(store.root, 1, dry_run=True)} == expected and there(entries) == [True] * 3
+    assert {*prune(store.root, 1)} == expected and there(entries) == [True, False, False] and not bad.exists()
+    assert read_index(store.root, "key 1") is None and len(list(store.root.glob("index/*/*"))) == 1
+    library = load(entries[0])  # runs on when its file is removed
+    assert len(prune(store.root, 0)) == 1 and library.scanops_abi() == ABI
+
+
+def test_what_was_looked_up_stays(store: Store, entries: list[Entry]) -> None:
+    """A lookup corrects the time of a wrong clock; what was used within the hour stays."""
+    assert [Store(store.root).find(entry.identity) is not None for entry in entries] == [True] * 3
+    assert prune(store.root, 0) == [] and there(entries) == [True] * 3
 
 
 def test_a_kernel_evicted_before_its_load_is_asked_for_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,6 @@ def together(texts: list[str]) -> str:
     parts = ["#include <cuda_runtime.h>"]
     for number, text in enumerate(texts):
         names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
-        names = (*names, "scan_kernel")
         parts += [f"#undef {name}\n#define {name} {name}_{number}" for name in names]
         parts += [f"namespace golden_{number} {{", text, "}"]
     return "\n".join(parts)

@@ -78,8 +78,8 @@ def test_autocast_of_the_operation_itself() -> None:
     with FakeTensorMode(), autocasting():
         x = torch.empty(2, 5, dtype=torch.bfloat16, device="cuda")
         nothing = (None,) * 5
-        assert torch.ops.scanops.scan(x, *nothing, 1, "prod").dtype == torch.float32
-        assert torch.ops.scanops.scan(x, *nothing, 1, "max").dtype == torch.bfloat16
+        assert torch.ops.scanops.scan(x, *nothing, 1, "prod")[0].dtype == torch.float32
+        assert torch.ops.scanops.scan(x, *nothing, 1, "max")[0].dtype == torch.bfloat16
         assert scanops.cumsum(x, 1, dtype=torch.bfloat16).dtype == torch.bfloat16
         assert scanops.cumsum(x.double(), 1).dtype == torch.float64
         assert scanops.cumsum(torch.empty(2, dtype=torch.float16), 0).dtype == torch.float16  # a CPU's

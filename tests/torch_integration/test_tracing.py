@@ -235,7 +235,7 @@ def test_compiled_autograd_tells_scans_apart() -> None:
     calls: list[Scan] = [
         *(lambda x, dim=dim: scanops.cumsum(x, dim) for dim in (1, 0)),
         *(lambda x, reverse=reverse: scanops.cumprod(x, 1, reverse=reverse) for reverse in (False, True)),
-        *(lambda x, dim=dim, op=op: scan(x, dim=dim, op=op) for dim, op in ((1, "sum"), (1, "prod"), (0, "prod"))),
+        *(lambda x, dim=dim, op=op: scan(x, dim=dim, op=op)[0] for dim, op in ((1, "sum"), (1, "prod"), (0, "prod"))),
     ]
     with scanops.emulate(), scanops.policy("fallback"):
         for call in calls:

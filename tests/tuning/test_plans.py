@@ -24,7 +24,7 @@ from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
-from scanops.measure import Operands
+from scanops.operands import Operands
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store import Store
 from tests.codegen.strategies import specs, targets
@@ -115,6 +115,7 @@ def test_mutated_plans_are_candidates_or_refused() -> None:
         ("sum-f32-n40", "block", {"vectors": -2}),
         ("sum-f32-n300-inner64", "panels", {"threads": 96}),
         ("sum-f32-n300-inner64", "panels", {"stages": 5}),
+        ("sum-f32-n300-inner77", "panels", {"stages": 1}),
         ("sum-f32-n5000", "wave", {"boundary": 160}),
         ("sum-f32-n40", "staged", {"rows": 0}),
         ("sum-f32-n4096", "block", {"items": 1048576}),

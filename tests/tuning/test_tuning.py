@@ -42,21 +42,18 @@ class FakeLaboratory:
         microseconds: Callable[[Plan], float],
         *,
         noise: float = 0.0,
-        broken: Callable[[Plan], bool] = lambda plan: False,
-        wrong: Callable[[Plan], bool] = lambda plan: False,
+        unusable: Callable[[Plan], bool] = lambda plan: False,
         lines: int = 10,
     ) -> None:
         self.lines = lines
-        self.microseconds, self.noise, self.broken, self.wrong = microseconds, noise, broken, wrong
+        self.microseconds, self.noise, self.unusable = microseconds, noise, unusable
         self.asked: list[tuple[int, int]] = []  # (plans, rounds) of each comparison
         self._random = random.Random(7)
 
-    def build(self, plans: Sequence[Plan], said: Callable[[int, int], object]) -> Mapping[Plan, str]:
-        said(len(plans), len(plans))
-        return {plan: "spills" for plan in plans if self.broken(plan)}
-
-    def agrees(self, plan: Plan) -> bool:
-        return not self.wrong(plan)
+    def problems(self, plans: Sequence[Plan], said: Callable[[str, int, int], object]) -> Mapping[Plan, str]:
+        for what in ("building", "checking"):
+            said(what, len(plans), len(plans))
+        return {plan: "unusable" for plan in plans if self.unusable(plan)}
 
     def times(self, plans: Sequence[Plan], rounds: int) -> Mapping[Plan, list[float]]:
         self.asked.append((len(plans), rounds))
@@ -227,13 +224,9 @@ def test_a_winner_is_measured_again_against_the_planners_own() -> None:
 
 
 def test_wrong_and_broken_plans_are_never_timed() -> None:
-    laboratory = FakeLaboratory(
-        lambda plan: 50.0 if plan in PLANS[1:4] else 100.0,
-        broken=lambda plan: plan in PLANS[1:3],
-        wrong=lambda plan: plan == PLANS[3],
-    )
+    laboratory = FakeLaboratory(lambda plan: 50.0 if plan in PLANS[1:4] else 100.0, unusable=PLANS[1:4].__contains__)
     outcome = tune(SPEC, TARGET, laboratory)
     assert (outcome.improved, [plan for plan, _ in outcome.refused]) == (False, PLANS[1:4])
     assert laboratory.asked[0] == (len(PLANS) - 3, 15)
-    with pytest.raises(BuildFailure, match="spills"):  # without the planner's own there is nothing to compare with
-        tune(SPEC, TARGET, FakeLaboratory(lambda plan: 1.0, broken=lambda plan: plan == PLANS[0]))
+    with pytest.raises(BuildFailure, match="unusable"):  # without the planner's own there is nothing to compare with
+        tune(SPEC, TARGET, FakeLaboratory(lambda plan: 1.0, unusable=PLANS[:1].__contains__))

@@ -1,71 +1,109 @@
-"""The public scans that return indices, ``cummax`` and ``cummin``, and reductions by key."""
+"""The public scans that pass their keywords on, ``cumprod`` and its like, and reductions by key."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from scanops.api import called, cumsum, scan
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import called, plain_name
+from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
+from scanops.ops.dispatch import plain_name
 from scanops.requests import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypedDict
-
     from typing_extensions import Unpack
 
     from scanops.codegen.operators import Operator
+    from scanops.keywords import Keywords, Variant
 
-    class Variant(TypedDict, total=False):
-        """Keywords of every scan; the docstring of ``scan`` explains them."""
-
-        mask: Tensor | None
-        reverse: bool
-        exclusive: bool
-        initial: Tensor | complex | None
-        segment_starts: Tensor | None
-        offsets: Tensor | None
-
-    class Keywords(Variant, total=False):
-        """Keywords of scans with one result."""
-
-        complete: bool
-        dtype: torch.dtype | None
-        accumulate: torch.dtype | str | None
-        out: Tensor | None
-
-    class Chunks(Keywords, total=False):
-        """Keywords of scans that may begin again every so many items."""
-
-        chunk: int | None
-
-    class Functions(TypedDict, total=False):
-        """Keywords of scans with functions of several tensors."""
-
-        map: Callable[..., Any] | None
-        then: Callable[..., Any] | None
-        mask: Tensor | None
-        reverse: bool
-        exclusive: bool
-        dtype: torch.dtype | None
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp", "reduce_by_key"]
 
 
-__all__ = ["Ends", "Final", "Pair", "ValuesAndIndices", "cummax", "cummin", "reduce_by_key"]
-
-Pair = tuple[Tensor, Tensor]
-Ends = Literal[True, "segments"]  # values of return_final with which there are carries-out
-Final = Ends | Literal[False]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class ValuesAndIndices(NamedTuple):
-    """The results of ``cummax`` and ``cummin``, as torch's own return them."""
+def shown_as(other: Callable[..., Any], without: tuple[str, ...]) -> Callable[[Function], Function]:
+    """Return a decorator: help() and editors show the keywords of ``other``, to which a function passes its own on."""
 
-    values: Tensor
-    indices: Tensor
+    def decorated(function: Function) -> Function:
+        kept = [each for name, each in signature(other).parameters.items() if name not in without]
+        function.__signature__ = signature(other).replace(parameters=kept)  # type: ignore[attr-defined]
+        return function
+
+    return decorated
+
+
+@overload
+def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+@overload
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
+@shown_as(cumsum, without=("chunk", "modulo"))
+def cumprod(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
+
+    Exactly ``scan(x, "prod", dim, ...)``; see there.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
+        tensor([2., 2., 8.])
+    """
+    return scan(x, "prod", dim, **options)  # type: ignore[no-any-return]
+
+
+@overload
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+@overload
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
+@shown_as(cumsum, without=("chunk", "modulo"))
+def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+    """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
+
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
+    values do not overflow. Rules for infinities, NaN and complex items: docs/operators/logcumsumexp.md.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.logcumsumexp(torch.tensor([100., 100., -100.]), 0)
+        tensor([100.0000, 100.6931, 100.6931])
+
+    Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
+    calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
+    """
+    return scan(x, "logcumsumexp", dim, **options)  # type: ignore[no-any-return]
+
+
+def _extreme(
+    op: str,
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: Final = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    out: Pair | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
+        raise UnsupportedRequest(
+            f"{op}: out must be a pair of tensors",
+            allowed="a pair of tensors: for values and for indices",
+            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
+            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
+        )
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = (op, dim, reverse, exclusive, return_final, None, None)  # no dtype, the default accumulator
+    found: Any = called(tensors, tuple(out or (None, None)), False, options)
+    pair = ValuesAndIndices(*found[:2])
+    return (pair, found[2]) if return_final else pair
 
 
 @overload
@@ -76,6 +114,7 @@ def cummax(
 def cummax(
     x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices: ...
+@shown_as(_extreme, without=("op",))
 def cummax(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
 
@@ -115,6 +154,7 @@ def cummin(
 def cummin(
     x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices: ...
+@shown_as(_extreme, without=("op",))
 def cummin(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
 
@@ -127,40 +167,6 @@ def cummin(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[Valu
         ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
     """
     return _extreme("cummin", x, dim, **options)
-
-
-def _extreme(
-    op: str,
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: Final = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    out: Pair | None = None,
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
-        raise UnsupportedRequest(
-            f"{op}: out must be a pair of tensors",
-            allowed="a pair of tensors: for values and for indices",
-            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
-            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
-        )
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = (op, dim, reverse, exclusive, return_final, None, None)  # no dtype, the default accumulator
-    found: Any = called(tensors, tuple(out or (None, None)), False, options)
-    pair = ValuesAndIndices(*found[:2])
-    return (pair, found[2]) if return_final else pair
-
-
-# The keywords that these pass on, as help() and editors show them.
-for _function in (cummax, cummin):
-    _shown = [each for each in signature(_extreme).parameters.values() if each.name != "op"]
-    _function.__signature__ = signature(_extreme).replace(parameters=_shown)  # type: ignore[attr-defined]
 
 
 def reduce_by_key(

@@ -1,0 +1,221 @@
+"""Calls with a sharded dimension: every operator, variant and layout, random ones, and their check by one process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import scanops
+import scanops.distributed
+from scanops.codegen.operators import Operator
+from scanops.distributed.spans import Table
+from scanops.errors import ScanopsError
+
+sd: Any = scanops.distributed
+LINEAR_MAPS = Operator(  # x -> ax + b modulo 8, as 8a + b: associative, not commutative
+    name="linear_maps", formula="y[i] = x[0] then x[1] then ... then x[i]", identity=("8",), kinds=("int",),
+    combine=("((older >> 3) * (newer >> 3) & 7) << 3 | (((newer >> 3) * (older & 7) + (newer & 7)) & 7)",),
+    step=lambda h, x: (((h >> 3) * (x >> 3)) & 7) << 3 | (((x >> 3) * (h & 7) + (x & 7)) & 7),
+    gives="kept", commutative=False, start=8,
+)  # fmt: skip
+EXTREMES = ("cummax", "cummin")
+FLOATS = ("sum", "prod", "max", "min", "logcumsumexp", "linear", *EXTREMES)
+INTEGERS = (
+    LINEAR_MAPS,
+    "sum",
+    "max",
+    "bitwise_xor",
+    "bitwise_and",
+    "bitwise_or",
+    "logical_or",
+    "logical_and",
+    "cummax",
+)
+OPERATORS = (*((op, False) for op in FLOATS), *((op, True) for op in INTEGERS))  # and whether x has integers
+VARIANTS = (
+    "", "return_final", "reverse", "exclusive initial", "reverse exclusive return_final", "mask initial return_final",
+    "mask reverse", "starts initial return_final", "starts reverse exclusive initial return_final",
+    "offsets reverse initial", "offsets return_final", "mask starts exclusive",
+    "weights broadcast initial return_final",
+)  # fmt: skip
+LAYOUTS = ("chunk", "even", "random", "spans", "head_tail")
+WORLDS = (1, 2, 3, 4, 8)
+REFUSED = ("complete", "chunk", "out")  # keywords of one GPU that sharded scans do not have
+SHARDED = ("x", "gate", "mask", "segment_starts")
+Given = dict[str, Any]
+
+
+class Request(NamedTuple):
+    """One call on the whole dimension, and where it is cut."""
+
+    op: Any
+    dim: int
+    table: Table  # the spans of each rank
+    given: Given  # tensors and keywords
+    how: Given  # keywords of scanops.distributed alone
+    twice: bool  # whether second derivatives are taken
+
+    @property
+    def exact(self) -> bool:
+        """Whether sharded results have the bits of one process."""
+        return not self.given["x"].is_floating_point() or self.op in ("max", "min", *EXTREMES)
+
+    def told(self) -> str:
+        """Return the call in one line."""
+        given = {k: list(v.shape) if k in SHARDED and v.numel() > 40 else v for k, v in self.given.items()}
+        op = getattr(self.op, "name", self.op)
+        return " ".join(f"{op} along {self.dim} {given} {self.how or self.table} {self.twice}".split())
+
+    def places(self, rank: int) -> Tensor:
+        """The items of a rank."""
+        return torch.cat([torch.arange(start, stop) for start, stop in self.table[rank]])
+
+    def part(self, name: str, each: Any, rank: int) -> Any:
+        """A rank's part of an operand, which broadcasts to x's shape."""
+        dim = self.dim % self.given["x"].ndim - self.given["x"].ndim
+        if name not in SHARDED or each.ndim < -dim or (name != "x" and each.shape[dim] == 1):
+            return each
+        return each.index_select(dim, self.places(rank))
+
+    def local(self, rank: int) -> Given:
+        """Return the tensors and keywords that a rank passes."""
+        given = {name: self.part(name, each, rank) for name, each in self.given.items()}
+        return given | {"out": torch.empty_like(given["x"])} if "out" in given else given
+
+
+def every_request() -> Iterator[Request]:
+    """Every operator in every variant and layout, for each number of ranks."""
+    for seed, (layout, words, operator) in enumerate(itertools.product(LAYOUTS, VARIANTS, OPERATORS)):
+        for ranks in WORLDS:  # in turn: a rank must not wait for long until a call needs it
+            yield small_request(seed, ranks, layout, words, operator)
+
+
+def small_request(seed: int, ranks: int, layout: str, words: str, operator: tuple[Any, bool]) -> Request:
+    """Return a call of three lines, the same for any number of ranks."""
+    length = 16 if layout == "head_tail" else 11
+    return request_of(random.Random(seed), *operator, layout, words.split(), ranks, (3, length), 1)
+
+
+def random_request(draw: random.Random) -> Request:
+    """A call of any keywords, shape and layout: some are no legal call, of one process or of several."""
+    op, whole = draw.choice(OPERATORS)
+    known = ["reverse", "exclusive", "return_final", "initial", "mask", "weights", "starts", "offsets", "number"]
+    words = [word for word in (*known, "broadcast") if draw.random() < 0.25]
+    words += [word for word in (*REFUSED, "outside", "nowhere") if draw.random() < 0.01]
+    layout, shape = draw.choice(LAYOUTS), [draw.randint(0, 3) for _ in range(draw.randint(1, 3))]
+    dim = draw.randrange(-len(shape), len(shape))
+    shape[dim] = draw.randint(0, 2) * 16 if layout == "head_tail" else draw.randint(0, 20)
+    return request_of(draw, op, whole, layout, words, draw.choice(WORLDS), tuple(shape), dim)
+
+
+def request_of(draw: random.Random, op: Any, whole: bool, layout: str, words: list[str], ranks: int,
+               shape: tuple[int, ...], dim: int) -> Request:  # fmt: skip
+    """Return a call of random tensors with the keywords that ``words`` name."""
+    make = torch.Generator().manual_seed(draw.randrange(2**31))
+    floats = partial(torch.rand, dtype=torch.float64, generator=make)
+    x = torch.randint(0, 64, shape, generator=make) | 8 if whole else floats(shape) * 3 - 1
+    x = x.round() if op in ("max", "min", *EXTREMES) and not whole else x  # ties
+    length, lines = shape[dim], tuple(size for d, size in enumerate(shape) if d != dim % len(shape))
+    first = torch.randint(0, 64, lines, generator=make) | 8 if whole else floats(lines)
+    ends, twice = sorted(draw.choices(range(length + 1), k=4)), draw.random() < 0.1
+    all_of: Given = {
+        "mask": ("mask", floats(shape) < 0.6),
+        "weights": ("mask", x % 2 if whole else floats(shape)),
+        "starts": ("segment_starts", floats(shape) < 0.2),
+        "offsets": ("offsets", torch.tensor([0, *ends, length])),
+        "outside": ("offsets", torch.tensor([0, length + 1])),
+        "initial": ("initial", (first > 20) if op in ("logical_or", "logical_and") else first),
+        "number": ("initial", 1),
+        "chunk": ("chunk", 4),
+        "out": ("out", torch.empty_like(x)),
+        "nowhere": ("nowhere", 1),
+        **{name: (name, True) for name in ("reverse", "exclusive", "return_final", "complete")},
+    }
+    given = {"x": x, **dict(all_of[word] for word in words if word in all_of)}
+    if op == "linear":
+        of_lines = [1 if d == dim % len(shape) else size for d, size in enumerate(shape)]
+        given["gate"] = floats(of_lines if "broadcast" in words else shape) * 1.5
+    size = -(-length // ranks) if layout == "chunk" else length / ranks
+    cuts = [min(int(r * size), length) for r in range(1, ranks)]
+    if layout in ("random", "spans"):
+        cuts = sorted(draw.choices(range(length + 1), k=(2 if layout == "spans" else 1) * ranks - 1))
+    if layout == "head_tail":
+        half = length // (2 * ranks)
+        spans = [(k * half, k * half + half) for k in range(2 * ranks)]
+        table: Table = tuple((spans[r], spans[-1 - r]) for r in range(ranks))
+        if half * 2 * ranks == length:
+            return Request(op, dim, table, given, {"spans": "head_tail"}, twice)
+    spans = list(itertools.pairwise((0, *cuts, length)))
+    if layout == "spans":
+        draw.shuffle(spans)
+        table = tuple(tuple(spans[r::ranks]) for r in range(ranks))
+        return Request(op, dim, table, given, {"spans": table}, twice)
+    how = {"method": "chain"} if op not in EXTREMES and draw.random() < 0.5 else {}
+    return Request(op, dim, tuple((span,) for span in spans), given, how, twice)
+
+
+def answer(module: Any, request: Request, given: Given, at: Tensor, **more: Any) -> Any:
+    """Results, gradients and second derivatives, or the name of the typed error.
+
+    ``at`` is where the items are in the line: the loss weighs results by it, so that ranks' losses add up to the whole.
+    """
+    floating = [k for k, v in given.items() if isinstance(v, Tensor) and v.is_floating_point() and k != "out"]
+    given = {k: v.clone().requires_grad_() if k in floating else v for k, v in given.items()}
+    leaves, dim = [given[k] for k in floating], request.dim
+    rest = {k: v for k, v in given.items() if k not in ("x", "gate")} | more
+    try:
+        if request.op == "linear":
+            found = _flat(module.linear_scan(given["gate"], given["x"], dim, **rest))
+        elif request.op in EXTREMES:
+            found = _flat(getattr(module, request.op)(given["x"], dim, **rest))
+        else:
+            found = _flat(module.scan(given["x"], request.op, dim, **rest))
+    except (ScanopsError, TypeError) as refused:  # TypeError: an unknown keyword
+        return type(refused).__name__
+    results = [each.detach() for each in found]
+    if "complete" in given or not leaves or not any(each.requires_grad for each in found):
+        return results, [], []
+    shape = [-1 if d == dim % given["x"].ndim else 1 for d in range(given["x"].ndim)]
+    share = len(at) / max(1, request.given["x"].shape[dim])
+    y, *final = (each for each in found if each.requires_grad)
+    loss = (y * torch.cos(at.to(y.dtype)).reshape(shape)).sum() + sum((each * share).sum() for each in final)
+    grads = torch.autograd.grad(loss, leaves, create_graph=request.twice, materialize_grads=True)
+    second: Any = ()
+    if request.twice:
+        turned = torch.stack([(g * (1 + torch.cos(leaf))).sum() for g, leaf in zip(grads, leaves, strict=True)]).sum()
+        second = torch.autograd.grad(turned, leaves, materialize_grads=True) if turned.requires_grad else ()
+    return results, dict(zip(floating, grads, strict=True)), dict(zip(floating, second, strict=False))
+
+
+def difference(request: Request, found: Any, wanted: Any, rank: int, summed: Callable[[Tensor], Tensor]) -> str:
+    """Return how a rank's answer differs from its part of that of one process, or nothing; ``summed`` adds over ranks.
+
+    A typed error is right where one process raises one as well, or has a keyword that sharded scans refuse.
+    """
+    if isinstance(found, str) or isinstance(wanted, str):
+        refused = isinstance(wanted, str) or any(request.given.get(name) is not None for name in REFUSED)
+        kinds = [each if isinstance(each, str) else "results" for each in (found, wanted)]
+        return "" if isinstance(found, str) and refused else "{} in place of {}".format(*kinds)
+    said: list[str] = []
+    for kind, these, those in zip(("gradient", "second derivative"), found[1:], wanted[1:], strict=True):
+        for name, whole in those.items() if those else ():
+            part, mine = request.part(name, whole, rank), these[name].detach().contiguous()
+            mine = summed(mine) if part is whole else mine
+            if not torch.allclose(mine, part, 1e-6, 1e-7, equal_nan=True):
+                said.append(f"{kind} of {name}")
+    for k, (mine, whole) in enumerate(zip(found[0], wanted[0], strict=True)):
+        part = request.part("x" if whole.shape == request.given["x"].shape else "final", whole, rank)
+        same = torch.equal(mine, part) if request.exact else torch.allclose(mine, part, 1e-7, 1e-7, equal_nan=True)
+        if not same or mine.dtype != part.dtype:
+            said.append(f"result {k}")
+    return ", ".join(said)
+
+
+def _flat(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else [each for part in found for each in _flat(part)]

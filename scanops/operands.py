@@ -1,0 +1,106 @@
+"""The tensors that a kernel of a spec takes, to run it by itself: what ``scanops tune`` measures."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from scanops.codegen.exports.texts import python_name
+from scanops.codegen.figures import item_bytes
+from scanops.codegen.lines import check_lines
+from scanops.codegen.spec import ScanSpec
+from scanops.fusion.kernels import bound
+from scanops.requests.geometry import ALIGNMENT
+from scanops.runtime.kernels import Kernel
+from scanops.runtime.launcher import Launcher
+
+PAD = 32  # items between rows of a tensor that is not dense
+SEGMENT = 100  # items of a segment, on average
+# By kind: the lowest value, and one more than the highest
+_STEPS = {"bool": (0, 2), "int": (0, 41), "float": (-1, 2), "complex": (-1, 2)}
+
+
+class Operands:
+    """The tensors of a call along dimension 1 that asks for a spec: inputs, result and indices."""
+
+    def __init__(self, spec: ScanSpec, lines: int, device: str) -> None:
+        check_lines(spec, lines)
+        across = (spec.inner,) if spec.inner > 1 else ()
+        shape, shift = (lines // spec.inner, spec.capacity - spec.complete, *across), 0 if spec.aligned else 1
+        self._spec, self.lines = spec, lines
+        self.moved = lines * spec.capacity * item_bytes(spec)  # bytes
+        self.tensors = {"x": _laid_out(shape, spec.dtype, spec.input_layout, shift, device)}  # arguments of a kernel
+        for source in spec.sources[1:]:
+            self.tensors[python_name(source)] = _laid_out(shape, source.dtype.name, source.layout, 0, device)
+        if spec.by_offsets:
+            cuts = [*range(0, spec.capacity, SEGMENT), spec.capacity]
+            self.tensors["offsets"] = torch.tensor(cuts, dtype=getattr(torch, str(spec.segments)), device=device)
+        if spec.initial:
+            carried = (shape[0], *((len(cuts) - 1,) if spec.per_segment else ()), *across)
+            self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
+        shape = (shape[0], spec.capacity, *across)
+        self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
+        outputs = spec.fusion.outputs if spec.fusion else ()
+        self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
+        self._launches: dict[Kernel, Launcher] = {}  # of fused scans
+        if spec.indexed:
+            self.tensors["indices"] = torch.empty(shape, dtype=torch.int64, device=device)
+
+    def fill_exactly(self) -> None:
+        """Fill the inputs with values whose scan is exact: signs for products, small integers otherwise."""
+        x, random = self.tensors["x"], torch.Generator(self.out.device).manual_seed(2026)
+        for source in self._spec.sources:
+            tensor = self.tensors[python_name(source)]
+            low, high = _STEPS["bool" if source.name == "gate" else source.dtype.kind]
+            high = SEGMENT if source.name == "starts" else high
+            steps = torch.randint(low, high, tensor.shape, dtype=torch.int8, device=x.device, generator=random)
+            tensor.copy_(steps == 1 if source.name == "starts" else steps)
+        if self._spec.op != "sum":  # odd factors are invertible in wrapping arithmetic, signs everywhere
+            if self._spec.input.kind == "int":
+                x.mul_(2).add_(1)
+            else:
+                x.masked_fill_(x == 0, 1)
+
+    def fill_randomly(self) -> None:
+        """Fill floating inputs with normal values, and gates with values from 0 to 1: constant bits are faster."""
+        random = torch.Generator(self.out.device).manual_seed(2026)
+        for name, tensor in self.tensors.items():
+            drawn = name in ("x", "gate") or name.startswith("further")
+            if drawn and (tensor.is_floating_point() or tensor.is_complex()):
+                values = torch.randn(tensor.shape, device=tensor.device, generator=random)
+                tensor.copy_(values.abs().clamp(max=1) if name == "gate" else values)
+
+    def run(self, kernel: Kernel) -> torch.Tensor:
+        """Scan, and return the result, the first one of several."""
+        if self._spec.fusion is None:
+            kernel(dim=1, out=self.out, **self.tensors)
+            return self.out
+        tensors = tuple(self.tensors.values())
+        launch = self._launches.get(kernel)
+        if launch is None:
+            launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), self._spec, kernel.few)
+        launch(tensors, (self.out, *self._further))
+        return self.out
+
+
+def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
+    """Return a tensor that expands to this shape, of this layout, ``shift`` items behind a 16-byte boundary."""
+    if layout == "line":
+        return _laid_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device)
+    if layout == "transposed":
+        run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run is aligned
+        turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
+        return turned[..., : shape[-2]].transpose(-1, -2)
+    around, step = list(shape), 2 if layout == "strided" else 1
+    around[-1] = step * shape[-1] + (0 if layout in ("dense", "strided") else PAD)
+    storage = torch.empty(math.prod(around) + shift, dtype=getattr(torch, dtype), device=device)[shift:].view(around)
+    return storage[..., : step * shape[-1] : step]
+
+
+def same(result: torch.Tensor, wanted: torch.Tensor, *, exactly: bool) -> bool:
+    """Whether two results are equal, or if not ``exactly``, within 2 percent: for operators that round, as exp does."""
+    if exactly or not (wanted.is_floating_point() or wanted.is_complex()):
+        return torch.equal(result, wanted)
+    worst = torch.nan_to_num((result - wanted).abs().float()).max()
+    return bool(worst <= 0.02 * (1 + torch.nan_to_num(wanted.abs().float()).max()))
