@@ -53,7 +53,7 @@ linked:
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/, with the C++ call path for this torch and Python
 	mkdir -p dist && cp build/wheel/scanops-* dist/
 
-figures: $(STAMPS)/package  ## the figures of structure and runtime that the project holds itself to
+figures: $(STAMPS)/package  ## figures of the project's structure and runtime; none is a limit
 	$(BIN)/python tools/figures.py
 	-$(BIN)/python -m tools.recorded
 

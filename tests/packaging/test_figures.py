@@ -1,4 +1,4 @@
-"""The figures of structure that tools/figures.py prints: the goals hold, and what is counted is what is there."""
+"""The figures of structure that tools/figures.py prints: what is counted is what is there."""
 
 from __future__ import annotations
 
@@ -15,27 +15,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
-CEILINGS = {
-    "lines of scanops without the emulator": 18_600,
-    "files of scanops without the emulator": 97,
-    "files of scanops over 300 lines": 1,
-    "lines of tests": 17_110,
-    "lines of benchmarks": 5_820,
-    "lines of codegen": 5_600,
-    "lines of templates": 3_660,
-}
-
-
 @pytest.fixture(scope="module")
 def found() -> dict[str, figures.Figure]:
     """Every figure of structure by name."""
     return {figure.name: figure for figure in figures.structure()}
 
 
-def test_goals_are_met_and_no_figure_grows(found: dict[str, figures.Figure]) -> None:
-    assert [figure for figure in found.values() if figure.missed] == []
-    assert [name for name, ceiling in CEILINGS.items() if found[name].value > ceiling] == []
+def test_docstrings_have_five_words_and_template_lines_fit(found: dict[str, figures.Figure]) -> None:
+    short = found["docstrings of fewer than five words"]
+    assert (short.value, short.note) == (0, "")
+    assert found["template lines over 120 columns"].value == 0
 
 
 def test_a_first_call_is_counted(found: dict[str, figures.Figure]) -> None:
@@ -45,10 +34,14 @@ def test_a_first_call_is_counted(found: dict[str, figures.Figure]) -> None:
     assert found["functions of a first call, with codegen"].value == len(functions)
 
 
-def test_a_missed_goal_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    made = [figures.Figure("a", 2, 1), figures.Figure("b", 2, 1, binding=False), figures.Figure("c", 1, 1)]
-    monkeypatch.setattr(figures, "structure", lambda: made)
-    assert figures.main(["--structure", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["missed"] == ["a"]
-    monkeypatch.setattr(figures, "structure", lambda: made[1:])
-    assert figures.main(["--structure"]) == 0 and "MISSED" not in capsys.readouterr().out
+def test_figures_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(
+        figures, "structure", lambda: [figures.Figure("lines of a", 2_000), figures.Figure("b", 1, "x")]
+    )
+    figures.main(["--structure", "--json"])
+    assert [figure["value"] for figure in json.loads(capsys.readouterr().out)] == [2_000, 1]
+    figures.main(["--structure"])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["lines", "of", "a", "2,000"],
+        ["b", "1", "x"],
+    ]
