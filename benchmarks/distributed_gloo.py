@@ -3,7 +3,7 @@
     cases        every operator, variant and layout on 1, 2, 3, 4 and 8 ranks, with gradients and some second ones
     fuzz         random calls, some of which no rank may answer: the results of one process, or a typed error on all
     mismatches   one of four ranks makes another call: a typed error on every rank, and the next call is right
-    runs         equal calls by both methods: the same bits every time
+    runs         equal calls: the same bits every time
     late         a rank sleeps for longer than the timeout: PeerLost on every rank
     kills        one of four ranks gets SIGKILL at a random moment of a loop of scans with gradients: PeerLost on the
                  others within the timeout and 5 s
@@ -36,7 +36,7 @@ from benchmarks.common import Row, parser, write
 from benchmarks.sharded_calls import WORLDS, answer, difference, every_request, random_request, sd
 from scanops.errors import PeerLost, UnsupportedRequest
 
-TIMEOUT, RANKS, METHODS = 2.0, 4, ("twopass", "chain")
+TIMEOUT, RANKS = 2.0, 4
 LONG = 60.0  # seconds that a rank waits for others where none is late
 SILENT = 2 * LONG  # seconds without a word from any rank, after which it is a hang
 SPOKEN = 10.0  # seconds between two lines of progress
@@ -95,7 +95,7 @@ def mismatch(rank: int, say: Say, count: int) -> None:
     ]  # fmt: skip
     for k in range(count):
         odd, changed = draw.randrange(RANKS), draw.choice(changes)
-        given: Any = {"x": x, "op": "sum", "dim": 1, "method": METHODS[k % 2]}
+        given: Any = {"x": x, "op": "sum", "dim": 1}
         say("progress", k)
         try:
             sd.scan(**given | (changed if rank == odd else {}))
@@ -107,12 +107,12 @@ def mismatch(rank: int, say: Say, count: int) -> None:
 
 
 def repeat(rank: int, say: Say, count: int) -> None:
-    """Repeat a call by both methods and compare the bits with the first results."""
+    """Repeat a call and compare the bits with the first results."""
     x = torch.rand(16, 50, generator=torch.Generator().manual_seed(rank))
-    bits = {method: sd.cumsum(x, 1, method=method) for method in METHODS}
+    bits = sd.cumsum(x, 1)
     for k in range(count):
         say("progress", k)
-        if not torch.equal(sd.cumsum(x, 1, method=METHODS[k % 2]), bits[METHODS[k % 2]]):
+        if not torch.equal(sd.cumsum(x, 1), bits):
             say("wrong", f"rank {rank}: other bits in call {k}")
     say("count", Counter(calls=count if rank == 0 else 0))
 
@@ -127,7 +127,7 @@ def scan_until_lost(rank: int, say: Say, late: bool) -> None:
                 time.sleep(2 * TIMEOUT)
             begun = time.monotonic()
             x = torch.ones(16, 50, requires_grad=True)
-            sd.cumsum(x, 1, method=METHODS[k % 2]).sum().backward()
+            sd.cumsum(x, 1).sum().backward()
     except PeerLost:
         in_time = time.monotonic() - begun < TIMEOUT + 5 or (late and rank == 1)
         kind = "typed" if in_time else "typed, too late"

@@ -156,8 +156,7 @@ def request_of(draw: random.Random, op: Any, whole: bool, layout: str, words: li
         draw.shuffle(spans)
         table = tuple(tuple(spans[r::ranks]) for r in range(ranks))
         return Request(op, dim, table, given, {"spans": table}, twice)
-    how = {"method": "chain"} if op not in EXTREMES and draw.random() < 0.5 else {}
-    return Request(op, dim, tuple((span,) for span in spans), given, how, twice)
+    return Request(op, dim, tuple((span,) for span in spans), given, {}, twice)
 
 
 def answer(module: Any, request: Request, given: Given, at: Tensor, **more: Any) -> Any:

@@ -45,10 +45,9 @@ Facts = dict[str, Any]
 @click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", help="GPU architecture, or cpu; by default that of the GPU here, else sm_90.")
 @click.option("--lines", type=int, help="Lines of the tensor; by default as many as make about 2^28 items.")
-@click.option("--ranks", type=int, help="Also how a dimension of so many shards of this length is scanned; modelled.")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the kernel is in the store or in a pack.")
 @import_option
-def command(spec: ScanSpec, target: str | None, lines: int | None, ranks: int | None, check: bool) -> Answer:
+def command(spec: ScanSpec, target: str | None, lines: int | None, check: bool) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
@@ -65,10 +64,8 @@ def command(spec: ScanSpec, target: str | None, lines: int | None, ranks: int | 
     facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources if found["found"] else None)
     origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
     said = [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]
-    sharded = None if ranks is None else _sharding(plan, ranks, facts["launch"]["lines"])
-    said += [] if sharded is None else _sharding_lines(sharded)
     return Answer(
-        {"slug": spec.slug, "target": target, **facts, "from": origin, "lookup": found, "sharded": sharded},
+        {"slug": spec.slug, "target": target, **facts, "from": origin, "lookup": found},
         [(f"{spec} on {target}", "bold"), *(f"  {label:<11}{text}" for label, text in said)],
         code=1 if check and not found["found"] else 0,
     )
@@ -141,24 +138,6 @@ def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, s
         (
             "occupancy",
             f"{held['fraction']:.2f}: {held['blocks']} blocks, {held['threads']} threads, {limit}",
-        ),
-    ]
-
-
-def _sharding(plan: Plan, ranks: int, lines: int | None) -> Facts:
-    from scanops.distributed.planner import sharding  # which torch.distributed comes with
-
-    return asdict(sharding(plan.spec, plan.target, ranks, lines))
-
-
-def _sharding_lines(sharded: Facts) -> list[tuple[str, str]]:
-    return [
-        ("ranks", f"{sharded['ranks']}, method {sharded['method']}: {sharded['why']}"),
-        ("exchange", f"{sharded['sent']} bytes to each rank, {sharded['exchange_us']:.1f} us by the model"),
-        (
-            "sharded",
-            f"{sharded['us']:.1f} us, {sharded['moved']} bytes moved a rank: {sharded['relative']:.2f} of the speed of "
-            "as many GPUs in one pass; modelled, not measured",
         ),
     ]
 

@@ -12,7 +12,6 @@ from torch.compiler import is_compiling
 
 from scanops.distributed import node, shards
 from scanops.distributed.groups import CHECKS, Agreed, Group, is_captured
-from scanops.distributed.planner import chosen
 from scanops.distributed.shards import Carry, Shard, recorded_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
 from scanops.errors import UnsupportedRequest, shown
@@ -24,7 +23,7 @@ __all__ = ["How", "answered", "scan_shards"]
 
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
-METHODS = ("auto", "twopass", "chain")
+METHODS = ("auto", "twopass")
 
 
 class How(NamedTuple):
@@ -52,10 +51,10 @@ def scan_shards(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gro
         call, given = request()
         shard = _checked(call, given, how)
         if captured and (group.size > 1 or how.spans is not None):
-            group.check_captured(who, how.method)
+            group.check_captured(who)
         table = span_table(who, how.spans, group.size, shard.length)
         layout = layout_of(who, table, group.size, group.position, shard.length)
-        parts = parts if is_compiling() else {**_parts(given, shard), "spans": described(table), "method": how.method}
+        parts = parts if is_compiling() else {**_parts(given, shard), "spans": described(table)}
     except Exception as refused:  # whatever it is: the other ranks have to hear of it
         shard, problem = None, refused
     size = 0 if shard is None else shard.length
@@ -67,8 +66,7 @@ def scan_shards(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gro
         raise problem
     if group.size == 1 and layout.width == 1:
         return answered(call, given)
-    method = "twopass" if captured else how.method
-    return Work(shard, group, layout).outputs(given.initial, agreed, method)
+    return Work(shard, group, layout).outputs(given.initial, agreed)
 
 
 def answered(call: Call, given: Inputs) -> Outputs:
@@ -93,19 +91,12 @@ def _checked(call: Call, given: Inputs, how: How) -> Shard:
             value="an active transform",
             hint="transform a function that holds the whole dimension",
         )
-    shard = shards.shard_of(call, given._replace(offsets=None), given.offsets)
-    if how.method == "chain" and (is_compiling() or shard.row.indices or how.spans is not None):
-        raise UnsupportedRequest(
-            f"{call.name}: method 'chain' does not serve this call",
-            allowed="eager calls whose ranks hold one shard each, of operators without indices",
-            value=f"op={call.op!r}, spans={shown(how.spans)}, compiling={is_compiling()}",
-            hint="leave method out: 'twopass' serves every call",
-        )
-    return shard
+    return shards.shard_of(call, given._replace(offsets=None), given.offsets)
 
 
-_PARTS = ("operator", "dimension", "lines", "dtypes", "options", "operands", "initial", "offsets", "gradients", "spans",
-          "method")  # fmt: skip
+_PARTS = (
+    "operator", "dimension", "lines", "dtypes", "options", "operands", "initial", "offsets", "gradients", "spans",
+)  # fmt: skip
 
 
 def _parts(given: Inputs, shard: Shard) -> dict[str, str]:
@@ -142,18 +133,7 @@ class Work:
         """Whether this rank has the first span in scan order, which the initial value enters."""
         return 0 in self.layout.positions
 
-    def scan_rank(self, position: int) -> int:
-        """Return the position in the group of the rank at a position in scan order; -1 is the last."""
-        position %= self.group.size
-        return self.group.size - 1 - position if self.shard.call.reverse else position
-
-    def neighbours(self) -> tuple[int | None, int | None]:
-        """Return the positions in the group of the ranks before and after this one in scan order."""
-        (here,) = self.layout.positions
-        earlier = None if here == 0 else self.scan_rank(here - 1)
-        return earlier, None if here + 1 == self.group.size else self.scan_rank(here + 1)
-
-    def outputs(self, initial: Initial, agreed: Agreed, method: str) -> Outputs:
+    def outputs(self, initial: Initial, agreed: Agreed) -> Outputs:
         """Return results and carry-out, with a node of autograd where gradients are recorded."""
         shard, tensors = self.shard, self.shard.tensors
         self.place(agreed.lengths)
@@ -164,9 +144,6 @@ class Work:
             return self.with_final(self.finished([Carry(None, empty)] * self.layout.width), empty)
         recorded = torch.is_grad_enabled() if is_compiling() else read.differentiates
         recorded = recorded and (shard.result.is_floating_point or shard.result.is_complex)
-        bands = 0 if is_compiling() or self.layout.width > 1 else chosen(method, shard, self.group.size, agreed.items)
-        if bands:
-            return node.chained(self, bands, initial, recorded=recorded)
         if not recorded:
             carries = self.carried(self.totals(), initial)
             return self.with_final(self.finished(carries), carries[0].final)

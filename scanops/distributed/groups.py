@@ -50,14 +50,14 @@ class Group(NamedTuple):
         """The number of ranks of the group."""
         return len(self.members)
 
-    def check_captured(self, who: str, method: str) -> None:
+    def check_captured(self, who: str) -> None:
         """Raise UnsupportedRequest unless a CUDA graph can hold the exchanges of a call."""
         backends = str(dist.distributed_c10d.get_backend_config(self.process_group))
-        if "cuda:nccl" not in backends or method == "chain":
+        if "cuda:nccl" not in backends:
             raise UnsupportedRequest(
                 f"{who}: a CUDA graph cannot hold the exchanges of this call",
-                allowed="method 'twopass' on a group whose backend for GPUs is NCCL",
-                value=f"method={method!r}, backends {backends}",
+                allowed="a group whose backend for GPUs is NCCL",
+                value=f"backends {backends}",
                 hint="call it outside the graph, or make the group with backend 'nccl'",
             )
 
@@ -72,28 +72,6 @@ class Group(NamedTuple):
         Differentiable to any order: its derivative is the same exchange.
         """
         return tuple(_Trade.apply(self, *tensors))  # type: ignore[no-untyped-call]
-
-    def broadcast(self, tensor: Tensor, position: int) -> Tensor:
-        """Return the tensor of the rank at a position."""
-        packed = _packed([tensor.unsqueeze(0)])
-        source = self.members[position]
-        self._exchange(lambda: dist.broadcast(packed, group_src=source, group=self.process_group))
-        return _unpacked(packed, [tensor])[0][0]
-
-    def send(self, tensor: Tensor, position: int) -> Callable[[], object]:
-        """Begin to send a tensor to the rank at a position; the function that is returned waits for it."""
-        packed = self._staged(_packed([tensor.unsqueeze(0)]))
-        to = self.members[position]
-        return self._awaited(lambda: dist.isend(packed, group=self.process_group, group_dst=to), lambda: packed)
-
-    def receive(self, like: Tensor, position: int) -> Callable[[], Tensor]:
-        """Begin to receive a tensor from the rank at a position; the function that is returned waits for it."""
-        packed = self._staged(torch.empty_like(_packed([like.unsqueeze(0)])))
-        source = self.members[position]
-        return self._awaited(
-            lambda: dist.irecv(packed, group=self.process_group, group_src=source),
-            lambda: _unpacked(packed.to(like.device), [like])[0][0],
-        )
 
     def agree(self, parts: dict[str, str], length: int, problem: Exception | None, check: str) -> Agreed:
         """Raise on every rank unless all ranks make the same call; return the lengths of all shards.
@@ -165,21 +143,6 @@ class Group(NamedTuple):
         found = torch.empty_like(packed)
         self._exchange(lambda: dist.all_to_all_single(found, packed, group=self.process_group))
         return found
-
-    def _staged(self, packed: Tensor) -> Tensor:
-        """On the CPU where the group's backend moves no memory of GPUs from rank to rank, as gloo."""
-        backends = dist.distributed_c10d.get_backend_config(self.process_group)
-        return packed.cpu() if packed.is_cuda and "cuda:gloo" in backends else packed
-
-    def _awaited(self, start: Callable[[], Any], result: Callable[[], Any]) -> Callable[[], Any]:
-        begun: list[Any] = []
-        self._exchange(lambda: begun.append(start()))
-
-        def wait() -> Any:
-            self._exchange(begun[0].wait)
-            return result()
-
-        return wait
 
     def _by_position(self, rows: Tensor) -> Tensor:
         return in_order_of(self.members, rows)

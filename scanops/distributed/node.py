@@ -1,23 +1,20 @@
-"""The autograd nodes of sharded scans: method ``twopass``, and method ``chain`` with its forward pass."""
+"""The autograd node of sharded scans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scanops.distributed import shards
-from scanops.distributed.spans import joined, narrowed
-from scanops.ops import schema
+from scanops.distributed.spans import joined
 from scanops.torch_private import saved_tensors_hooks
 
 Work = Any  # scanops.distributed.calls.Work, the part of one rank, which makes the nodes
 Outputs = tuple[Tensor, ...]
-Initial = Tensor | complex | None
 
 
 class TwoPass(torch.autograd.Function):
@@ -111,145 +108,3 @@ def _own_scans(
             own.results.append(y)
             own.finals.append(final)
     return own
-
-
-# ---- chain: bands of lines, whose carries-out go from rank to rank while other bands are scanned
-
-
-def chained(work: Work, bands: int, initial: Initial, *, recorded: bool) -> Outputs:
-    """Return results and carry-out of a shard in bands of lines: the ranks scan different bands at a time.
-
-    The carry-out of a band is the carry-in of the same band on the next rank, sent while this rank scans another one.
-    """
-    tensors = work.shard.tensors
-    if recorded:
-        number = None if isinstance(initial, Tensor) else initial
-        read = tensors._replace(initial=initial if isinstance(initial, Tensor) else None)
-        found: Outputs = Chain.apply(work, bands, number, *read.differentiable)  # type: ignore[no-untyped-call]
-        return found
-    y, _, final = _run_chain(work, Bands.of(work.shard, bands), tensors[:3], initial)
-    results: Outputs = work.with_final((y,), final)
-    return results
-
-
-class Bands(NamedTuple):
-    """The parts that the lines of a shard are divided into along one dimension: contiguous parts of most tensors."""
-
-    rank: int  # the number of x's dimensions
-    dim: int  # the scanned one
-    along: int  # the first one beside it with more than one item
-    pieces: tuple[tuple[int, int], ...]  # (start, stop) of each band
-
-    @classmethod
-    def of(cls, shard: shards.Shard, count: int) -> Bands:
-        """Return at most ``count`` bands of equal sizes, at least one."""
-        shape, dim = shard.tensors.x.shape, shard.call.dim
-        along = next((d for d, size in enumerate(shape) if d != dim and size > 1), dim)
-        size = 1 if along == dim else shape[along]
-        count = min(count, size)
-        return cls(len(shape), dim, along, tuple(pairwise(size * k // count for k in range(count + 1))))
-
-    def items(self, operand: Tensor | None) -> list[Tensor | None]:
-        """Return the part of an operand, which broadcasts to x's shape, in each band."""
-        if self.along == self.dim:
-            return [operand]
-        return [narrowed(operand, self.rank, self.along, *piece) for piece in self.pieces]
-
-    def lines(self, each: Tensor) -> list[Tensor]:
-        """Return the part of a tensor with one element per line in each band."""
-        if self.along == self.dim:
-            return [each]
-        return [each.narrow(self.along - (self.along > self.dim), start, stop - start) for start, stop in self.pieces]
-
-    def added(self, whole: Tensor | None, part: Tensor, k: int, like: Tensor) -> Tensor:
-        """Return the gradient of an operand with that of its part in band k; None: there is none of bands before."""
-        at = self.along - self.rank + like.ndim
-        if len(self.pieces) == 1 or at < 0 or like.shape[at] == 1:  # the same items in every band
-            return part if whole is None else whole + part
-        whole = like.new_empty(like.shape) if whole is None else whole
-        start, stop = self.pieces[k]
-        whole.narrow(at, start, stop - start).copy_(part)
-        return whole
-
-
-def _run_chain(
-    work: Work, bands: Bands, tensors: Sequence[Tensor | None], initial: Initial
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the results, the carry into each line or None, and the carry out of it, of the whole line if asked for."""
-    shard, group = work.shard, work.group
-    x, mask, gate = (None if each is None else each.detach() for each in tensors)
-    assert x is not None
-    call, (earlier, later) = replace(shard.call, final=True), work.neighbours()
-    y = x.new_empty(x.shape, dtype=shard.result)
-    final = x.new_empty(shard.lines, dtype=shard.carry)
-    before = torch.empty_like(final) if earlier is not None or initial is not None else None
-    if before is not None and earlier is None:
-        before.copy_(initial) if isinstance(initial, Tensor) else before.fill_(initial)  # type: ignore[arg-type]
-    carries = [None] * len(bands.pieces) if before is None else bands.lines(before)
-    arriving = [] if earlier is None else [group.receive(carry, earlier) for carry in carries if carry is not None]
-    leaving = []
-    items = zip(*(bands.items(each) for each in (x, mask, gate, shard.tensors.starts, y)), strict=True)
-    for k, (of, last) in enumerate(zip(items, bands.lines(final), strict=True)):
-        carry = carries[k]
-        if carry is not None and arriving:
-            carry.copy_(arriving[k]())
-        _, found = shards.scanned(call, of[0], of[4], mask=of[1], gate=of[2], starts=of[3], initial=carry)
-        last.copy_(found)
-        if later is not None:
-            leaving.append(group.send(last, later))
-    for wait in leaving:
-        wait()
-    return y, before, group.broadcast(final, work.scan_rank(-1)) if shard.final else final
-
-
-class Chain(torch.autograd.Function):
-    """A sharded scan in bands of lines with its gradients, whose bands go from rank to rank against the scan."""
-
-    @staticmethod
-    def forward(ctx: Any, work: Work, count: int, number: complex | None, *tensors: Tensor | None) -> Any:
-        ctx.work, ctx.number, ctx.bands = work, number, Bands.of(work.shard, count)
-        y, before, final = _run_chain(work, ctx.bands, tensors[:3], tensors[3] if number is None else number)
-        ctx.save_for_backward(*tensors, before, y)
-        ctx.set_materialize_grads(False)
-        return work.with_final((y,), final)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        work, bands, needs = ctx.work, ctx.bands, ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            return (None, None, None, *work.gradients(ctx.saved_tensors[:4], ctx.number, needs, grads))
-        x, mask, gate, initial, before, y = ctx.saved_tensors
-        shard, group, (earlier, later) = work.shard, work.group, work.neighbours()
-        into = x.new_zeros(shard.lines, dtype=shard.carry)  # the gradient of the carry out of this shard
-        if shard.final:  # the gradients of the carry-out add up over the ranks
-            into = group.gathered([into if grads[-1] is None else grads[-1]])[0].sum(0)
-        arriving = [] if later is None else [group.receive(each, later) for each in bands.lines(into)]
-        gy = torch.zeros_like(y) if grads[0] is None else grads[0]
-        items = zip(*(bands.items(each) for each in (gy, y, x, mask, gate, shard.tensors.starts)), strict=True)
-        carries = [None] * len(bands.pieces) if before is None else bands.lines(before)
-        entry, wanted = torch.zeros_like(into), (*needs[:3], before is not None)
-        # That of a sum is a sum, which is written where it belongs.
-        own_scan = shard.row.name == "sum" and needs[0] and mask is shard.tensors.starts is None
-        own_scan = own_scan and x.dtype == shard.result
-        back = replace(shard.call, reverse=not shard.call.reverse, final=True)
-        whole: list[Tensor | None] = [x.new_empty(x.shape) if own_scan else None, None, None]
-        slices, leaving = bands.items(whole[0]), []
-        for k, (of, grad_final, entered) in enumerate(zip(items, bands.lines(into), bands.lines(entry), strict=True)):
-            grad_final = arriving[k]() if arriving else grad_final
-            if own_scan:
-                _, of_carry = shards.scanned(back, of[0], slices[k], initial=grad_final)
-            else:
-                given = (of[0], grad_final, of[1], None, *of[2:], None, carries[k])
-                *own, of_carry = schema.BACKWARD(*given, *schema.backward_arguments(shard.call, wanted))
-                parts = zip(whole, own, (x, mask, gate), needs, strict=False)
-                whole = [bands.added(all_of, part, k, like) if need else None for all_of, part, like, need in parts]
-            if before is not None:
-                entered.copy_(of_carry)
-            if earlier is not None:
-                leaving.append(group.send(entered, earlier))
-        for wait in leaving:
-            wait()
-        if not needs[3]:
-            return (None, None, None, *whole, None)
-        entry = entry if work.is_first else torch.zeros_like(entry)  # the first rank's alone
-        return (None, None, None, *whole, entry.sum_to_size(initial.shape).to(initial.dtype))

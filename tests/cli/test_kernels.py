@@ -69,13 +69,6 @@ def test_figures(call: Call, ask: Ask) -> None:
     labels = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "}
     shown = ("strategy", "plan", "why", "from", "grid", "bytes", "floor", "in", "registers", "shared", "occupancy")
     assert labels >= set(shown) and "the planner's table" in text
-    sharded = ask(*WORDS, "--lines", "1", "--ranks", "2")["sharded"]  # modelled: 12 bytes an item in place of 8
-    assert (sharded["method"], sharded["sent"]) == ("twopass", 4)
-    chain = ask("plan", "sum-f32-n524288", "--lines", "4096", "--ranks", "2")["sharded"]  # 8 bytes, in K + 1 steps of K
-    assert (chain["method"], chain["sent"]) == ("chain", 4 * 4096) and 0.9 < chain["relative"] < chain["bands"]
-    nodes = ask("plan", "sum-f32-n256", "--lines", "32768", "--ranks", "128")["sharded"]  # all states to all ranks
-    assert nodes["sent"] == 127 * 4 * 32768 and nodes["exchange_us"] > 0.9 * nodes["us"]
-    assert sharded["relative"] < 0.667 and "shards" not in ask(*WORDS)
 
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         f"generate {SPEC}-gate_f32": "gate",
         f"export {SPEC} --format pdf": "modelnew, cu, kernelbench, gpumode",
         "plan sum-f32-n9-inner4 --lines 6": "6",
-        "plan sum-f32-n8 --ranks 0": "ranks=0",
         f"build {SPEC} --target cpu --target sm_1": "sm_1",
         "tune sum-f32-any": "sum-f32-any",
         "precompile one.toml -o pack": "targets",
