@@ -148,7 +148,7 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
         few = False  # their items are read one by one
     if spec.inner > 1:
         return "panels" if panels.fits(spec, target, few) else "columns"
-    if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES:
+    if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES and not spec.linked:
         if staged.fits(spec):
             return "staged"
         if warp.fits(spec):
@@ -165,6 +165,8 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
     """
     if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
+        return ""
+    if spec.linked and spec.inner > 1:  # their lines have to end one after another, which no plan was measured for
         return ""
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]

@@ -26,6 +26,8 @@ WORDS: dict[str, tuple[str, object]] = {
     "initial": ("initial", True),
     "final": ("final", True),
     "per_segment": ("per_segment", True),
+    "linked_in": ("linked_in", True),
+    "linked_out": ("linked_out", True),
     "results_saved": ("saved_results", True),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
     **{

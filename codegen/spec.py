@@ -68,6 +68,8 @@ class ScanSpec:
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
+    linked_in: bool = False  # lines continue those of the previous rank, whose kernel hands on their states
+    linked_out: bool = False  # lines continue on the next rank, to which the kernel hands on their states
     ragged: str | None = None  # lines are the segments of longer ones: dtype of the offsets where they begin and end
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
@@ -99,6 +101,7 @@ class ScanSpec:
     alone: bool = derived()  # whether the input is the only operand
     by_offsets: bool = derived()  # whether segments are given by offsets
     every_offset: bool = derived()  # whether kernels take all offsets, not only those between the first and the last
+    linked: bool = derived()  # whether lines continue on other ranks
     takes_length: bool = derived()  # whether the length is an argument of the kernel
     capacity: int = derived()  # the longest line that the kernel accepts
     indexed: bool = derived()  # whether the second output holds indices
@@ -163,6 +166,7 @@ class ScanSpec:
             alone=len(sources) == 1,
             by_offsets=self.segments not in (None, "flags"),
             every_offset=self.per_segment or self.ragged is not None,
+            linked=self.linked_in or self.linked_out,
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),

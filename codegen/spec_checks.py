@@ -25,7 +25,18 @@ LEGAL: dict[str, tuple[object, ...]] = {
     "input_layout": LAYOUTS,
     **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
     **dict.fromkeys(
-        ("reverse", "exclusive", "complete", "initial", "final", "per_segment", "aligned", "saved_results"),
+        (
+            "reverse",
+            "exclusive",
+            "complete",
+            "initial",
+            "final",
+            "per_segment",
+            "aligned",
+            "saved_results",
+            "linked_in",
+            "linked_out",
+        ),
         (True, False),
     ),
 }
@@ -123,6 +134,18 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             allowed = "length=None and inner above 1, without segments, saved tensor, complete results, carries and "
             allowed += "indices, layouts dense, columns or line"
             yield "ragged lines do not fit the other fields", allowed, value, "pass segments in place of ragged"
+    if spec.linked_in or spec.linked_out:
+        unlinked = ("per_segment", "ragged", "complete", "map", "saved_results")
+        twice = (spec.initial and spec.linked_in) or (spec.final and spec.linked_out)
+        if (
+            any(getattr(spec, name) for name in unlinked)
+            or row.indices
+            or twice
+            or spec.segments not in (None, "flags")
+        ):
+            allowed = "an operator without indices, segments by flags or none, one carry-in and one carry-out of a line"
+            value = told("op", "linked_in", "linked_out", "initial", "final", "segments", *unlinked)
+            yield "linked lines do not fit the other fields", allowed, value, "leave linked_in and linked_out out"
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

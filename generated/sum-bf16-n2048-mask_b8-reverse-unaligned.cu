@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5881a8bdd5472cd4 of everything below this banner
+// content  sha256 b76be79c36e756a1 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -333,7 +333,7 @@ __device__ __forceinline__ int read_shifted(Vector<Item>* to, const Part& part, 
         Vector<Item>& access = to[j];
         if (part.live && (kReads == kVectors || j < reads))
             read_access<true, true>(&access, from + along(j * part.step - skew), 1, part.at(j) - skew, part.length);
-        else
+        else if (j < kVectors)  // in shared memory only the first lane has a place for one more
             leave_out(access);
     }
     return skew;

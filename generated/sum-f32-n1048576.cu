@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 f928d6ae9953abb0 of everything below this banner
+// content  sha256 ba297212ddf8ef87 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -398,6 +398,7 @@ sum_f32_n1048576_split(
     const Board board = {workspace, workspace + 2};
     __shared__ State group_total[kWarps];
     __shared__ unsigned launch;  // epoch of this launch
+    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     __shared__ State warp_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -405,7 +406,6 @@ sum_f32_n1048576_split(
 
     // ---- one tile per block: blocks start in the order of their index, so preceding tiles are resident, or done
     const TileNumber tile = blockIdx.x;
-    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const int tiles_a_line = tiles_of(length);
     const long long line = tile / tiles_a_line;
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row

@@ -21,7 +21,9 @@ MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled b
 TAKEN = {  # a flag of the spec -> parameters of its kernels
     **{"strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
     **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
+    **{"linked_in": ("carry_in", "lines", "workspace"), "linked_out": ("carry_out", "lines", "workspace")},
 }
+LINKING = ("block", "split", "wave", "columns", "panels")  # strategies whose kernels hand on the states of lines
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
@@ -62,7 +64,6 @@ class Plan:
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     few: bool = False  # for so few lines that one block per line would leave the GPU idle
-    linked: bool = False  # a line spans several GPUs: its carries are status words, and ``carry_in_step`` a flag
     tiles: int = field(init=False)  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
 
     # ---- what follows from the fields above, for the text
@@ -91,8 +92,7 @@ class Plan:
         fits = self.threads % WARP == 0 and self.threads <= self.target.block_threads
         require(self, fits, "a block of whole warps that the target takes")
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
-        links = self.strategy == "wave" and spec.initial and spec.final and not (spec.per_segment or operator.indices)
-        require(self, links or not self.linked, "rows split over persistent blocks with both carries, if linked")
+        require(self, self.strategy in LINKING or not spec.linked, f"strategy {', '.join(LINKING)} for linked lines")
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
         others = tuple(source for source in spec.sources if source.name != "saved")
         set_derived(
@@ -113,7 +113,7 @@ class Plan:
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why", "few", "linked"}
+        shared = {"spec", "target", "why", "few"}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.repr and each.name not in shared}
 
     def describe(self) -> str:
@@ -145,7 +145,7 @@ class Plan:
             parameters=(*sources, *(name for name in FIELDS if name in taken)),
             threads=self.threads,
             shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
-            words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
+            words=self.code.state_bytes // STATUS_BYTES if "workspace" in taken else 0,
             chosen=chosen,
             **numbers,
         )

@@ -70,6 +70,7 @@ class PanelsPlan(PanelPlan):
 # H200, fp32 sum, fraction of a copy.
 THREADS, BLOCKS = 256, 2
 ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
+LINKED_ABREAST = 8  # not measured
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
@@ -118,7 +119,15 @@ def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
-    """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back."""
+    """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back.
+
+    Linked lines end a few panels at a time, as the next rank waits for them.
+    """
+    made = _plan(spec, target, few)
+    return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH) if spec.linked else made
+
+
+def _plan(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
     vector = panel.column_width(spec)
     apart = vector < spec.access_items and panel.are_neighbours(spec) and not panel.is_narrow(spec, target)
     vector = spec.access_items if apart else vector

@@ -2,6 +2,8 @@
 #pragma once
 #pragma GCC system_header
 
+#include <time.h>
+
 #include "state.h"
 
 namespace scanops_emulator __attribute__((visibility("hidden"))) {
@@ -51,6 +53,12 @@ void land_copies(unsigned groups_in_flight);
     const unsigned old = *address;  // of shared memory: the threads of a block take turns
     *address = old | bits;
     return old;
+}
+
+[[maybe_unused]] static inline unsigned long long nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<unsigned long long>(now.tv_sec) * 1000000000ull + static_cast<unsigned long long>(now.tv_nsec);
 }
 
 // A word that holds both a value and the flag that says it is there needs no fence around it.

@@ -83,6 +83,10 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         ({name: 1}, (f"{name}=1", "True or False"))
         for name in ("initial", "final", "per_segment", "reverse", "exclusive", "complete", "aligned")
     ),
+    *(({name: 1}, (f"{name}=1", "True or False")) for name in ("linked_in", "linked_out")),
+    ({"linked_in": True, "initial": True}, ("initial=True", "one carry-in")),
+    ({"linked_out": True, "final": True}, ("final=True", "one carry-out")),
+    ({"linked_in": True, "segments": "int32"}, ("segments='int32'", "by flags or none")),
     ({"per_segment": True, "final": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
     ({"per_segment": True, "segments": "int32"}, ("initial=False", "initial or final")),
     ({"ragged": "int8"}, ("'int8'", "'int32'", "'int64'")),

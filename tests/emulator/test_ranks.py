@@ -1,45 +1,60 @@
-"""Lines that span several GPUs: the grids of several ranks, interleaved, which share plain memory."""
+"""Linked lines, which span several GPUs: the grids of several ranks, interleaved, which share plain memory."""
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
+import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scanops.codegen.source import render
+from scanops.codegen.launch import Numbers
+from scanops.codegen.plan import Plan, by_rule
+from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import wave
 from scanops.codegen.targets import target_named
 
-LAUNCHES, LINES, BLOCKS = 3, 3, 2  # of each rank
+LAUNCHES, MULTIPROCESSORS, OUTER = 3, 2, 3
+MINUTE = 60 * 10**9  # nanoseconds: no wait in these tests is that long
+PARAMETERS = {
+    "input": "x + gates",
+    "gate": "x",
+    "output": "y",
+    "lines": "kLines",
+    "carry_in": "inbox",
+    "carry_out": "next",
+    "length": "kLengths[rank]",
+    "stripes": "kStripes[rank]",
+    "workspace": "inbox + kInbox + 2",
+}
+# Block k is of rank k % kRanks. Each rank makes kLaunches launches, one after the other as in a stream; others may be
+# launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes. out: the results
+# in this order, then of each rank an inbox, two words of control and a workspace, then a counter of its blocks.
 RANKS = """
-// Block k is of rank k % kRanks. Each rank makes kLaunches launches, one after the other as in a stream; others may be
-// launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes. out: the results
-// in this order, then of each rank an inbox and a workspace, then a counter of its blocks.
-__global__ void ranks(const void* x, void* out, int) {
+__global__ void ranks(const void* given, void* out, int) {
     const int rank = blockIdx.x % kRanks;
-    long long before = 0, items = 0, words = 0, at = 0;
+    long long before = 0, items = 0;
     for (int r = 0; r < kRanks; ++r) {
-        if (r == rank) before = items, at = words;
+        if (r == rank) before = items;
         items += kSizes[r];
-        words += kLines * kWords * (2 + tiles_of(kLengths[r])) + 2;
     }
     unsigned long long* const memory = (unsigned long long*)((float*)out + kLaunches * items);
-    unsigned long long* const inbox = memory + at;
-    unsigned long long* const next = inbox + kLines * kWords * (2 + tiles_of(kLengths[rank])) + 2;
-    unsigned* const done = (unsigned*)(memory + words) + rank;
-    for (int launch = 0; launch < kLaunches; ++launch) {
-        const float* const gates = (const float*)x + 2 * (launch * items + before);
-        scan_kernel(gates + kSizes[rank], gates, (float*)out + launch * items + before, kLines, inbox,
-                    rank > 0, rank + 1 < kRanks ? next : nullptr, kLengths[rank], inbox + 2 * kLines * kWords);
+    unsigned long long* const inbox = memory + rank * kMemory;
+    unsigned long long* const next = inbox + kMemory;
+    unsigned* const done = (unsigned*)(memory + kRanks * kMemory) + rank;
+    if (blockIdx.x / kRanks == 0 && threadIdx.x == 0) store_relaxed(inbox + kInbox, (unsigned long long)kLimit);
+    for (int launch = 0; launch < (rank == kAbsent ? 0 : kLaunches); ++launch) {
+        const float* const x = (const float*)given + 2 * (launch * items + before);
+        float* const y = (float*)out + launch * items + before;
+        const long long gates = kSizes[rank];
+        CALLS
         __syncthreads();
         if (threadIdx.x == 0) {
             atomicAdd(done, 1u);
-            while (load_relaxed(done) < (launch + 1) * (gridDim.x / kRanks)) {}
+            while (load_relaxed(done) < (unsigned)((launch + 1) * kBlocksOf[rank])) {}
         }
         __syncthreads();
     }
@@ -47,66 +62,149 @@ __global__ void ranks(const void* x, void* out, int) {
 """
 
 
-def size_of(length: int) -> int:
+def size_of(length: int, inner: int) -> int:
     """Items of a tensor, which the next one begins 16 bytes apart from."""
-    return -(-LINES * length // 4) * 4
+    return -(-OUTER * length * inner // 4) * 4
 
 
-def linked(lengths: tuple[int, ...], **fields: Any) -> str:
-    """The text of a kernel of linear recurrences, and of one that runs it for each rank."""
-    spec = ScanSpec(op="linear", dtype="float32", gate="float32", length=None, initial=True, final=True, **fields)
-    plan = dataclasses.replace(wave.plan(spec, target_named("sm_90")), linked=True, threads=64, vectors=2)
-    text = render(plan).partition("#ifndef __CUDACC_RTC__  // host side")[0]
-    text = text.replace("__global__ void __launch_bounds__(kThreads, kBlocks)", "void")  # which ``ranks`` calls
-    numbers = {"kRanks": len(lengths), "kLaunches": LAUNCHES, "kLines": LINES}
-    constants = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
-    for name, each in {"kLengths": lengths, "kSizes": map(size_of, lengths)}.items():
-        constants += f"constexpr int {name}[] = {{{', '.join(map(str, each))}}};\n"
-    return (
-        text.replace("gridDim.x", f"(gridDim.x / {len(lengths)})")
-        + constants
-        + RANKS.replace("scan_kernel", plan.launch.kernel)
-    )
+class Ranks:
+    """The kernels of all ranks in one text, and the launches of each."""
+
+    def __init__(self, strategy: str, op: str, lengths: tuple[int, ...], inner: int, fields: dict[str, Any]) -> None:
+        self.lengths, self.inner, self.count = lengths, inner, len(lengths)
+        self.lines = OUTER * inner
+        self.plans = [self._plan(strategy, op, rank, fields) for rank in range(self.count)]
+        self.numbers: list[Numbers] = [
+            plan.launch.numbers(self.lines, length, MULTIPROCESSORS)
+            for plan, length in zip(self.plans, lengths, strict=True)
+        ]
+        self.inbox = 2 * self.lines * self.plans[0].launch.words  # words
+        self.memory = self.inbox + 2 + max(each.workspace_bytes for each in self.numbers) // 8
+        self.blocks = max(each.blocks for each in self.numbers)
+
+    def _plan(self, strategy: str, op: str, rank: int, fields: dict[str, Any]) -> Plan:
+        gate = "float32" if op == "linear" else None
+        spec = ScanSpec(op=op, dtype="float32", gate=gate, length=None, at_most=4100, inner=self.inner, **fields,
+                        linked_in=rank > 0, linked_out=rank + 1 < self.count)  # fmt: skip
+        plan = by_rule(strategy, spec, target_named("sm_90"), False)
+        small: dict[str, dict[str, int]] = {
+            "block": {},
+            "split": {"threads": 64, "vectors": 4},  # so that all blocks are resident in the emulator
+            "wave": {"threads": 64, "vectors": 2},
+            "panels": {"threads": 64},
+            "columns": {"threads": 64, "stages": 0, "blocks": 1},
+        }
+        return replace(plan, **small[strategy])
+
+    def text(self, limit: int, absent: int) -> str:
+        """The text of all kernels and of one that runs them."""
+        texts, calls = [], []
+        for rank, plan in enumerate(self.plans):
+            body = render(plan).partition(HOST_SIDE)[0].partition("#endif\n")[2]
+            body = body.replace('extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)', "__device__ void")
+            body = body.replace('extern "C" __global__ void __launch_bounds__(kThreads)', "__device__ void")
+            body = body.replace('extern "C" __global__ void __launch_bounds__(kThreads, 1)', "__device__ void")
+            body = body.replace("gridDim.x", f"{self.numbers[rank].blocks}u").replace(
+                "blockIdx.x", f"(blockIdx.x / {self.count})"
+            )
+            texts.append(f"namespace of_rank_{rank} {{\n{body}\n}}\n")
+            arguments = ", ".join(PARAMETERS[name] for name in plan.launch.parameters)
+            blocks = self.numbers[rank].blocks
+            call = f"of_rank_{rank}::{plan.launch.kernel}({arguments});"
+            calls.append(f"if (rank == {rank} && blockIdx.x / kRanks < {blocks}) {call}")
+        values = {"kRanks": self.count, "kLaunches": LAUNCHES, "kLines": self.lines, "kInbox": self.inbox}
+        values |= {"kMemory": self.memory, "kLimit": limit, "kAbsent": absent}
+        lists = {
+            "kLengths": self.lengths,
+            "kSizes": [size_of(length, self.inner) for length in self.lengths],
+            "kStripes": [(*each.chosen, 0)[0] for each in self.numbers],
+            "kBlocksOf": [self.blocks] * self.count,
+        }
+        constants = "".join(f"constexpr long long {name} = {value};\n" for name, value in values.items())
+        for name, each in lists.items():
+            constants += f"constexpr int {name}[] = {{{', '.join(map(str, each))}}};\n"
+        return "".join(texts) + constants + RANKS.replace("CALLS", "\n        ".join(calls))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the ranks' kernels have the same."""
+        (found,) = {each.threads for each in self.numbers}
+        return found
 
 
-def drawn(lengths: tuple[int, ...], *, reverse: bool, exclusive: bool) -> tuple[bytes, list[float]]:
-    """Random gates and values as the kernel takes them, and the results of sequential scans in the order of its own."""
+def drawn(ranks: Ranks, op: str, *, reverse: bool = False, exclusive: bool = False) -> tuple[bytes, list[float]]:
+    """Random gates and values as the kernels take them, and the results of sequential scans in the order of theirs."""
     make, inputs, results = random.Random(0), [], []
     for _ in range(LAUNCHES):
-        parts: Any = [[[], []] for _ in lengths]
-        found: Any = [[] for _ in lengths]
-        for _ in range(LINES):
+        parts: Any = [[[0.0] * size_of(n, ranks.inner) for _ in range(2)] for n in ranks.lengths]
+        found: Any = [[0.0] * size_of(n, ranks.inner) for n in ranks.lengths]
+        for outer, column in itertools.product(range(OUTER), range(ranks.inner)):
             state = 0.0
-            for part, y, length in zip(parts, found, lengths, strict=True):
-                gates, values = (make.choices(each, k=length) for each in ((-1.0, 1.0, 1.0, 0.0), range(-3, 4)))
-                line = []
+            for part, y, length in zip(parts, found, ranks.lengths, strict=True):
                 for k in range(length)[:: -1 if reverse else 1]:
-                    line.append(state)
-                    state = gates[k] * state + values[k]
-                    line[-1] = line[-1] if exclusive else state
-                part[0] += gates
-                part[1] += values
-                y += line[:: -1 if reverse else 1]
-        for part, y, length in zip(parts, found, lengths, strict=True):
-            padding = [0.0] * (size_of(length) - LINES * length)
-            inputs += part[0] + padding + part[1] + padding
-            results += y + padding
+                    at = (outer * length + k) * ranks.inner + column
+                    gate, value = make.choice((-1.0, 1.0, 1.0, 0.0)), float(make.randrange(-3, 4))
+                    part[0][at], part[1][at] = gate, value
+                    before, state = state, (gate if op == "linear" else 1.0) * state + value
+                    y[at] = before if exclusive else state
+        inputs += [each for part in parts for operand in part for each in operand]
+        results += [each for y in found for each in y]
     return bytes((ctypes.c_float * len(inputs))(*inputs)), results
 
 
-@pytest.mark.parametrize(
-    ("lengths", "fields"),
-    [((1037, 1, 4099), {}), ((512, 2048, 511), {"exclusive": True}), ((5, 513, 1030, 1024), {"reverse": True})],
+CASES = (
+    ("wave", "linear", (1037, 1, 4099), 1, {}),
+    ("wave", "sum", (512, 2048, 511), 1, {"exclusive": True}),
+    ("wave", "linear", (5, 513, 1030, 1024), 1, {"reverse": True}),
+    ("block", "linear", (1500, 1501, 1600), 1, {}),
+    ("block", "sum", (700, 701), 1, {"reverse": True, "exclusive": True}),
+    ("split", "linear", (1037, 1, 4099), 1, {}),
+    ("split", "sum", (4100, 31, 600), 1, {"reverse": True}),
+    ("panels", "linear", (130, 1, 515), 8, {}),
+    ("panels", "sum", (64, 700), 7, {"reverse": True, "exclusive": True}),
+    ("columns", "linear", (130, 1, 515), 8, {"exclusive": True}),
+    ("columns", "sum", (64, 300), 7, {"reverse": True}),
 )
+
+
+@pytest.mark.parametrize(("strategy", "op", "lengths", "inner", "fields"), CASES)
 def test_a_line_over_ranks(
-    compile_text: Callable[[str], Any], lengths: tuple[int, ...], fields: dict[str, bool]
+    compile_text: Callable[[str], Any],
+    strategy: str,
+    op: str,
+    lengths: tuple[int, ...],
+    inner: int,
+    fields: dict[str, bool],
 ) -> None:
     """Ranks run ahead of one another; every launch reads the states of its own. Reversed, rank 0 has the line's end."""
-    library = compile_text(linked(lengths, at_most=4100, **fields))
-    data, wanted = drawn(lengths, **{"reverse": False, "exclusive": False} | fields)
-    words = sum(LINES * 2 * (2 + -(-(n + 32) // 512) + 1) + 2 for n in lengths) * 8 + 64
-    for seed in range(4):
-        outcome = library.launch("ranks", blocks=BLOCKS * len(lengths), threads=64, x=data, seed=seed,
-                                 out=len(wanted) * 4 + words + 64, resident=BLOCKS * len(lengths))  # fmt: skip
+    ranks = Ranks(strategy, op, lengths, inner, fields)
+    library = compile_text(ranks.text(MINUTE, absent=-1))
+    data, wanted = drawn(ranks, op, **fields)
+    for seed in range(3):
+        outcome = launched(library, ranks, data, len(wanted), seed)
         assert outcome.code == 0, outcome.report
         assert list((ctypes.c_float * len(wanted)).from_buffer_copy(outcome.out)) == wanted
+
+
+def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int) -> Any:
+    """Run all ranks."""
+    blocks = ranks.blocks * ranks.count
+    memory = (ranks.memory * 8 + 4) * ranks.count
+    return library.launch("ranks", blocks=blocks, threads=ranks.threads, x=data, seed=seed,
+                          out=results * 4 + memory + 64, resident=blocks)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["wave", "split", "panels"])
+def test_a_rank_that_is_absent_ends_the_others(compile_text: Callable[[str], Any], strategy: str) -> None:
+    """Waits end at the limit, and the word behind the tickets says so; ranks before the absent one are right."""
+    inner = 8 if strategy == "panels" else 1
+    ranks = Ranks(strategy, "sum", (300, 200, 100), inner, {})
+    library = compile_text(ranks.text(10**6, absent=1))
+    data, wanted = drawn(ranks, "sum")
+    outcome = launched(library, ranks, data, len(wanted), seed=0)
+    assert outcome.code == 0, outcome.report
+    count = size_of(300, inner)
+    assert list((ctypes.c_float * count).from_buffer_copy(outcome.out)) == wanted[:count]
+    words = (ctypes.c_uint64 * (ranks.count * ranks.memory)).from_buffer_copy(outcome.out, len(wanted) * 4)
+    failed = [words[rank * ranks.memory + ranks.inbox + 3] for rank in range(ranks.count)]
+    assert failed == [1, 0, 1]  # rank 0 waits for room in the third launch, rank 2 for states in each
