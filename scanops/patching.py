@@ -1,113 +1,268 @@
-"""``with scanops.patch_torch():`` torch's own five scans computed by scanops, in code that cannot be edited."""
+"""``patch_torch``: torch's own five scans computed by scanops, in code that cannot be edited.
+
+The kernels that torch's dispatcher has for ``aten::cumsum`` and its relatives are replaced by functions of this module,
+which call scanops and, for what scanops refuses, the kernel that was there before. No other operator is touched, and
+callers in C++ find the same kernels as callers in Python.
+
+Each functional operator is replaced at two places of the dispatcher: where autograd records it, so that the backward
+pass is scanops' as well, and where a device computes it, for code below autograd: inference mode, torch's own
+derivative formulas, batching rules. Operators that write to a tensor of the caller are replaced at the device alone:
+torch's autograd checks leaves and versions before it gets there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.overrides import TorchFunctionMode
 
-from scanops import emulator, relatives
+from scanops import api, emulator, relatives
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
-from scanops.requests.call import SHARDED
-from scanops.torch_private import at_tracing, saved_tensors_hooks
+from scanops.requests.call import SHARDED, calls_torch, has_own_operations, is_transformed
+from scanops.runtime import native
+from scanops.torch_private import DispatchKey, dual_level, forget_kernel, saved_tensors_hooks
 
 __all__ = ["patch_torch"]
 
+Kernel = Callable[..., Any]
 
-@contextlib.contextmanager
-def patch_torch() -> Iterator[None]:
-    """Run torch's own five scans by scanops inside the block, for code that cannot be edited.
 
-    ``torch.cumsum``, ``cumprod``, ``cummax``, ``cummin`` and ``logcumsumexp``, the tensor methods of these names,
-    ``cumsum_`` and ``cumprod_`` are computed by scanops where the tensor is on a GPU, or on the CPU inside
-    ``scanops.emulate()`` or ``scanops.distributed.sharded()``, with ``dtype=``, ``out=`` and every keyword torch takes.
-    Results, gradients and ``torch.return_types`` are torch's. What scanops refuses torch computes itself, or raises its
-    own error for: an ``out`` of another shape, dimensions by name, an invalid call.
+def patch_torch(*, permanent: bool = False) -> AbstractContextManager[None]:
+    """Compute torch's own five scans by scanops: in a block, or in the whole program from here on.
 
-    The block applies to the current thread and to functions called from Python in it: not to scans inside torch's C++
-    functions, nor to threads started in it, which may open blocks of their own. Backward passes need no block. Scans
-    under ``torch.utils.checkpoint`` are left to torch, because a checkpoint recomputes outside the block and tells
-    saved tensors apart by their order; a model that can be edited calls scanops' functions, which a checkpoint may
-    hold. Blocks nest. Under ``torch.compile`` the block counts while a function is traced; code compiled inside is
-    compiled again outside. In the block each torch function, and each access of an attribute such as ``x.shape``,
-    takes 0.8 to 1.0 us longer than outside, and a scan 1.8 us longer than ``scanops.cumsum`` (CPU time, emulated
-    kernels that do nothing).
+    Inside ``with scanops.patch_torch():``, or after ``scanops.patch_torch(permanent=True)``, ``torch.cumsum``,
+    ``cumprod``, ``cummax``, ``cummin`` and ``logcumsumexp``, the tensor methods of these names, ``cumsum_`` and
+    ``cumprod_`` run scanops' kernels for CUDA tensors, with ``dtype=``, ``out=`` and every keyword that torch accepts.
+    Results, gradients and ``torch.return_types`` are those of torch. What scanops refuses, torch computes itself, or
+    raises its own error for: an ``out`` of another shape, dimensions by name, an invalid call.
+
+    The patch replaces the operators in torch's dispatcher, in all threads of the process. It covers calls that torch
+    makes in C++, and calls in backward passes. No other operator becomes slower. A patched call takes about as long as
+    a call of the function of scanops itself. Open one block around the whole program, or make it permanent at the
+    start: each opening registers the operators anew, and other threads must not be running them meanwhile.
+
+    CPU tensors are patched by a block that is opened inside ``scanops.emulate()`` or ``scanops.distributed.sharded()``.
+    Blocks nest. ``torch.compile`` follows the patch that is active when it traces a function, and does not trace
+    the function again when the block is left. Open the block outside of a compiled function. Scans that
+    ``torch.utils.checkpoint`` recomputes keep torch's derivative formulas, whose kernels are scanops'.
+
+    Args:
+        permanent: patch now, until the process ends. The value that is returned need not be entered.
+
+    Returns:
+        A context manager that patches torch while it is open.
+
+    Raises:
+        MissingRequirement: a version of torch that does not tell the kernels of its operators.
 
     Example:
         >>> import torch, scanops
-        >>> with scanops.patch_torch(), scanops.emulate():
+        >>> with scanops.emulate(), scanops.patch_torch():
         ...     torch.tensor([1.0, 2.0, 3.0]).cumsum(0)
         tensor([1., 3., 6.])
     """
-    with _Patch():
+    if not permanent:
+        return _block()
+    for device in _devices():
+        _open(device)
+    return nullcontext()
+
+
+@contextlib.contextmanager
+def _block() -> Iterator[None]:
+    devices = _devices()
+    for device in devices:
+        _open(device)
+    try:
         yield
+    finally:
+        for device in devices:
+            _close(device)
 
 
-class _Patch(TorchFunctionMode):
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        ours = _OURS.get(function)
-        if ours is not None:
-            found = ours(*args, **(kwargs or {}))
-            if found is not None:
-                return found
-        return function(*args, **kwargs) if kwargs else function(*args)
+def _devices() -> tuple[str, ...]:
+    """Return the dispatch keys of the devices whose tensors a block patches."""
+    on_cpu = SHARDED or emulator.ACTIVE.get() is not None
+    return (*(("CUDA",) if torch.version.cuda else ()), *(("CPU",) if on_cpu else ()))
 
 
-def _replacement(row: Operator, *, in_place: bool = False) -> Callable[..., Any]:
-    """Return a scan with torch's parameters and names for them; it returns None where torch is to compute."""
-    name, scan, paired = row.function, getattr(relatives, row.function), bool(row.indices)
+# ---- registration
 
-    def call(
-        input: Any = None, dim: Any = None, dtype: Any = None, *, axis: Any = None, self: Any = None, out: Any = None
-    ) -> Any:
-        x, dim = input if self is None else self, axis if dim is None else dim
-        if not _is_ours(x, dim, *((out or ()) if paired else (out,))):
-            return None
-        with contextlib.suppress(UnsupportedRequest):
-            if paired:
-                returned = getattr(torch.return_types, f"{name}_out" if out else name)
-                return returned(tuple(scan(x, dim, out=out))) if dtype is None else None
-            if not in_place:
-                return scan(x, dim, dtype=dtype, out=out)
-            if dtype in (None, x.dtype) and out is None and not x.requires_grad:
-                return scan(x, dim, out=x)
-        return None
-
-    return call
+_LOCK = threading.Lock()
+_OPEN: dict[str, Registration] = {}  # by device
 
 
-def _is_ours(x: Any, dim: Any, *outs: Any) -> bool:
-    if not isinstance(x, Tensor) or type(dim) is not int:
-        return False
-    if not (x.is_cuda or SHARDED or _is_emulated()) or _is_computed_again():
-        return False
-    return all(out is None or isinstance(out, Tensor) for out in outs)
+class Registration:
+    """The replaced kernels of a device; torch's own are back when it is closed."""
+
+    def __init__(self, device: str) -> None:
+        self.blocks = 0  # that are open
+        self._places: list[tuple[Any, str]] = []
+        self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+            for row in _ROWS:
+                self._replace(row.function, "out", device, _into_out(row))
+                if hasattr(Tensor, f"{row.function}_"):
+                    self._replace(f"{row.function}_", "default", device, _in_place(row))
+                self._replace(row.function, "default", device, _below_autograd(row))
+                # nested tensors have a key of their own; torch has no scans of them
+                for key in (f"Autograd{device}", "AutogradNestedTensor"):
+                    self._replace(row.function, "default", key, _at_autograd(row))
+        self._forget()
+
+    def _replace(self, name: str, overload: str, key: str, make: Callable[[Kernel], Kernel]) -> None:
+        operator = getattr(getattr(torch.ops.aten, name), overload)
+        original = torch.library.get_kernel(operator, key)
+        self._library.impl(operator, make(original.call_boxed), key, with_keyset=True)  # type: ignore[no-untyped-call]
+        self._places.append((operator, key))
+
+    def close(self) -> None:
+        """Let torch have its kernels back: they are unregistered with the last reference to the library."""
+        del self._library
+        self._forget()
+
+    def _forget(self) -> None:
+        for operator, key in self._places:
+            forget_kernel(operator, getattr(DispatchKey, key))
 
 
-def _is_computed_again() -> bool:
+def _open(device: str) -> None:
+    with _LOCK:
+        if device not in _OPEN:
+            _OPEN[device] = Registration(device)
+        _OPEN[device].blocks += 1
+
+
+def _close(device: str) -> None:
+    with _LOCK:
+        _OPEN[device].blocks -= 1
+        if not _OPEN[device].blocks:
+            _OPEN.pop(device).close()
+
+
+# ---- kernels: each is made of the kernel that it replaces
+
+
+def _at_autograd(row: Operator) -> Callable[[Kernel], Kernel]:
+    """Return the maker of the kernel that autograd records."""
+    op, compute = row.name, _scan_of(row)
+
+    def make(original: Kernel) -> Kernel:
+        def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+            served = native.served
+            if served is not None and not SHARDED and not (x.requires_grad and saved_tensors_hooks(True)):
+                found = served((x, None, None, None, None, None), (op, dim, False, False, False, dtype, None))
+                if found is not None:
+                    return found
+            options = {} if dtype is None else {"dtype": dtype}
+            # Transforms and forward mode follow torch's own formulas, which call the kernels of the device.
+            if _is_served(x) and not is_transformed() and _is_understood(x) and not _is_checkpointed(x):
+                with _refusals():
+                    return compute(x, dim, **options)
+            return original(keys, x, dim, **options)
+
+        return kernel
+
+    return make
+
+
+def _below_autograd(row: Operator) -> Callable[[Kernel], Kernel]:
+    """Return the maker of the kernel of a device."""
+    op, compute = row.name, _scan_of(row)
+
+    def make(original: Kernel) -> Kernel:
+        def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+            served = native.served
+            if served is not None and not SHARDED and not x.requires_grad:
+                found = served((x, None, None, None, None, None), (op, dim, False, False, False, dtype, None))
+                if found is not None:
+                    return found
+            options = {} if dtype is None else {"dtype": dtype}
+            if _is_served(x):
+                with _refusals():
+                    return compute(_plain(x), dim, **options)
+            return original(keys, x, dim, **options)
+
+        return kernel
+
+    return make
+
+
+def _into_out(row: Operator) -> Callable[[Kernel], Kernel]:
+    compute = _scan_of(row)
+
+    def make(original: Kernel) -> Kernel:
+        def kernel(keys: Any, x: Tensor, dim: int, **given: Any) -> Any:
+            pair = "values" in given
+            outs = (given["values"], given["indices"]) if pair else (given["out"],)
+            if _is_served(x) and all([out.shape == x.shape for out in outs]):
+                with _refusals():
+                    dtype = {} if given.get("dtype") is None else {"dtype": given["dtype"]}
+                    compute(_plain(x), dim, out=outs if pair else outs[0], **dtype)
+                    return outs if pair else outs[0]
+            return original(keys, x, dim, **given)
+
+        return kernel
+
+    return make
+
+
+def _in_place(row: Operator) -> Callable[[Kernel], Kernel]:
+    compute = _scan_of(row)
+
+    def make(original: Kernel) -> Kernel:
+        def kernel(keys: Any, x: Tensor, dim: int, **dtype: Any) -> Any:
+            if _is_served(x) and dtype.get("dtype") in (None, x.dtype):
+                with _refusals():
+                    compute(_plain(x), dim, out=_plain(x))
+                    return x
+            return original(keys, x, dim, **dtype)
+
+        return kernel
+
+    return make
+
+
+def _scan_of(row: Operator) -> Callable[..., Any]:
+    return getattr(api if row.function in api.__all__ else relatives, row.function)  # type: ignore[no-any-return]
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return a tensor without gradient and tangent, below autograd, which knows them already."""
+    return x.detach() if x.requires_grad or dual_level() >= 0 else x
+
+
+def _refusals() -> AbstractContextManager[object]:
+    """Let torch compute what scanops refuses, but for sharded dimensions: torch knows nothing of the other ranks."""
+    return nullcontext() if SHARDED else contextlib.suppress(UnsupportedRequest)
+
+
+def _is_served(x: Tensor) -> bool:
+    """Whether scanops has kernels for a tensor, and is not what calls torch."""
+    return (x.is_cuda or bool(SHARDED) or emulator.ACTIVE.get() is not None) and not calls_torch()
+
+
+def _is_understood(x: Tensor) -> bool:
+    """Whether a tensor follows operators of scanops: one that defines operations of its own may know those of torch."""
+    return type(x) is Tensor or not has_own_operations(x) or type(x).__name__ in _CLASSES
+
+
+def _is_checkpointed(x: Tensor) -> bool:
     """Whether a checkpoint is recording saved tensors: it recomputes them outside the block, and expects the same."""
-    if is_compiling():  # a checkpoint is a part of the graph then
-        return False
-    hooks = saved_tensors_hooks(True)  # also while tracing
-    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    hooks = saved_tensors_hooks(True) if x.requires_grad else None  # also while tracing
+    # to a compiler a checkpoint is a part of the graph
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" and not is_compiling()
 
 
-@at_tracing
-def _is_emulated() -> bool:
-    return emulator.ACTIVE.get() is not None
-
-
-_OURS: dict[Any, Callable[..., Any]] = {}
-for _row in BUILT_IN.values():
-    if _row.function and _row.function == _row.torch_name:
-        _OURS |= dict.fromkeys((getattr(each, _row.function) for each in (torch, Tensor)), _replacement(_row))
-        if in_place := getattr(Tensor, f"{_row.function}_", None):
-            _OURS[in_place] = _replacement(_row, in_place=True)
+_ROWS = tuple(row for row in BUILT_IN.values() if row.function and row.function == row.torch_name)
+# of torch: tensors without memory in a compiler, those that sharding and ragged lengths are known of
+_CLASSES = frozenset({"FakeTensor", "FunctionalTensor", "DTensor", "NestedTensor"})

@@ -61,6 +61,9 @@ is_zero: Callable[[torch.Tensor], bool] = private("Tensor._is_zerotensor")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")  # raised by every write that autograd sees
 dispatch_keys: Callable[[torch.Tensor], Any] = private("_C._dispatch_keys")
 
+# Which kernel a dispatch key of an operator has is remembered in Python, too, where compilers trace.
+forget_kernel: Callable[[Any, Any], None] = private("_ops.OpOverload._uncache_dispatch")
+
 # Operators of torch.library call themselves below autograd and autocast.
 DispatchKey = private("_C.DispatchKey")
 after_autograd: Any = private("_C._after_autograd_keyset")  # the dispatch keys below autograd
@@ -88,9 +91,6 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
         torch.library.register_fake(name, function, lib=library)
     else:
         registry.find(name).fake_impl.register(function, __name__, lib=library)
-
-
-without_functions = torch._C.DisableTorchFunction  # neither modes nor subclasses see torch's functions
 
 
 def at_tracing(function: F) -> F:

@@ -8,7 +8,6 @@ transforms follow, to any order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +21,15 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
-from scanops.requests.call import SHARDED, Call, has_kernels, is_derived, is_memory, is_transformed, runs_kernels
+from scanops.requests.call import (
+    Call,
+    has_kernels,
+    is_derived,
+    is_memory,
+    is_transformed,
+    runs_kernels,
+    torch_kernels,
+)
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
@@ -59,13 +66,8 @@ def by_torch(request: Request) -> Outputs:
     with NO_FORK:
         from scanops.fallback.scans import computed  # calls served by kernels need none of it
 
-    with _unpatched():
+    with torch_kernels():
         return delivered(computed(request), request)
-
-
-def _unpatched() -> AbstractContextManager[object]:
-    """Inside ``scanops.distributed.sharded`` let no patch take scans that torch computes for this package."""
-    return private.without_functions() if SHARDED else nullcontext()
 
 
 def kind_of(call: Call, tensors: Tensors) -> Kind:
@@ -211,7 +213,7 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
             return _by_operator(kept, gy, gfinal), None
         if (start := kind.request.call.start) is not None:
             kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
-        with _unpatched():
+        with torch_kernels():
             return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
 
 

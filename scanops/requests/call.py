@@ -7,7 +7,9 @@ around a call, which decides how it is served: autocast, grad mode, a compiler, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +55,28 @@ class Block(NamedTuple):
 
 
 SHARDED: list[Block] = []  # the open blocks; the innermost is last
+
+
+class _Thread(threading.local):
+    calls_torch = False
+
+
+_THREAD = _Thread()
+
+
+@contextlib.contextmanager
+def torch_kernels() -> Iterator[None]:
+    """Inside the block, scans that this thread asks torch for run torch's own kernels: no patch takes them."""
+    outer, _THREAD.calls_torch = _THREAD.calls_torch, True
+    try:
+        yield
+    finally:
+        _THREAD.calls_torch = outer
+
+
+def calls_torch() -> bool:
+    """Whether this thread is in a block of ``torch_kernels``."""
+    return _THREAD.calls_torch
 
 
 @private.at_tracing

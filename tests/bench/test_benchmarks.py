@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, soak
+from benchmarks import accuracy, patched, soak
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
@@ -179,3 +179,14 @@ def test_a_report_holds_every_class_and_needs_nothing_else() -> None:
     for found, count in ((row(), 2), (row(error="no <memory>", ok=False), 0)):
         assert report(made(found), "a < b").count("<svg") == count
     assert "<pre>a &lt; b</pre>" in report(made(row()), "a < b")
+
+
+def test_unmodified_programs_have_the_same_results_when_patched(tmp_path: Path) -> None:
+    written = tmp_path / "patched.jsonl"
+    assert patched.main(["--small", "-o", str(written)]) == 0
+    heading, *lines = map(json.loads, written.read_text(encoding="utf-8").splitlines())
+    assert heading["versions"]["scanops"] == scanops.__version__
+    assert len(lines) >= 5 and all(line["equal"] for line in lines)
+    wrong = patched.Program(name="", step=lambda: (torch.rand(2),))
+    with pytest.raises(AssertionError, match="not close"):
+        patched.check(wrong)

@@ -119,7 +119,7 @@ def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_without_a_compiler_torch_computes_and_warns_once(name: str, patched: bool, no_nvcc: None, store: Path) -> None:
     scan = torch.cumsum if patched else scanops.cumsum
     block = scanops.patch_torch() if patched else contextlib.nullcontext()
-    with scanops.policy(name), block, scanops.emulate(), warnings.catch_warnings(record=True) as caught:
+    with scanops.policy(name), scanops.emulate(), block, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             assert torch.equal(scan(X, 1), Y)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import textwrap
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -13,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functionalize, vmap
+from torch.func import functionalize, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
@@ -25,6 +30,7 @@ from scanops.errors import MissingRequirement
 from tests.numbers.oracle import of_same_turn
 from tests.requests.test_torch_semantics import NAMES
 from tests.requests.test_torch_semantics import ROWS as SAMPLES
+from tests.scripts import ran
 from tests.torch_integration.compilers import scans_of
 from tests.torch_integration.rows import flat, hold
 
@@ -71,27 +77,117 @@ def test_torch_samples(name: str, way: str, device: str) -> None:
 
 
 def test_what_is_patched() -> None:
-    """CUDA tensors, and CPU tensors inside of emulate(), within the block and in its thread."""
+    """CUDA tensors, and CPU tensors of a block that is opened inside emulate(), in all threads."""
     x = torch.rand(2, 5)
 
-    def elsewhere() -> None:
+    def elsewhere() -> int:
         with scanops.emulate(), scanops.record() as used:
             torch.cumsum(x, 1)
-        assert not used.counts
+        return sum(used.counts.values())
 
     with scanops.record() as used, scanops.patch_torch():
         torch.cumsum(x, 1)
     assert not used.counts
-    with scanops.emulate(), scanops.patch_torch(), ThreadPoolExecutor(1) as pool:
-        pool.submit(elsewhere).result()
-    elsewhere()
+    with scanops.emulate(), warnings.catch_warnings(), scanops.patch_torch(), ThreadPoolExecutor(1) as pool:
+        warnings.simplefilter("error")
+        assert pool.submit(elsewhere).result() == 1
+    assert elsewhere() == 0
     with scanops.emulate(), scanops.record() as used, scanops.patch_torch(), scanops.patch_torch():
         for name in NAMES:
             getattr(torch, name)(x, 1)
             getattr(x, name)(1)
         x.clone().cumsum_(1)
         x.clone().cumprod_(1)
-    assert sum(used.counts.values()) == 2 * len(NAMES) + 2
+        with torch.inference_mode():
+            torch.cumsum(x, 1)
+        torch.cumulative_trapezoid(x, dim=1)  # which calls cumsum in C++
+    assert sum(used.counts.values()) == 2 * len(NAMES) + 4
+
+
+def test_a_permanent_patch() -> None:
+    program = """
+        import torch, scanops
+        x = torch.arange(4.0)
+        with scanops.emulate():
+            scanops.patch_torch(permanent=True)
+            with scanops.patch_torch():
+                pass
+            with scanops.record() as used:
+                assert torch.cumsum(x, 0).tolist() == [0, 1, 3, 6]
+        assert torch.cumsum(x, 0).tolist() == [0, 1, 3, 6]
+        print(sum(used.counts.values()))
+    """
+    assert ran(sys.executable, "-c", textwrap.dedent(program)).stdout.strip() == "1"
+
+
+def test_the_fallback_is_torch() -> None:
+    """What no kernel serves is computed once, by the kernel that was replaced."""
+    x, weight = torch.rand(3, 5), torch.rand(3, 5, requires_grad=True)
+    with scanops.emulate(), scanops.patch_torch(), scanops.policy("fallback"):
+        torch.testing.assert_close(torch.cumsum(x, 1), x.flip(1).cumsum(1).flip(1) * 0 + reference(x))
+        for name in NAMES:
+            values = flat(getattr(torch, name)(weight, 1))[0]
+            assert torch.autograd.grad(values.sum(), weight)[0].isfinite().all()
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    """Sums along the last dimension, item by item."""
+    return torch.stack([x[..., : n + 1].sum(-1) for n in range(x.shape[-1])], -1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transforms_and_second_derivatives(name: str) -> None:
+    """Formulas of torch, whose scans are kernels of scanops; and the backward pass of scanops, differentiated again."""
+    x, tangent = torch.rand(2, 3, 5, dtype=torch.float64) + 0.5, torch.rand(2, 3, 5, dtype=torch.float64)
+
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        return flat(getattr(torch, name)(x, -1))[0]
+
+    def derivatives(x: torch.Tensor) -> list[torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad((scan(leaf) * tangent).sum(), leaf, create_graph=True)
+        with forward_ad.dual_level():
+            forward = forward_ad.unpack_dual(scan(forward_ad.make_dual(x, tangent))).tangent
+        return [
+            first.detach(),
+            torch.autograd.grad((first * tangent).sum(), leaf)[0] if first.requires_grad else tangent,
+            forward,
+            vmap(scan)(x),
+            vmap(vmap(scan), in_dims=1)(x),
+            jvp(scan, (x,), (tangent,))[1],
+            vmap(grad(lambda x: (scan(x) ** 2).sum()))(x),
+            grad(lambda x: jvp(scan, (x,), (tangent,))[1].pow(2).sum())(x),
+        ]
+
+    expected = derivatives(x)
+    with scanops.emulate(), scanops.patch_torch(), scanops.record() as used:
+        found = derivatives(x)
+    assert sum(used.counts.values()) >= len(expected)
+    torch.testing.assert_close(found, expected)
+
+
+class Doubled(torch.Tensor):
+    """A tensor that knows torch's operators alone, and doubles their results."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Doubled:
+        made: Doubled = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function is torch.ops.aten.cumsum.default
+        return function(args[0].inner, *args[1:], **(kwargs or {})) * 2
+
+
+def test_a_tensor_class_sees_the_operator_of_torch() -> None:
+    x = torch.rand(2, 5)
+    with scanops.emulate(), scanops.patch_torch(), scanops.record() as used:
+        torch.testing.assert_close(torch.cumsum(Doubled(x), 1), 2 * reference(x))
+    assert sum(used.counts.values()) == 1
 
 
 def test_what_torch_answers_itself() -> None:
@@ -129,20 +225,26 @@ def test_a_scan_in_place_is_known_to_autograd() -> None:
 
 
 def test_in_a_compiled_function() -> None:
-    """Patched where it is traced; traced again outside."""
-    torch.compiler.reset()
-    graphs: list[list[str]] = []
-
-    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(scans_of(graph))
-        return graph.forward
-
+    """The graph below autograd has the operator of scanops where the function is traced inside the block."""
     x = torch.rand(2, 5)
-    function = torch.compile(lambda x: torch.cumsum(x, 1), fullgraph=True, backend=note)
-    with scanops.emulate(), scanops.patch_torch():
-        inside = function(x)
-    torch.testing.assert_close(inside, function(x))
-    assert [len(each) for each in graphs] == [1, 0]
+    for patched in (False, True):
+        torch.compiler.reset()
+        graphs: list[list[str]] = []
+
+        def note(graph: torch.fx.GraphModule, _: Any, graphs: list[list[str]] = graphs) -> Any:
+            graphs.append(scans_of(graph))
+            return make_boxed_func(graph.forward)
+
+        function = torch.compile(
+            lambda x: torch.cumsum(x, 1), fullgraph=True, backend=aot_autograd(fw_compiler=note, bw_compiler=note)
+        )
+        leaf = x.clone().requires_grad_()
+        with scanops.emulate(), scanops.patch_torch() if patched else nullcontext():
+            y = function(leaf)
+            y.backward(torch.ones_like(x))
+        torch.testing.assert_close(y, reference(x))
+        torch.testing.assert_close(leaf.grad, torch.arange(5.0, 0, -1).expand(2, 5))
+        assert [len(each) for each in graphs] == [patched, patched]
 
 
 # ---- what the library needs of each private name of torch: a torch that has moved one fails here, by its name
@@ -158,6 +260,14 @@ def under(transform: Callable[[Any], Any], ask: Callable[[torch.Tensor], Any]) -
 def within(context: AbstractContextManager[object], ask: Callable[[], Any]) -> Any:
     with context:
         return ask()
+
+
+def forgotten(operator: Any, key: Any) -> list[bool]:
+    """Whether an operator remembers the kernel of a key, before and after."""
+    operator._dispatch_cache.setdefault(key, key)
+    before = key in operator._dispatch_cache
+    names.forget_kernel(operator, key)
+    return [before, key in operator._dispatch_cache]
 
 
 ONE, LEAF, KEYS, CUDA = torch.ones(2), torch.ones(2, requires_grad=True), names.DispatchKey, torch.cuda.is_available()
@@ -177,6 +287,7 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "current_device": (lambda: names.current_device() if CUDA else 0, 0),
     "dispatch_keys": (lambda: names.dispatch_keys(ONE).has(KEYS.Python), False),
     "dual_level": (lambda: (names.dual_level(), within(forward_ad.dual_level(), names.dual_level)), (-1, 0)),
+    "forget_kernel": (lambda: forgotten(torch.ops.aten.cosh.default, KEYS.CPU), [True, False]),
     "gpu_sleep": (lambda: names.gpu_sleep(100) if CUDA else None, None),
     "has_storage": (lambda: [names.has_storage(ONE), names.has_storage(ONE.to_sparse())], [True, False]),
     "interpreters": (lambda: under(vmap, lambda _: str(names.interpreters()[0].key())), "TransformType.Vmap"),
@@ -192,7 +303,6 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "saved_tensors_hooks": (lambda: within(saved_tensors_hooks(abs, abs), hooks), (abs, abs)),
     "version_of": (lambda: names.version_of(torch.ones(2).add_(1)), 1),
     "without_autocast": (lambda: [switch(True), within(names.without_autocast(), enabled), switch(False)][1], False),
-    "without_functions": (lambda: within(names.without_functions(), lambda: isinstance(ONE.sin(), torch.Tensor)), True),
     "without_interpreters": (lambda: under(vmap, lambda _: within(names.without_interpreters(), active)), False),
 }
 
