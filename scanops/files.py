@@ -139,9 +139,12 @@ def write_owned(path: Path, data: bytes, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
 
 
-def secure(path: Path, *, sync: bool = True) -> None:
-    """Take the permission to write from everybody but the owner, and wait until a file or folder is on disk."""
-    handle = os.open(path, _UNFOLLOWED)
+def secure(path: Path, *, sync: bool = True, follow: bool = False) -> None:
+    """Take the permission to write from everybody but the owner, and wait until a file or folder is on disk.
+
+    Raises OSError for a symbolic link, unless ``follow``: then for what it leads to.
+    """
+    handle = os.open(path, _UNFOLLOWED & ~os.O_NOFOLLOW if follow else _UNFOLLOWED)
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
         if mode & OTHERS_WRITE:  # not every file system knows chmod

@@ -116,7 +116,7 @@ def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
     vector = panel.column_width(spec)
     lanes = panel.panel_lanes(spec, vector, WARP)
     threads, most, stages, blocks = NARROW_TILE
-    items = min(panel.odd_rows(spec, vector, most), spec.capacity)
+    items = min(panel.odd_rows(spec, vector, most), spec.capacity if spec.aligned else spec.capacity | 1)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     if lanes * slots > threads * (ANY_TILES if spec.takes_length else 1):
         dense = NARROW_LOOP if spec.alone else MASKED_LOOP

@@ -37,7 +37,9 @@ class PanelPlan(Plan):
         """Check that threads divide a panel evenly, and that cp.async can copy staged tiles."""
         Plan.__post_init__(self)
         lanes, fitting = self.lanes, 2 * max(self.spec.inner, self.vector)
+        side_by_side = self.vector == 1 or self.apart or are_neighbours(self.spec)
         require(self, self.columns % self.vector == 0, "columns that are a whole number of accesses")
+        require(self, side_by_side, "accesses of one column where an operand's columns are not adjacent in memory")
         require(self, self.apart or self.spec.inner % self.vector == 0, "rows that are a whole number of accesses")
         require(self, is_power_of_two(lanes) and lanes <= WARP, f"lanes that are a power of two up to {WARP}")
         require(self, self.columns < fitting, "columns that the tensor has")

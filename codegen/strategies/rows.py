@@ -34,6 +34,7 @@ class RowPlan(Plan):
     """
 
     spans_block: ClassVar[bool] = True  # all warps of a block scan the same row
+    splits_stores: ClassVar[bool] = False  # the results of one load may take several stores
 
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
@@ -47,8 +48,14 @@ class RowPlan(Plan):
         Plan.__post_init__(self)
         smallest = min(*(source.dtype.bytes for source in self.spec.sources), *self.spec.result_bytes)
         aligned = self.boundary % self.items == 0 and self.boundary * smallest <= LINE_BYTES
+        sizes = [*(source.dtype.bytes for source in self.spec.streams)]
+        sizes += [] if self.splits_stores else self.spec.result_bytes
+        whole = self.items == 1 or self.boundary > 0 or (self.spec.aligned and self.spec.divides(self.items))
         require(self, is_power_of_two(self.items), "items of an access that are a power of two")
+        require(self, self.items * max(sizes) <= ACCESS_BYTES, f"accesses of at most {ACCESS_BYTES} bytes")
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
+        require(self, self.boundary <= WARP * self.items, "a boundary that the first access of a warp covers")
+        require(self, whole, "a boundary for rows that are not a whole number of aligned accesses")
         contiguous = (source for source in self.spec.streams if begins_anywhere(self.spec, source.layout))
         set_derived(
             self,

@@ -66,6 +66,7 @@ class StagedPlan(Plan):
         require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1 and not self.spec.strided, "one tile of dense operands")
         require(self, self.rows * self.lanes % WARP == 0, "rows that are a multiple of those scanned at once")
+        require(self, _width(spec) % self.items == 0, "rows that are a whole number of aligned accesses")
         require(self, self.piece % self.items == 0, "a piece of whole accesses")
         begin = self.piece < self.spec.capacity + self.items * self.lanes
         require(self, begin, "pieces that begin in the row")

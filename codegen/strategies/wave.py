@@ -47,6 +47,7 @@ class WavePlan(RowPlan):
 
     strategy: ClassVar[str] = "wave"
     template: ClassVar[str] = "wave_rows.cu.j2"
+    splits_stores: ClassVar[bool] = True
 
     stages: int  # tiles in the ring
     ahead: int  # steps from a tile's scan, when its total is published, to its store

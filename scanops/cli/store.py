@@ -13,7 +13,7 @@ from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import format_size, size_of
 from scanops.store import archive
-from scanops.store.entry import Entry, checked
+from scanops.store.entry import MANIFEST, Entry, checked
 from scanops.store.layers import Place, entries_of, places
 from scanops.store.packs import PACK, SIGNATURE, finish, parse
 from scanops.store.packs import verify as verify_pack
@@ -101,16 +101,23 @@ def prune_(days: float, dry_run: bool) -> Answer:
 def verify(directory: Path | None, key: Path | None) -> Answer:
     """Verify every byte of a pack or a store.
 
-    Compares a pack with its pack.json, or the kernels of a store with their manifests. Loads and changes nothing.
+    Compares a pack with its pack.json, or the kernels of a store with their manifests. Without a signature that shows
+    damage and not who made the kernels. Loads and changes nothing.
     Without DIRECTORY the user's store is verified. Exits with 1 when anything is wrong.
     """
     root = environment.store_root() if directory is None else directory.absolute()
     working(f"verifying {root}")
     kernels, signer = _verified(root, key, needed=directory is not None)
     signed = (root / SIGNATURE).exists()
-    by = f", signed by {signer}" if signer else ", signed: --key PUB.pem verifies by whom" if signed else ""
     facts = {"directory": str(root), "kernels": kernels, "signed": signed, "signer": signer}
-    return Answer(facts, [f"{root}: {kernels} kernels, unchanged since they were written{by}"])
+    if signer:
+        return Answer(facts, [f"{root}: {kernels} kernels, unchanged since they were signed by {signer}"])
+    lines = [
+        f"{root}: {kernels} kernels, complete and as their {PACK if (root / PACK).exists() else MANIFEST} states",
+        "not verified: who made them. A user who could write the files could change that file, too; "
+        + ("--key PUB.pem verifies the signature" if signed else "a signature would show it: scanops pack --sign"),
+    ]
+    return Answer(facts, lines)
 
 
 @click.command(

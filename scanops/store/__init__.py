@@ -171,7 +171,10 @@ class Store(Layer):
             with suppress(FileNotFoundError):  # else it goes with the folder of this build
                 final.rename(ready.parent / "replaced")
             ready.rename(final)
-        secure(self.root)
+        try:  # the kernel is published: what fails from here on fails no call
+            secure(self.root, follow=True)
+        except OSError as problem:
+            _LOG.debug("%s is not known to be on disk: %s", final, problem)
         return replace(entry, directory=final)
 
     def _kept(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:

@@ -63,7 +63,7 @@ class Layer:
 
     def _refuse(self, directory: Path, why: str) -> None:
         verify = f"`scanops store verify {self.root}` checks all"
-        _LOG.warning("pack entry %s is not used: %s; %s (others may write it? chmod -R go-w)", directory, why, verify)
+        _LOG.warning("pack entry %s is not used: %s; %s; fetch or unpack the pack again", directory, why, verify)
 
 
 def located(root: Path, identities: Sequence[str]) -> list[tuple[str, str]]:

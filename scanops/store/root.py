@@ -46,8 +46,8 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     """Return True when the root exists and is safe, False when it does not exist.
 
     ``system``: root may own it too, as a pack that an administrator has installed. Raises BadStoreEntry for a root
-    that cannot be read, is no folder, belongs to somebody else, or may be written by others. The hint is a command that
-    also mends everything below the root.
+    that cannot be read, is no folder, belongs to somebody else, or may be written by others. The root may be reached by
+    a symbolic link that its owner has made.
     """
     kind, variable = ("pack", "SCANOPS_PACKS") if system else ("store", "SCANOPS_STORE")
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
@@ -77,11 +77,15 @@ def check_root(root: Path, *, system: bool = False) -> bool:
         allowed = f"a folder of uid {' or '.join(map(str, sorted(owners, reverse=True)))}"
         raise refused(allowed, f"owned by uid {owner}", own)
     if facts.st_mode & OTHERS_WRITE:
-        # What others could write, or own, is removed and not corrected: nothing would show that they changed it.
-        not_ours = f"! -user {os.geteuid()}" + (" ! -user 0" if system else "")
-        remove = f"find {quoted}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
-        again = "unpack the pack again if kernels are missing then" if system else "kernels are built again when needed"
-        hint = f"{remove} && chmod -R go-w {quoted}  # removes what others could have changed; {again}"
+        # No command to correct the folder: nothing would show what others changed in it, and it may hold other files.
+        new = (
+            f"scanops unpack the pack into a new folder, and name that in {variable}"
+            if system
+            else (
+                f"set {variable}, or the option -o, to a folder that does not exist yet: it is made with the right mode"
+            )
+        )
+        hint = f"{new}; chmod does not repair this one, whose kernels others could have replaced"
         raise refused("a folder that only its owner may write", f"mode {stat.S_IMODE(facts.st_mode):04o}", hint)
     return True
 

@@ -41,11 +41,9 @@ except ImportError as absent:
 
 
 _MAX_KEY_BYTES = 2**20  # of a key file; a key takes about 100
-# A whole PEM block, its markers on lines of their own, and the comment line above it that revokes it.
-_BLOCK = re.compile(
-    rb"^(#[ \t]*(?i:revoked)\b[^\n]*\n)?-----BEGIN ([A-Z0-9 ]+)-----\s*$.*?^-----END \2-----\s*$",
-    re.DOTALL | re.MULTILINE,
-)
+# A whole PEM block, its markers on lines of their own.
+_BLOCK = re.compile(rb"^-----BEGIN ([A-Z0-9 ]+)-----\s*$.*?^-----END \1-----\s*$", re.DOTALL | re.MULTILINE)
+_END = b"-----END"  # also of a block that is commented out
 _MAKE_PRIVATE = "openssl genpkey -algorithm ed25519 -out KEY.pem"
 _MAKE_PUBLIC = "openssl pkey -in KEY.pem -pubout -out PUB.pem"
 
@@ -57,11 +55,11 @@ def sign(directory: Path, file: Path, passphrase: Callable[[], str]) -> str:
     PKCS#8 PEM and for a folder that cannot be written, BadStoreEntry without pack.json.
     """
     block = next(_BLOCK.finditer(_read(file, "a private key", _MAKE_PRIVATE)), None)
-    label = block[2].decode() if block else "no PEM"
+    label = block[1].decode() if block else "no PEM"
     if block is None or label not in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         raise _no_key(file, "an Ed25519 private key in PKCS#8 PEM", label, _MAKE_PRIVATE)
     secret = passphrase().encode() if label.startswith("ENCRYPTED") else None
-    key = _loaded(file, Ed25519PrivateKey, load_pem_private_key, block[0].removeprefix(block[1] or b""), secret)
+    key = _loaded(file, Ed25519PrivateKey, load_pem_private_key, block[0], secret)
     signature, path = key.sign(read_bytes(directory)), directory / SIGNATURE
     try:
         if not path.is_file() or path.read_bytes() != signature:
@@ -104,18 +102,23 @@ def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes,
 def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
     """Return the Ed25519 public keys in a file of PEM blocks by fingerprint: the SHA-256 of the key in DER.
 
-    A key does not count if its BEGIN line is commented out, or if the line above it begins with "# revoked". The file
-    is read once per process. Raises BadSignature for a file without a key, with anything but public keys, that cannot
-    be read, or that other users may write.
+    A key does not count if its BEGIN line is commented out, or if the word "revoked" stands anywhere between the
+    preceding key and it, in whatever form; nor does the same key elsewhere in the file. The file is read once per
+    process. Raises BadSignature for a file without a key, with anything but public keys, that cannot be read, or that
+    other users may write.
     """
-    found = {}
-    for block in _BLOCK.finditer(_read(file, "public keys", _MAKE_PUBLIC, trusted=True)):
-        label = block[2].decode()
+    found, revoked, end = {}, set(), 0
+    data = _read(file, "public keys", _MAKE_PUBLIC, trusted=True)
+    for block in _BLOCK.finditer(data):
+        remarks, end = data[end : block.start()].rpartition(_END)[2], block.end()
+        label = block[1].decode()
         if label.endswith("PRIVATE KEY"):
             raise _no_key(file, "public keys", f"a private key ({label}), which is its owner's alone", _MAKE_PUBLIC)
-        key = _loaded(file, Ed25519PublicKey, load_pem_public_key, block[0].removeprefix(block[1] or b""))
-        if not block[1]:
-            found[_fingerprint(key)] = key
+        key = _loaded(file, Ed25519PublicKey, load_pem_public_key, block[0])
+        found[_fingerprint(key)] = key
+        if b"revoked" in remarks.lower():
+            revoked.add(_fingerprint(key))
+    found = {fingerprint: key for fingerprint, key in found.items() if fingerprint not in revoked}
     if not found:
         raise _no_key(file, "at least one Ed25519 public key in PEM", "none", _MAKE_PUBLIC)
     return found

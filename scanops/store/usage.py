@@ -8,12 +8,14 @@ looked it up and not yet loaded it. Processes that have loaded it keep its libra
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import time
 import uuid
 from pathlib import Path
 
+from scanops.errors import UnsupportedRequest
 from scanops.files import size_of
 from scanops.store.entry import MANIFEST
 from scanops.store.root import read_record
@@ -39,8 +41,16 @@ def prune(root: Path, days: float, *, dry_run: bool = False) -> list[tuple[Path,
     """Remove the kernels and failed builds that were not used for ``days``, and return their folders and bytes.
 
     None that was used within the hour goes. A time of use in the future is that of a clock that was wrong, and counts
-    by its distance. Raises OSError where the root cannot be read, or a kernel cannot be removed.
+    by its distance. Raises UnsupportedRequest for ``days`` that is no finite number of at least 0, OSError where the
+    root cannot be read, or a kernel cannot be removed.
     """
+    if not 0 <= days < math.inf:  # NaN compares with nothing
+        raise UnsupportedRequest(
+            "prune: days must be a number of at least 0",
+            allowed="a finite number of days: 30, or 0.5",
+            value=f"days={days}",
+            hint="name the days since the last use of the kernels to remove; --dry-run lists these",
+        )
     removed, seconds = [], max(86400 * days, _IDLE_SECONDS)
     for path in sorted((*root.iterdir(), *root.glob(".failed/*"))):
         failed = path.parent.name == ".failed"

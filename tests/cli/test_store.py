@@ -49,6 +49,8 @@ def test_sign_verify_and_require(
     assert (packed.exit_code, "signed by" in packed.stdout, "Passphrase" in packed.stderr) == (0, True, True)
     assert "signed before" in call("pack", str(folder), "-o", str(archive)).stdout
     call("unpack", str(archive), str(out))
+    assert "--key PUB.pem verifies the signature" in call("store", "verify", str(out)).stdout
+    assert "not verified" not in call("store", "verify", str(out), "--key", str(public)).stdout
     checked = ask("store", "verify", str(out), "--key", str(public))
     assert (checked["kernels"], checked["signed"], checked["signer"] in packed.stdout) == (1, True, True)
     place = {"SCANOPS_PACKS": str(out), "SCANOPS_STORE": str(folder), "SCANOPS_REQUIRE_SIGNED": str(public)}
@@ -59,6 +61,14 @@ def test_sign_verify_and_require(
     (out / "pack.json.sig").write_bytes(bytes(64))
     done = call("store", "verify", str(out), "--key", str(public))
     assert (done.exit_code, "BadSignature" in done.stderr) == (1, True)
+
+
+def test_verify_says_what_it_cannot_know(call: Call, folder: Path, tmp_path: Path) -> None:
+    """Whoever rewrites a kernel can rewrite what it is compared with; only a signature names its maker."""
+    place = {"SCANOPS_STORE": str(folder)}
+    assert "not verified: who made them" in call("store", "verify", **place).stdout
+    call("pack", str(folder), "-o", str(tmp_path / "k.tar.xz"))
+    assert "not verified: who made them" in call("store", "verify", str(folder)).stdout
 
 
 def test_verify_names_a_changed_file(call: Call, folder: Path) -> None:
@@ -90,6 +100,9 @@ def test_prune(call: Call, ask: Ask, folder: Path) -> None:
     for manifest in folder.glob("*/manifest.json"):
         os.utime(manifest, (0, 0))
     assert (len(ask(*words, "--dry-run", **place)["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
+    for days in ("nan", "inf", "-inf", "-1", "1e999"):
+        assert call("store", "prune", "--days", days, **place).exit_code == 2, days
+    assert len(list(folder.glob("sum-*"))) == 1
     assert len(ask("store", "prune", **place)["removed"]) == 1 and list(folder.glob("sum-*")) == []
 
 
@@ -107,7 +120,7 @@ def test_list_says_what_is_passed_over(call: Call, ask: Ask, folder: Path, tmp_p
     place = {"SCANOPS_PACKS": f"{folder}:{tmp_path / 'typo'}"}
     listed = call("store", "list", **place)
     assert (listed.exit_code, "0 kernels" in listed.stdout) == (0, True)
-    assert f"{folder}: not used: mode 0777; find" in listed.stderr
+    assert f"{folder}: not used: mode 0777; scanops unpack" in listed.stderr
     assert f"{tmp_path / 'typo'}: not used: no such folder" in listed.stderr
     assert [each["root"] for each in ask("store", "list", **place)["unused"]] == [str(folder), str(tmp_path / "typo")]
 

@@ -658,6 +658,15 @@ REVOKED = {
     "a line above it": [b"# Revoked in May\n", *LINES],
     "all of its lines": [b"# " + line for line in LINES],
     "a word before it": [b"old " + LINES[0], *LINES[1:]],
+    "a comment, a blank line": [b"# revoked\n\n", *LINES],
+    "two comments": [b"# revoked\n# by the security team\n", *LINES],
+    "two signs": [b"## REVOKED\n", *LINES],
+    "another sign": [b"; revoked\n", *LINES],
+    "an indented comment": [b"    # revoked\n", *LINES],
+    "a sentence": [b"# key b was revoked on 1 May\n", *LINES],
+    "a byte order mark": [b"\xef\xbb\xbf# revoked\r\n", *LINES],
+    "no comment at all": [b"Revoked:\n", *LINES],
+    "one of its two copies": [b"# revoked\n", *LINES, *LINES],
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,15 +14,17 @@ import pytest
 
 import scanops
 import scanops.builders
+import scanops.store
 from scanops.artifact import ABI, BuildReport, BuildRequest
 from scanops.builders import toolchain
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel
-from scanops.files import format_size, size_of
+from scanops.files import format_size, secure, size_of
 from scanops.runtime import kernels
 from scanops.store import Store
 from scanops.store.entry import Entry, checked, read_entry
 from scanops.store.library import load
+from scanops.store.packs import finish, verify
 from scanops.store.root import building, check_root, read_index
 from scanops.store.usage import prune
 from tests.store.sources import BEGIN, CPU_SOURCE, KERNEL, each_case, needs_root, python, relisted, replaced, umask
@@ -164,7 +167,7 @@ def test_a_root_that_this_user_may_not_read(tmp_path: Path, system: bool) -> Non
 
 @each_case(("in place", "by another user"))
 def test_what_others_could_have_written_is_not_loaded_after_the_hint(what: str, tmp_path: Path) -> None:
-    """Remove a resealed library from a store that was open to others, by the command of the hint."""
+    """The hint leaves a store that was open to others, with its resealed library, alone: it names a new folder."""
     built = Store(tmp_path / "made").get_or_build(KERNEL).directory  # has it loaded: what is changed is a copy
     store = Store(tmp_path / "two words")
     directory = shutil.copytree(built.parent, store.root) / built.name
@@ -177,9 +180,52 @@ def test_what_others_could_have_written_is_not_loaded_after_the_hint(what: str, 
         os.chown(path, 12345, -1)
     with pytest.raises(BadStoreEntry, match="mode 0777") as caught:
         store.find(KERNEL.identity)
-    assert subprocess.run(caught.value.hint, shell=True, check=False).returncode == 0
-    assert store.find(KERNEL.identity) is None
-    assert b"evil" not in store.get_or_build(KERNEL).library_path.read_bytes()
+    assert "a folder that does not exist yet" in caught.value.hint and "chmod does not repair" in caught.value.hint
+    new = Store(tmp_path / "new")
+    assert new.find(KERNEL.identity) is None
+    assert b"evil" not in new.get_or_build(KERNEL).library_path.read_bytes()
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_no_hint_deletes_what_is_in_a_folder(system: bool, tmp_path: Path) -> None:
+    """A folder of a project that a group may write, named as a store or a pack by mistake."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "data.csv").write_text("precious")
+    for mode in (0o775, 0o777):
+        project.chmod(mode)
+        with pytest.raises(BadStoreEntry, match="only its owner may write") as caught:
+            check_root(project, system=system)
+        assert not {"rm", "find", "-delete", "-exec"} & {*caught.value.hint.split()}
+    assert (project / "data.csv").read_text() == "precious"
+
+
+def test_a_store_that_is_a_link_of_its_owner(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A store on another disk, for example: kernels are built, found, indexed, packed and pruned through the link."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = Store(tmp_path / "link")
+    entry = store.get_or_build(KERNEL)
+    store.remember("key", entry)
+    assert Store(store.root).find(KERNEL.identity) == Store(store.root).lookup("sum-f32", "cpu", "key") == entry
+    assert load(entry).scanops_abi() == ABI and (tmp_path / "real" / entry.directory.name).is_dir()
+    assert finish(store.root) == verify(store.root)
+    os.utime(entry.directory / "manifest.json", (0, 0))
+    size = size_of(entry.directory)
+    assert prune(store.root, 1) == [(entry.directory, size)] and not entry.directory.exists()
+    assert caplog.text == ""
+
+
+def test_what_fails_after_publication_fails_no_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = secure
+
+    def fails(path: Path, **options: bool) -> None:
+        if path == store.root:
+            raise OSError(errno.EIO, "Input/output error")
+        honest(path, **options)
+
+    monkeypatch.setattr(scanops.store, "secure", fails)
+    assert Store(store.root).find(store.get_or_build(KERNEL).identity) is not None
 
 
 def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store) -> None:
