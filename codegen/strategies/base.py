@@ -21,7 +21,7 @@ MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled b
 TAKEN = {  # a flag of the spec -> parameters of its kernels
     **{"strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
     **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
-    **{"linked_in": ("carry_in", "lines", "workspace"), "linked_out": ("carry_out", "lines", "workspace")},
+    **{"linked": ("offsets",), "linked_out": ("carry_out",)},
 }
 LINKING = ("block", "split", "wave", "columns", "panels")  # strategies whose kernels hand on the states of lines
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
@@ -145,7 +145,7 @@ class Plan:
             parameters=(*sources, *(name for name in FIELDS if name in taken)),
             threads=self.threads,
             shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
-            words=self.code.state_bytes // STATUS_BYTES if "workspace" in taken else 0,
+            words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
             chosen=chosen,
             **numbers,
         )

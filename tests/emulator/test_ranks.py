@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scanops.codegen.fragments import fragments
 from scanops.codegen.launch import Numbers
 from scanops.codegen.plan import Plan, by_rule
 from scanops.codegen.source import HOST_SIDE, render
@@ -24,15 +25,15 @@ PARAMETERS = {
     "gate": "x",
     "output": "y",
     "lines": "kLines",
-    "carry_in": "inbox",
-    "carry_out": "next",
+    "offsets": "{memory, kHalf}",
+    "carry_out": "memory + kMemory",
     "length": "kLengths[rank]",
     "stripes": "kStripes[rank]",
-    "workspace": "inbox + kInbox + 2",
+    "workspace": "memory + kLinkWords",
 }
 # Block k is of rank k % kRanks. Each rank makes kLaunches launches, one after the other as in a stream; others may be
 # launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes. out: the results
-# in this order, then of each rank an inbox, two words of control and a workspace, then a counter of its blocks.
+# in this order, then of each rank the memory of its link and a workspace, then a counter of its blocks.
 RANKS = """
 __global__ void ranks(const void* given, void* out, int) {
     const int rank = blockIdx.x % kRanks;
@@ -41,11 +42,10 @@ __global__ void ranks(const void* given, void* out, int) {
         if (r == rank) before = items;
         items += kSizes[r];
     }
-    unsigned long long* const memory = (unsigned long long*)((float*)out + kLaunches * items);
-    unsigned long long* const inbox = memory + rank * kMemory;
-    unsigned long long* const next = inbox + kMemory;
-    unsigned* const done = (unsigned*)(memory + kRanks * kMemory) + rank;
-    if (blockIdx.x / kRanks == 0 && threadIdx.x == 0) store_relaxed(inbox + kInbox, (unsigned long long)kLimit);
+    unsigned long long* const first = (unsigned long long*)((float*)out + kLaunches * items);
+    unsigned long long* const memory = first + rank * kMemory;
+    unsigned* const done = (unsigned*)(first + kRanks * kMemory) + rank;
+    if (blockIdx.x / kRanks == 0 && threadIdx.x == 0) store_relaxed(memory + 2, (unsigned long long)kLimit);
     for (int launch = 0; launch < (rank == kAbsent ? 0 : kLaunches); ++launch) {
         const float* const x = (const float*)given + 2 * (launch * items + before);
         float* const y = (float*)out + launch * items + before;
@@ -78,8 +78,9 @@ class Ranks:
             plan.launch.numbers(self.lines, length, MULTIPROCESSORS)
             for plan, length in zip(self.plans, lengths, strict=True)
         ]
-        self.inbox = 2 * self.lines * self.plans[0].launch.words  # words
-        self.memory = self.inbox + 2 + max(each.workspace_bytes for each in self.numbers) // 8
+        self.half = self.lines * fragments(self.plans[0].spec).state_bytes // 4  # words
+        self.link = 4 + 2 * self.half
+        self.memory = self.link + max(each.workspace_bytes for each in self.numbers) // 8
         self.blocks = max(each.blocks for each in self.numbers)
 
     def _plan(self, strategy: str, op: str, rank: int, fields: dict[str, Any]) -> Plan:
@@ -112,8 +113,8 @@ class Ranks:
             blocks = self.numbers[rank].blocks
             call = f"of_rank_{rank}::{plan.launch.kernel}({arguments});"
             calls.append(f"if (rank == {rank} && blockIdx.x / kRanks < {blocks}) {call}")
-        values = {"kRanks": self.count, "kLaunches": LAUNCHES, "kLines": self.lines, "kInbox": self.inbox}
-        values |= {"kMemory": self.memory, "kLimit": limit, "kAbsent": absent}
+        values = {"kRanks": self.count, "kLaunches": LAUNCHES, "kLines": self.lines, "kHalf": self.half}
+        values |= {"kLinkWords": self.link, "kMemory": self.memory, "kLimit": limit, "kAbsent": absent}
         lists = {
             "kLengths": self.lengths,
             "kSizes": [size_of(length, self.inner) for length in self.lengths],
@@ -196,7 +197,7 @@ def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int) -
 
 @pytest.mark.parametrize("strategy", ["wave", "split", "panels"])
 def test_a_rank_that_is_absent_ends_the_others(compile_text: Callable[[str], Any], strategy: str) -> None:
-    """Waits end at the limit, and the word behind the tickets says so; ranks before the absent one are right."""
+    """Waits end at the limit, and a word of the link's memory says so; ranks before the absent one are right."""
     inner = 8 if strategy == "panels" else 1
     ranks = Ranks(strategy, "sum", (300, 200, 100), inner, {})
     library = compile_text(ranks.text(10**6, absent=1))
@@ -206,5 +207,5 @@ def test_a_rank_that_is_absent_ends_the_others(compile_text: Callable[[str], Any
     count = size_of(300, inner)
     assert list((ctypes.c_float * count).from_buffer_copy(outcome.out)) == wanted[:count]
     words = (ctypes.c_uint64 * (ranks.count * ranks.memory)).from_buffer_copy(outcome.out, len(wanted) * 4)
-    failed = [words[rank * ranks.memory + ranks.inbox + 3] for rank in range(ranks.count)]
+    failed = [words[rank * ranks.memory + 1] for rank in range(ranks.count)]
     assert failed == [1, 0, 1]  # rank 0 waits for room in the third launch, rank 2 for states in each
