@@ -20,7 +20,7 @@ MOST = 2**40  # of any number in a Launch
 
 # The fields of ScanArguments whose bytes can be a kernel's parameter, in the order of parameters; operands come first,
 # in the order of the spec. Numbers are little-endian: a parameter of 32 bits is the low half of a field of 64.
-# `offsets` takes in the number that follows it.
+# `offsets` takes in the numbers that follow it, of chunks those of a line too.
 FIELDS = (
     *("input", "mask", "gate", "saved", "starts", "output", "indices", "geometry", "neighbours", "lines", "carry_in"),
     *("carry_in_step", "carry_out", "offsets", "length", "rows", "lane_bits", "piece", "stripes", "workspace"),

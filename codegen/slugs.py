@@ -18,6 +18,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "segments": ("segments", "flags"),
     "offsets_i32": ("segments", "int32"),
     "offsets_i64": ("segments", "int64"),
+    "chunked": ("chunked", True),
     "ragged_i32": ("ragged", "int32"),
     "ragged_i64": ("ragged", "int64"),
     "reverse": ("reverse", True),

@@ -70,7 +70,8 @@ class ScanSpec:
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
     linked_in: bool = False  # lines continue those of the previous rank, whose kernel hands on their states
     linked_out: bool = False  # lines continue on the next rank, to which the kernel hands on their states
-    ragged: str | None = None  # lines are the segments of longer ones: dtype of the offsets where they begin and end
+    chunked: bool = False  # of segments by offsets: they begin again every so many items, an argument of the kernel
+    ragged: str | None = None  # lines are such chunks of the segments of longer ones: dtype of the offsets of segments
     inner: int = 1  # product of the sizes after the scanned dimension
     input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
     # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
@@ -100,6 +101,7 @@ class ScanSpec:
     views: bool = derived()  # the same, apart from those of one item per line
     alone: bool = derived()  # whether the input is the only operand
     by_offsets: bool = derived()  # whether segments are given by offsets
+    in_parts: bool = derived()  # whether kernels take the number of items in a chunk
     every_offset: bool = derived()  # whether kernels take all offsets, not only those between the first and the last
     linked: bool = derived()  # whether lines continue on other ranks
     takes_length: bool = derived()  # whether the length is an argument of the kernel
@@ -165,7 +167,8 @@ class ScanSpec:
             views=not layouts <= {"dense", LINE},
             alone=len(sources) == 1,
             by_offsets=self.segments not in (None, "flags"),
-            every_offset=self.per_segment or self.ragged is not None,
+            in_parts=self.chunked or self.ragged is not None,
+            every_offset=self.per_segment or self.chunked or self.ragged is not None,
             linked=self.linked_in or self.linked_out,
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
@@ -194,14 +197,14 @@ class ScanSpec:
         return (self.length or self.multiple) % items == 0
 
     def in_chunks(self, items: int) -> ScanSpec:
-        """Return the spec of the kernel for segments that are chunks of at most so many items.
+        """Return the spec of the kernel that begins again every so many items of a segment.
 
         Where a tile holds them, and items of a chunk are rows of WHOLE_BYTES, each is a line and needs no look-back.
         """
         wide = self.inner * min(self.input.bytes, self.out.bytes) >= WHOLE_BYTES
         plain = self.layouts <= {"dense", "columns", LINE} and not self.operator.places_items
         if not (wide and plain) or items > CHUNK_LENGTH or self.saved or self.initial or self.final:
-            return self
+            return replace(self, chunked=True)
         at_most = 1 << (items - 1).bit_length()
         return replace(self, length=None, at_most=at_most, ragged=self.segments, segments=None)
 

@@ -32,6 +32,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
             "initial",
             "final",
             "per_segment",
+            "chunked",
             "aligned",
             "saved_results",
             "linked_in",
@@ -125,6 +126,10 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
             told("per_segment", "segments", "initial", "final"),
             hint,
         )
+    if spec.chunked and (spec.segments in (None, "flags") or spec.per_segment):
+        allowed = "chunks of segments that offsets give, without carries per segment"
+        hint = "pass segments='int32' or 'int64', and leave per_segment out"
+        yield "chunked needs offsets", allowed, told("chunked", "segments", "per_segment"), hint
     if spec.ragged:
         others = ("inner", "segments", "saved", "complete", "initial", "final")
         found = {getattr(spec, f"{name}_layout") for name in present}

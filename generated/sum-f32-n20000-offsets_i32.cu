@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 f2b9e70c7b0e3c53 of everything below this banner
+// content  sha256 06bc5140d8c282d4 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -165,7 +165,7 @@ __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& seg
     __syncwarp();
     for (bool inside = true; __all_sync(0xffffffffu, inside); low += 32) {
         const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
-        inside = item < kWarpItems;
+        inside = item >= 0 && item < kWarpItems;  // offsets that were overwritten may fall
         if (inside) atomicOr(&marks[item / 32], 1u << item % 32);
     }
     __syncwarp();

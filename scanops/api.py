@@ -16,8 +16,8 @@ from scanops.keywords import Ends, Final, Pair
 from scanops.ops.dispatch import broadcast_gates, call_of, followed, plain_name, served
 from scanops.ops.schema import Outputs
 from scanops.requests.call import SHARDED, Call
+from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
 from scanops.requests.request import Inputs, Tensors, checked
-from scanops.requests.segments import is_jagged, unpacked
 from scanops.runtime import native
 from scanops.runtime.launcher import delivered
 
@@ -46,24 +46,34 @@ def called(
         if found is not None:
             return found  # type: ignore[no-any-return]
     x = tensors[0]
-    if chunk is not None or (type(x) is not torch.Tensor and is_jagged(x)):
-        inner = unpacked(tensors, outs, complete, options, chunk)
-        return inner.restored(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+    if type(x) is not torch.Tensor and is_jagged(x):
+        inner = unpack_nested(tensors, outs, complete, options, chunk)
+        return inner.restore(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+    if chunk is not None:
+        inner = split_chunks(tensors, outs, complete, options, chunk)
+        return inner.restore(_call(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+    return _call(tensors, outs, complete, options)  # type: ignore[no-any-return]
+
+
+def _call(
+    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
+) -> Any:
+    """Return the results of ``called`` for a scan of plain tensors, whose chunks are not a view."""
     # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
     # to Python.
-    known = tensors[4] is None and complete is False and outs[0] is None
+    known = tensors[4] is None and complete is False and outs[0] is None and chunk is None
     if known and not is_dynamo_compiling() and native.served is not None:
-        found = native.served(tensors, options)
+        found: Any = native.served(tensors, options)
         if found is not None:
-            return found  # type: ignore[no-any-return]
-    call, given, eager = call_of(tensors, outs, complete, options)
+            return found
+    call, given, eager = call_of(tensors, outs, complete, options, chunk)
     if eager:
         found = served(call, given, outs, eager=True)
     elif any([type(each).__name__ == "DTensor" for each in given]):
         found = _placed(call, given, outs)
     else:
         found = followed(call, given, outs)
-    return found if call.final or len(outs) > 1 else found[0]  # type: ignore[no-any-return]
+    return found if call.final or len(outs) > 1 else found[0]
 
 
 def _placed(call: Call, given: Inputs, outs: Tensors) -> Outputs:

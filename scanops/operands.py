@@ -17,6 +17,7 @@ from scanops.runtime.launcher import Launcher
 
 PAD = 32  # items between rows of a tensor that is not dense
 SEGMENT = 100  # items of a segment, on average
+CHUNKS = 8  # of a line whose chunks are lines to the kernel
 # By kind: the lowest value, and one more than the highest
 _STEPS = {"bool": (0, 2), "int": (0, 41), "float": (-1, 2), "complex": (-1, 2)}
 
@@ -27,19 +28,22 @@ class Operands:
     def __init__(self, spec: ScanSpec, lines: int, device: str) -> None:
         check_lines(spec, lines)
         across = (spec.inner,) if spec.inner > 1 else ()
-        shape, shift = (lines // spec.inner, spec.capacity - spec.complete, *across), 0 if spec.aligned else 1
+        length = spec.capacity * (CHUNKS if spec.ragged else 1)
+        shape, shift = (lines // spec.inner, length - spec.complete, *across), 0 if spec.aligned else 1
         self._spec, self.lines = spec, lines
-        self.moved = lines * spec.capacity * item_bytes(spec)  # bytes
+        self._chunk = (spec.capacity if spec.ragged else min(spec.capacity, SEGMENT) // 2) if spec.in_parts else None
+        self.moved = lines * length * item_bytes(spec)  # bytes
         self.tensors = {"x": _laid_out(shape, spec.dtype, spec.input_layout, shift, device)}  # arguments of a kernel
         for source in spec.sources[1:]:
             self.tensors[python_name(source)] = _laid_out(shape, source.dtype.name, source.layout, 0, device)
-        if spec.by_offsets:
-            cuts = [*range(0, spec.capacity, SEGMENT), spec.capacity]
-            self.tensors["offsets"] = torch.tensor(cuts, dtype=getattr(torch, str(spec.segments)), device=device)
+        if spec.by_offsets or spec.ragged:
+            cuts = [0, length] if spec.ragged else [*range(0, length, SEGMENT), length]
+            dtype = getattr(torch, str(spec.segments or spec.ragged))
+            self.tensors["offsets"] = torch.tensor(cuts, dtype=dtype, device=device)
         if spec.initial:
             carried = (shape[0], *((len(cuts) - 1,) if spec.per_segment else ()), *across)
             self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
-        shape = (shape[0], spec.capacity, *across)
+        shape = (shape[0], length, *across)
         self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
         outputs = spec.fusion.outputs if spec.fusion else ()
         self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
@@ -74,7 +78,7 @@ class Operands:
     def run(self, kernel: Kernel) -> torch.Tensor:
         """Scan, and return the result, the first one of several."""
         if self._spec.fusion is None:
-            kernel(dim=1, out=self.out, **self.tensors)
+            kernel(dim=1, chunk=self._chunk, out=self.out, **self.tensors)
             return self.out
         tensors = tuple(self.tensors.values())
         launch = self._launches.get(kernel)

@@ -32,7 +32,7 @@ class ColumnsPlan(PanelPlan):
 
     @property
     def launch(self) -> Launch:
-        """What a launch follows from: a block for each panel; of ragged lines, in place of the length, their number."""
+        """What a launch follows from: a block for each panel; of chunks, in place of the length, their number."""
         return self._launch("lines", adjacent=self.spec.inner, width=self.columns, tile=int(bool(self.spec.ragged)))
 
 

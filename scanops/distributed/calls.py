@@ -230,7 +230,7 @@ class Work:
             check_offsets(shard.call.name, offsets, x.new_empty(1).expand(sum(lengths)), 0)
         line = x.new_empty(1).expand([shard.length if d == dim else 1 for d in range(x.ndim)])
         pieces = zip(cut(Inputs(line), dim, layout.lengths), layout.starts, strict=True)
-        of_spans: Any = [flags_along(None, offsets, piece.x, dim, start) for piece, start in pieces]
+        of_spans: Any = [flags_along(None, offsets, piece.x, dim, shard.call.chunk, start) for piece, start in pieces]
         flags = of_spans[0] if len(of_spans) == 1 else torch.cat(of_spans, dim)
         self.shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
 

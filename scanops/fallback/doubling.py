@@ -48,7 +48,7 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
     if keep is not None:
         states = chosen(keep.expand(shape), states, nothing)
     # Before each item and after the last one: whether a segment starts there, which hides older items.
-    flags = flags_along(inputs.starts, inputs.offsets, terms, dim)
+    flags = flags_along(inputs.starts, inputs.offsets, terms, dim, call.chunk)
     cut = torch.cat([none.expand(shape) if flags is None else flags, none], dim)
     if call.reverse:  # in reverse a segment ends at the item with its head flag
         states, cut = tuple(state.flip(dim) for state in states), cut.flip(dim)

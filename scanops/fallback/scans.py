@@ -137,7 +137,7 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         call.dim,
         mask=keep,
         gate=inputs.gate,
-        flags=flags_along(inputs.starts, inputs.offsets, inputs.x, call.dim),
+        flags=flags_along(inputs.starts, inputs.offsets, inputs.x, call.dim, call.chunk),
         initial=inputs.initial,
         reverse=call.reverse,
         exclusive=call.exclusive,

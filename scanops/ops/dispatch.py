@@ -22,15 +22,16 @@ from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
+from scanops.requests.packed_sequences import is_jagged
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
-from scanops.requests.segments import check_offsets, is_jagged
+from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
 
 
 def call_of(
-    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...]
+    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
 ) -> tuple[Call, Inputs, bool]:
     """Return the call and the tensors of a public function, and whether this is eager code that kernels may serve.
 
@@ -44,6 +45,7 @@ def call_of(
     dim = dim if type(dim) is int else _whole(dim)
     call = Call(op, dim, reverse, exclusive, every or final, *others)
     call = replace(call, complete=complete, per_segment=per_segment) if per_segment or complete is not False else call
+    call = call if chunk is None else replace(call, chunk=chunk)
     eager = runs_kernels(given)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):

@@ -16,6 +16,7 @@ and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (20
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,9 +68,10 @@ class _Line:
         flags = {name: options.get(name, False) for name in ("reverse", "exclusive", "final")}
         inputs = self.inputs._replace(x=x, initial=self.wide(options.get("initial")), saved=None)
         inputs = inputs._replace(mask=options.get("mask"), gate=options.get("gate"))
+        call = self.call.derivative(op, dtype=self.request.carry_dtype, **flags)
         if "starts" in options:
-            inputs = inputs._replace(starts=options["starts"], offsets=None)
-        return self._scan(self.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
+            inputs, call = inputs._replace(starts=options["starts"], offsets=None), replace(call, chunk=None)
+        return self._scan(call, inputs)
 
     def wide(self, tensor: torch.Tensor | None) -> Any:
         """A tensor in the carry dtype."""
@@ -126,7 +128,7 @@ class _Line:
         elif self.inputs.initial is not None:
             edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
         before = shifted(y.reshape(shape), dim, edge, ahead=ahead)
-        flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
+        flags = flags_along(self.inputs.starts, offsets, self.inputs.x.expand(shape), dim, self.call.chunk)
         if flags is not None:
             first = shifted(flags, dim, False, ahead=True) if ahead else flags
             before = torch.where(first, nothing, before)

@@ -13,7 +13,7 @@ from scanops import environment
 from scanops.requests.call import SCHEMA, Call
 from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs, Request, checked
-from scanops.requests.segments import flags_along
+from scanops.requests.segments import flags_along, make_line_offsets
 from scanops.runtime.policies import policy
 
 Outputs = tuple[torch.Tensor, ...]
@@ -46,7 +46,14 @@ FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensor
 
 def parsed(arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
     """Return the tensors and the call of the arguments of ``scan``."""
-    return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:])
+    return _with_offsets(Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:]))
+
+
+def _with_offsets(inputs: Inputs, call: Call) -> tuple[Inputs, Call]:
+    """Return the inputs with offsets wherever there are chunks: of lines, those of one segment."""
+    if call.chunk is not None and inputs.offsets is None and inputs.x.ndim:
+        inputs = inputs._replace(offsets=make_line_offsets(inputs.x, call.dim))
+    return inputs, call
 
 
 def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -58,7 +65,8 @@ def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
 def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Call]:
     """Return inputs, needs and call of the arguments of ``scan_backward`` after gradients and results."""
     dim, op, needs, *others = arguments[TENSORS:]
-    return Inputs(*arguments[:TENSORS]), tuple(needs), Call.of_arguments((dim, op, *others))
+    inputs, call = _with_offsets(Inputs(*arguments[:TENSORS]), Call.of_arguments((dim, op, *others)))
+    return inputs, tuple(needs), call
 
 
 def request_of(call: Call, inputs: Inputs) -> Request:
@@ -104,8 +112,9 @@ def batched(
     )
     offsets = inputs.offsets
     if offsets is not None and dims[4] is not None:  # different segments in each line of the batch
-        flags = [flags_along(None, row, x[0], dim) for row in offsets.unbind(dims[4])]
+        flags = [flags_along(None, row, x[0], dim, call.chunk) for row in offsets.unbind(dims[4])]
         starts, offsets = torch.stack([each for each in flags if each is not None]), None
+        call = replace(call, chunk=None)
     initial = inputs.initial
     if initial is not None and not (dims[5] is None and initial.ndim == 0):
         initial = aligned(initial, dims[5], rank if call.per_segment else rank - 1)
@@ -141,7 +150,7 @@ def _one_by_one(
 
 
 def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[list[torch.Tensor], list[int]]:
-    inputs, call = parsed(arguments)
+    inputs, call = Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:])
     found, places = batched(run_operator, info, dims[:TENSORS], inputs, call)
     return list(found), list(places)
 

@@ -39,6 +39,7 @@ SCHEMA = {
     "complete": "bool complete=False",
     "per_segment": "bool per_segment=False",
     "final": "bool final=False",
+    "chunk": "int? chunk=None",
 }
 
 
@@ -107,6 +108,7 @@ class Call:
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
     complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
+    chunk: int | None = None  # the scan begins again after so many items of a line, or of each segment of offsets
 
     @property
     def name(self) -> str:

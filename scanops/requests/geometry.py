@@ -56,14 +56,15 @@ _POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "workspac
 class ScanArguments(ctypes.Structure):
     """The kernel arguments, rare ones last.
 
-    A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and their
-    number are one parameter, and so is the part of the geometry that a kernel has. A number that a kernel takes in 32
-    bits is the low half of the field, as hosts of GPUs are little-endian.
+    A parameter of a kernel is the bytes of a field: ``codegen.launch.FIELDS`` tells which can be. The offsets and the
+    numbers behind them are one parameter, and so is the part of the geometry that a kernel has. A number that a kernel
+    takes in 32 bits is the low half of the field, as hosts of GPUs are little-endian.
     """
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_longlong) for name in ("segments", "carry_in_step", "lines", "length")),
+        *((name, ctypes.c_int) for name in ("segments", "chunk")),
+        *((name, ctypes.c_longlong) for name in ("offsets_end", "carry_in_step", "lines", "length")),
         *((name, ctypes.c_int) for name in ("multiprocessors", "rows", "lane_bits", "piece", "stripes")),
         *((name, ctypes.c_void_p) for name in ("saved", *FURTHER, "third", "fourth")),
         ("neighbours", Neighbours),

@@ -160,8 +160,7 @@ class Request:
             **self.call.spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
-        chunk = segments.chunk_of(self.inputs.offsets) if self.inputs.offsets is not None else None
-        return spec if chunk is None else spec.in_chunks(chunk)
+        return spec if self.call.chunk is None else spec.in_chunks(self.call.chunk)
 
     def _transposed(self, layouts: dict[str, Layout], operands: Operands) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""
@@ -243,6 +242,10 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
         starts = segments.check_starts(who, starts, offsets, x)
     if offsets is not None:
         offsets = segments.check_offsets(who, offsets, x, dim)
+    if call.chunk is not None:
+        flags = {"return_final": call.final, "complete": call.complete}
+        segments.check_chunk(who, call.chunk, segment_starts=starts, initial=initial, **flags)
+        offsets = segments.make_line_offsets(x, dim) if offsets is None else offsets
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
@@ -256,6 +259,8 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
     if call.per_segment:
         segments.check_carries(who, x, offsets)
+    if call.chunk is not None and known and call.chunk >= length:
+        call = replace(call, chunk=None)
     told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
     spec = spec_class()(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)

@@ -19,7 +19,6 @@ from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
-from scanops.requests.segments import chunk_of
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES, Policy
@@ -68,8 +67,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        chunk = None if inputs.offsets is None else chunk_of(inputs.offsets)
-        key: Key = (call, environment.SCOPED.get(), chunk, *facts(inputs))
+        key: Key = (call, environment.SCOPED.get(), *facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -91,8 +89,7 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        chunk = None if given[-1] is None else chunk_of(given[-1])  # of offsets
-        key: Key = (kind, needs, policy, chunk, *facts(given))
+        key: Key = (kind, needs, policy, *facts(given))
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None

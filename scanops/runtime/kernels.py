@@ -225,19 +225,21 @@ class Kernel:
         gate: torch.Tensor | None = None,
         segment_starts: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
+        chunk: int | None = None,
         initial: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Scan ``x`` along ``dim`` and return the result; a pair with the carry-out if the spec is ``final``.
 
-        Operators that return indices write them to ``indices``. Raises UnsupportedRequest when the tensors ask for
+        Operators that return indices write them to ``indices``. ``chunk`` is for kernels of chunks: the scan begins
+        again after so many items of each segment of ``offsets``. Raises UnsupportedRequest when the tensors ask for
         another spec than this one.
         """
         from scanops.runtime.results import run_kernel  # imports torch, which a kernel that is only built does not need
 
         tensors = {"mask": mask, "gate": gate, "starts": segment_starts, "offsets": offsets, "initial": initial}
-        results = run_kernel(self, x, dim, **tensors, out=out, indices=indices)
+        results = run_kernel(self, x, dim, chunk, **tensors, out=out, indices=indices)
         return (results[0], results[-1]) if self.spec.final else results[0]
 
 

@@ -85,10 +85,13 @@ class Launcher:
         if kernel.spec.input_layout == "transposed":
             arguments.neighbours = neighbours_of(request.operands, request.call.dim) or Neighbours()
         if request.inputs.offsets is not None:
-            # with carries of segments all offsets, otherwise those between the first and the last
+            # with carries of segments or chunks all offsets, otherwise those between the first and the last
             arguments.segments = request.inputs.offsets.numel() - (0 if kernel.spec.every_offset else 2)
-        if kernel.spec.ragged:
-            arguments.length = arguments.segments - 1  # of which each is a line
+        if kernel.spec.in_parts:
+            assert request.call.chunk is not None
+            arguments.chunk, arguments.offsets_end = request.call.chunk, length
+        if kernel.spec.ragged:  # each chunk is a line: as many as segments of any lengths may have
+            arguments.length = length // arguments.chunk + arguments.segments - 1
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
@@ -96,7 +99,7 @@ class Launcher:
         self.few = few  # whether its lines are few
         self.own = (kernel.spec, kernel.few) == (asked, few)
         self.places = request.places
-        # Without carries of segments not the first offset: the first segment begins at 0.
+        # Otherwise not the first offset: the first segment begins at 0.
         skipped = {} if kernel.spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
         there = enumerate(zip(_READ_BY, request.inputs, strict=True))
         given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_kernel(
-    kernel: Launchable, x: torch.Tensor, dim: int, **tensors: torch.Tensor | None
+    kernel: Launchable, x: torch.Tensor, dim: int, chunk: int | None = None, **tensors: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
     """Run one given kernel on ``x`` and the tensors that ``make_request`` takes by its names.
 
@@ -33,7 +33,8 @@ def run_kernel(
     """
     spec = kernel.spec
     read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
-    request = checked(Call.of_spec(spec, dim), Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
+    call = replace(Call.of_spec(spec, dim), chunk=chunk)
+    request = checked(call, Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
     for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(

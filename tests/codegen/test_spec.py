@@ -81,7 +81,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"complete": True, "exclusive": True, "inner": 4}, ("input_layout='dense'", "one item less")),
     *(
         ({name: 1}, (f"{name}=1", "True or False"))
-        for name in ("initial", "final", "per_segment", "reverse", "exclusive", "complete", "aligned")
+        for name in ("initial", "final", "per_segment", "chunked", "reverse", "exclusive", "complete", "aligned")
     ),
     *(({name: 1}, (f"{name}=1", "True or False")) for name in ("linked_in", "linked_out")),
     ({"linked_in": True, "initial": True}, ("initial=True", "one carry-in")),
@@ -89,6 +89,8 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"linked_in": True, "segments": "int32"}, ("segments='int32'", "by flags or none")),
     ({"per_segment": True, "final": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
     ({"per_segment": True, "segments": "int32"}, ("initial=False", "initial or final")),
+    ({"chunked": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
+    ({"chunked": True, "segments": "int32", "per_segment": True, "final": True}, ("per_segment=True", "needs offsets")),
     ({"ragged": "int8"}, ("'int8'", "'int32'", "'int64'")),
     ({"ragged": "int32", "inner": 8}, ("length=100", "length=None and inner above 1")),
     *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
@@ -119,6 +121,7 @@ SLUGS: dict[str, dict[str, Any]] = {
         "length": 9, "segments": "int32", "final": True, "per_segment": True,
     },
     "sum-f32-any": {"length": None},
+    "sum-f32-n9-offsets_i64-chunked": {"length": 9, "segments": "int64", "chunked": True},
     "sum-f32-any-le64-inner8-ragged_i64": {"length": None, "at_most": 64, "inner": 8, "ragged": "int64"},
     "sum-f32-any-le4096-by4-inner3-reverse": {
         "length": None, "at_most": 4096, "multiple": 4, "inner": 3, "reverse": True,

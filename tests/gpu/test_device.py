@@ -48,6 +48,49 @@ def test_every_strategy(name: str, column: str) -> None:
     GPU_COLUMNS[column].check(masked(name))
 
 
+@pytest.mark.parametrize("behind", [(), (3,), (64,)], ids=["rows", "few columns", "columns"])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_offsets_are_read_at_every_launch(chunk: int | None, behind: tuple[int, ...]) -> None:
+    """A graph that is replayed after other offsets were copied into the buffer, and a write on another stream."""
+    x = torch.randint(-9, 9, (40, *behind), device="cuda")
+    offsets = torch.tensor([0, 10, 40], device="cuda", dtype=torch.int32)
+
+    def call() -> torch.Tensor:
+        return scanops.cumsum(x, 0, offsets=offsets, chunk=chunk)
+
+    def wanted() -> torch.Tensor:
+        return scanops.cumsum(x, 0, offsets=offsets.clone(), chunk=chunk)
+
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = call()
+    for middle in (13, 40, 0, 10):
+        offsets.data.copy_(torch.tensor([0, middle, 40]))  # no write for PyTorch's version counter
+        expected = wanted()
+        graph.replay()
+        assert torch.equal(y, expected)
+        with nothing_waits():
+            found = call()
+        assert torch.equal(found, expected)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            assert torch.equal(call(), expected)
+
+
+def test_chunks_of_lines_do_not_wait() -> None:
+    x = torch.randint(-9, 9, (2, 100, 64), device="cuda")
+    wanted = torch.cat([part.cumsum(1) for part in x.split(16, 1)], 1)
+    scanops.cumsum(x, 1, chunk=16)
+    torch.cuda.synchronize()
+    with nothing_waits():
+        found = scanops.cumsum(x, 1, chunk=16)
+    assert torch.equal(found, wanted)
+
+
 def test_outputs_and_weights_do_not_wait() -> None:
     row = masked("split")
     x, mask = (each.cuda() for each in row.tensors())

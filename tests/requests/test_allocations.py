@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import scanops
 from scanops import torch_private
+from scanops.requests import segments
 from scanops.runtime import workspaces
 from tests.numbers import oracle
 from tests.numbers.oracle import walked
@@ -153,7 +154,9 @@ def test_exactly_the_results(name: str, kernels: str) -> None:
     """And at most one value for each line besides."""
     call, size = EXACT[name]
     tensors = Tensors(kernels)
-    assert allocated(lambda: call(tensors), kernels) == size
+    # On a CPU the values of offsets are checked at every call; kernels of a GPU are called without a check again.
+    with mock.patch.object(segments, "_has_values", lambda _: kernels == "cuda"):
+        assert allocated(lambda: call(tensors), kernels) == size
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64], ids=str)

@@ -5,6 +5,7 @@ Values of every operator, dtype and strategy are in tests/numbers: the value "ca
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import itertools
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 import scanops
 from scanops.errors import UnsupportedRequest
+from scanops.operands import Operands
 
 CUTS = [0, 0, 3, 3, 10, 31, 40, 40]
 
@@ -171,6 +173,134 @@ def test_chunks_of_views(kernels: str, first: int, chunk: int) -> None:
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize(("chunk", "length"), [(2**31 - 1, 5), (2**63 - 1, 5), (2**63, 5), (10**30, 5), (5, 5), (4, 5)])
+@pytest.mark.parametrize("cuts", [None, [0, 2, 5]], ids=["lines", "offsets"])
+def test_chunks_longer_than_lines(kernels: str, cuts: list[int] | None, chunk: int, length: int) -> None:
+    x = torch.rand(length, generator=torch.Generator().manual_seed(1)).to(kernels)
+    offsets = None if cuts is None else torch.tensor(cuts, device=kernels)
+    found = scanops.cumsum(x, 0, chunk=chunk, offsets=offsets)
+    torch.testing.assert_close(found, in_chunks(x, 0, cuts or [0, length], chunk))
+    compiled = torch.compile(lambda x: scanops.cumsum(x, 0, chunk=chunk), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), in_chunks(x, 0, [0, length], chunk))
+
+
+@pytest.mark.parametrize("shape", [(2, 12), (2, 12, 3), (2, 12, 40)], ids=["rows", "few columns", "columns"])
+def test_many_segments_in_chunks(kernels: str, shape: tuple[int, ...]) -> None:
+    """More segments than a warp has lanes, of which many are empty or shorter than a chunk."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(0, 7, (500,), generator=generator) * torch.randint(0, 2, (500,), generator=generator)
+    lengths[[0, 77, -1]] = torch.tensor([0, 700, 0])
+    cuts = [0, *lengths.cumsum(0).tolist()]
+    x = torch.randint(-9, 9, (shape[0], cuts[-1], *shape[2:]), generator=generator).to(kernels)
+    for chunk, reverse in ((4, False), (64, True), (1, False), (300, True)):
+        offsets = torch.tensor(cuts, dtype=torch.int32, device=kernels)
+        found = scanops.cumsum(x, 1, chunk=chunk, offsets=offsets, reverse=reverse)
+        assert torch.equal(found, in_chunks(x, 1, cuts, chunk, reverse=reverse))
+
+
+# A call with offsets, and the spec of its kernel: all that read offsets, of rows and of columns.
+READERS: dict[str, Any] = {
+    "rows": lambda x, offsets: scanops.cumsum(x[..., 0], 1, offsets=offsets),
+    "columns": lambda x, offsets: scanops.cumsum(x, 1, offsets=offsets, reverse=True),
+    "indices": lambda x, offsets: scanops.cummax(x, 1, offsets=offsets)[1],
+    "carries of rows": lambda x, offsets: scanops.cumsum(x[..., 0], 1, offsets=offsets, return_final="segments"),
+    "carries of columns": lambda x, offsets: scanops.cumsum(x, 1, offsets=offsets, initial=x[:, :3], return_final=True),
+    "chunks of rows": lambda x, offsets: scanops.cumsum(x[..., 0], 1, offsets=offsets, chunk=7),
+    "chunks of columns": lambda x, offsets: scanops.cumsum(x, 1, offsets=offsets, chunk=7),
+    "chunks of few columns": lambda x, offsets: scanops.cumsum(x[..., :3], 1, offsets=offsets, chunk=7, reverse=True),
+}
+
+
+@pytest.mark.parametrize("way", ["foreign", "data", "in place", "data of a view"])
+@pytest.mark.parametrize("name", READERS)
+def test_offsets_overwritten_between_calls(kernels: str, name: str, way: str) -> None:
+    """Results follow the values at each call, also after writes that PyTorch's version counter does not see."""
+    x = torch.rand(2, 64, 40, generator=torch.Generator().manual_seed(1)).to(kernels)
+    offsets = torch.tensor([0, 20, 40, 64], device=kernels)
+    for cuts in ([0, 20, 40, 64], [0, 30, 30, 64], [0, 0, 9, 64], [0, 20, 40, 64]):
+        new = torch.tensor(cuts, device=kernels)
+        if way == "foreign" and kernels == "cpu":
+            offsets.numpy()[:] = cuts  # the same memory to another library
+        elif way == "foreign":
+            torch.from_dlpack(offsets).copy_(new)
+        elif way == "data":
+            offsets.data.copy_(new)
+        elif way == "in place":
+            offsets.copy_(new)
+        else:
+            offsets.detach().data[:] = new
+        found, wanted = (READERS[name](x, given) for given in (offsets, new))
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_offsets_that_are_wrong_at_a_later_call() -> None:
+    """On a CPU every call checks them."""
+    offsets = torch.tensor([0, 2, 4])
+    for name in ("numpy", "data"):
+        for emulated in (False, True):
+            with scanops.emulate() if emulated else contextlib.nullcontext():
+                offsets.copy_(torch.tensor([0, 2, 4]))
+                scanops.cumsum(torch.ones(4), 0, offsets=offsets, chunk=2)
+                offsets.numpy()[1] = 9 if name == "numpy" else 2
+                offsets.data[2] = 4 if name == "numpy" else 5
+                with pytest.raises(UnsupportedRequest, match="offsets must rise from 0 to 4: got offsets from 0 to"):
+                    scanops.cumsum(torch.ones(4), 0, offsets=offsets, chunk=2)
+
+
+def test_a_kernel_of_chunks_is_called_by_itself() -> None:
+    offsets = torch.tensor([0, 40, 100])
+    for slug in ("sum-f32-any-le16-inner16-ragged_i64", "sum-f32-n100-inner8-offsets_i64-chunked"):
+        kernel = scanops.compile(scanops.ScanSpec.parse(slug), target="cpu")
+        x = torch.rand(2, 100, kernel.spec.inner)
+        torch.testing.assert_close(kernel(x, 1, offsets=offsets, chunk=16), in_chunks(x, 1, [0, 40, 100], 16))
+        with pytest.raises(UnsupportedRequest, match=r"chunked=|ragged="):
+            kernel(x, 1, offsets=offsets)
+        assert Operands(kernel.spec, kernel.spec.inner, "cpu").run(kernel).shape[2] == kernel.spec.inner
+
+
+# ---- chunks under compilers and transforms
+
+
+@pytest.mark.parametrize("behind", [(), (3,), (16,)], ids=["rows", "few columns", "columns"])
+def test_chunks_of_lengths_that_a_compiler_does_not_know(kernels: str, behind: tuple[int, ...]) -> None:
+    """Of a selection, of an exported program and of dynamic shapes, with gradients; whole chunks and others."""
+    x = torch.rand(12, *behind, generator=torch.Generator().manual_seed(1)).to(kernels)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for backend in ("eager", "aot_eager"):
+            f = torch.compile(lambda x, keep: scanops.cumsum(x[keep], 0, chunk=4), fullgraph=True, backend=backend)
+            for count in (12, 8, 7, 3, 1):
+                keep = torch.arange(12, device=kernels) < count
+                torch.testing.assert_close(f(x, keep), in_chunks(x[:count], 0, [0, count], 4))
+    g = torch.compile(lambda x: scanops.cumsum(x, 0, chunk=4, reverse=True), backend="aot_eager", dynamic=True)
+    for count in (12, 7, 5):
+        read = x[:count].clone().requires_grad_()
+        weights = torch.linspace(0.5, 1.5, read.numel(), device=kernels).view_as(read)
+        gradients = []
+        for y in (g(read), in_chunks(read, 0, [0, count], 4, reverse=True)):
+            gradients.append(torch.autograd.grad((y * weights).sum(), read)[0])
+        torch.testing.assert_close(*gradients)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return scanops.cumsum(x, 0, chunk=4)
+
+    length = torch.export.Dim("length", min=2, max=99)
+    program = torch.export.export(Model(), (x,), dynamic_shapes=({0: length},)).module()
+    for count in (12, 7, 3):
+        torch.testing.assert_close(program(x[:count]), in_chunks(x[:count], 0, [0, count], 4))
+
+
+def test_an_operator_of_torch_library_checks_its_chunk() -> None:
+    for chunk in (0, -1):
+        with pytest.raises(UnsupportedRequest, match=f"chunk must be a positive int: got chunk={chunk}"):
+            torch.ops.scanops.scan(torch.ones(4), None, None, None, None, None, 0, "sum", chunk=chunk)
+    with pytest.raises(UnsupportedRequest, match="chunk does not go with return_final"):
+        torch.ops.scanops.scan(torch.ones(4), None, None, None, None, None, 0, "sum", chunk=2, final=True)
+    (y,) = torch.ops.scanops.scan(torch.ones(5), None, None, None, None, None, 0, "sum", chunk=2)
+    assert y.tolist() == [1, 2, 1, 2, 1]
+
+
 def test_transforms_of_chunks() -> None:
     x, offsets = torch.rand(2, 100, 3), torch.tensor([0, 40, 100])
     for options in ({}, {"offsets": offsets}):
@@ -195,9 +325,25 @@ def test_transforms_of_chunks() -> None:
         ({"segment_starts": torch.zeros(4, dtype=torch.bool)}, "chunk does not go with segment_starts"),
         ({"mask": torch.ones(7)}, "mask must broadcast"),
         ({"out": torch.ones(3)}, "out must have x's shape"),
+        ({"out": torch.ones(2, 2, 2)}, r"out must have x's shape: got out.shape=\(2, 2, 2\)"),
+        ({"out": [1]}, r"out must be a tensor: got out=\[1\]"),
+        ({"out": torch.ones(2, 4, dtype=torch.int32), "dtype": torch.int64}, "out must have dtype torch.int64"),
         ({"then": torch.neg}, "chunk does not go with map, then"),
     ],
-    ids=["zero", "bool", "initial", "final", "complete", "flags", "mask", "out", "then"],
+    ids=[
+        "zero",
+        "bool",
+        "initial",
+        "final",
+        "complete",
+        "flags",
+        "mask",
+        "out",
+        "out of chunks",
+        "no out",
+        "dtype of out",
+        "then",
+    ],
 )
 def test_refusals_of_chunks(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedRequest, match=words):
@@ -251,6 +397,31 @@ def test_nested_carries_and_gradients(kernels: str, turned: bool) -> None:
     y = scanops.cumsum(torch.nested.nested_tensor_from_jagged(values, x.offsets()), 1, reverse=True).values()
     whole = scanops.cumsum(values, 0, reverse=True, offsets=x.offsets())
     torch.testing.assert_close(*(torch.autograd.grad((each * weights).sum(), values)[0] for each in (y, whole)))
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 4), (3, 1), (3, 4)])
+def test_nested_carries_that_broadcast(kernels: str, shape: tuple[int, ...], turned: bool) -> None:
+    """A carry-in for each sequence, channel or both, or one for all, and its gradient."""
+    x, dim = jagged(turned, device=kernels), 1 + turned
+    initial = torch.rand(shape, generator=torch.Generator().manual_seed(2)).to(kernels).requires_grad_()
+    y, final = scanops.cumsum(x, dim, initial=initial, return_final=True)
+    whole = initial.expand(3, 4)
+    for b, (alone, each) in enumerate(zip(x.unbind(), y.unbind(), strict=True)):
+        torch.testing.assert_close(each, alone.cumsum(dim - 1) + whole[b].unsqueeze(dim - 1))
+        torch.testing.assert_close(final[b], alone.sum(dim - 1) + whole[b])
+    counts = torch.tensor([3.0, 0.0, 5.0], device=kernels)[:, None].expand(3, 4)
+    (gradient,) = torch.autograd.grad(y.values().sum(), initial)
+    torch.testing.assert_close(gradient, counts.sum_to_size(shape))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 4), (4, 3), (1, 3, 4)])
+def test_nested_carries_of_other_shapes(shape: tuple[int, ...]) -> None:
+    for turned in (False, True):
+        with pytest.raises(
+            UnsupportedRequest, match="initial must broadcast to the sequences' shape without the ragged"
+        ):
+            scanops.cumsum(jagged(turned), 1 + turned, initial=torch.zeros(shape))
 
 
 @pytest.mark.parametrize(
