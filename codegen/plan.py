@@ -19,7 +19,7 @@ from typing import Any
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
-from scanops.codegen.spec import ScanSpec, check_spec
+from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies import block, columns, panel, panels, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, ceil_div, require
 from scanops.codegen.strategies.base import Plan as Plan
@@ -115,19 +115,27 @@ STRATEGIES: Mapping[str, Strategy] = {
 # ---- plans by rule, and from measurements
 
 
-def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET, few: bool = False) -> Plan:
+def make_plan(spec: ScanSpec | str, target: str = DEFAULT_TARGET, few: bool = False) -> Plan:
     """Return the plan for ``spec`` on ``target``: a measured one, else that of the strategy that fits.
 
-    ``few``: for so few lines that one block per line would leave the GPU idle (``lines.are_few``). Needs no GPU.
+    Needs no GPU.
+
+    Args:
+        spec: what to compute, a ScanSpec or its short name.
+        target: an architecture such as ``"sm_90"``, or ``"cpu"``.
+        few: plan for so few lines that one block for each line would leave the GPU idle.
+
+    Returns:
+        The plan: strategy, block size and items per thread, and what follows from them.
 
     Raises:
-        UnsupportedRequest: ``spec`` is no ScanSpec, or the target is not in the table.
+        UnsupportedRequest: ``spec`` is neither, or the target is not in the table.
 
     Example:
         >>> print(make_plan(ScanSpec(op="sum", dtype="float32", length=4)).describe())
         warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
     """
-    check_spec(spec)
+    spec = spec_of(spec)
     row = target_named(target)
     return measured_plan(spec, row, few) or by_rule(strategy_of(spec, row, few), spec, row, few)
 

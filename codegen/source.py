@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from scanops.artifact import ABI
 from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
 
@@ -44,12 +44,19 @@ CLOSED = re.compile(r"\n\n+(?=#endif|\})")  # and at its bottom
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
-def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None = None) -> str:
+def generate(spec: ScanSpec | str, target: str = DEFAULT_TARGET, *, lines: int | None = None) -> str:
     """Return the CUDA source of the kernel for ``spec`` on ``target``: a complete translation unit.
 
     It needs neither a GPU nor a compiler, and returns the same text on every machine. The text includes only the CUDA
-    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it. The kernel serves any number of
-    lines; ``lines`` is the number that it is planned for, by default as many as fill the GPU.
+    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it.
+
+    Args:
+        spec: what to compute, a ScanSpec or its short name.
+        target: an architecture such as ``"sm_90"``, or ``"cpu"``.
+        lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
+
+    Returns:
+        The text of the kernel.
 
     Raises:
         UnsupportedRequest: the target is not in the table.
@@ -59,6 +66,7 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None 
         >>> "sum_f32_n1024_block(" in text
         True
     """
+    spec = spec_of(spec)
     return render(make_plan(spec, target, few_for(spec, target, lines)))
 
 

@@ -258,12 +258,15 @@ FIELDS: tuple[Field[Any], ...] = tuple(each for each in fields(ScanSpec) if each
 """The fields that a spec is given; the others are derived from them."""
 
 
-def check_spec(value: object) -> None:
-    """Raise UnsupportedRequest unless ``value`` is a ScanSpec; the hint shows how to parse a short name."""
+def spec_of(value: object) -> ScanSpec:
+    """Return a ScanSpec, given one or its short name. Raises UnsupportedRequest for anything else."""
+    if isinstance(value, str):
+        return ScanSpec.parse(value)
     if not isinstance(value, ScanSpec):
         raise UnsupportedRequest(
-            "spec must be a ScanSpec",
-            allowed="a scanops.ScanSpec",
+            "spec must be a ScanSpec or its short name",
+            allowed="a scanops.ScanSpec, or a name such as 'sum-f32-n1024'",
             value=repr(value),
-            hint=f"pass scanops.ScanSpec.parse({value!r})" if isinstance(value, str) else "construct one",
+            hint="construct one: scanops.ScanSpec(op='sum', dtype='float32', length=1024)",
         )
+    return value

@@ -95,6 +95,10 @@ def scan(
 ) -> Tensor: ...
 @overload
 def scan(
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Final, **options: Unpack[Chunks]
+) -> Tensor | Pair: ...
+@overload
+def scan(
     x: Tensor | Sequence[Tensor], op: str | Operator | FieldOperator, dim: int, **options: Unpack[Functions]
 ) -> Any: ...
 def scan(
@@ -123,55 +127,69 @@ def scan(
     compiled code and backward passes too; CPU tensors by PyTorch's own operators, with the same results.
 
     Args:
-        x: a tensor of any shape and strides, or with ``map`` several that broadcast: bool, integers, floats,
-            complex numbers; float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz are scanned in float32.
-        op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
-            ``"bitwise_xor"``, ``"logical_and"``, ``"logical_or"``, or an operator of your own, a ``scanops.Operator``,
-            whose name serves as well once it has been used. For indices there are ``cummax`` and ``cummin``.
+        x: the input, of any shape and strides: bool, integers, floats or complex numbers. The 8-bit floats
+            ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
+            With ``map`` or ``then`` a sequence of several tensors that broadcast.
+        op: the name of an operator: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``,
+            ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``, ``"logical_and"``, ``"logical_or"``; or an
+            operator of your own, a ``scanops.Operator``, whose name serves as well once it has been used. For
+            indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
-        map: a pointwise function of the tensors that gives the elements, part of the kernel (docs/fusion.md); for
-            ``"linear"`` a pair of gates and values.
-        then: likewise of the result and the tensors: what is stored; of several values a tuple.
-        mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
-            the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
-        reverse, exclusive: count i from the last item; leave x[i] out of y[i], so that the first is the identity.
-        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
-            without ``dim``, one value per line; with ``offsets`` also to x's shape with the segments in place of
-            ``dim``, one value per segment, if it has as many dimensions. An exclusive scan begins with it.
-        return_final: also return the carry-out, the final state of each line; of each segment beside an ``initial`` of
-            segments, or as ``"segments"``. Chunks of a stream, each with that of the chunk before as ``initial``,
-            equal the scan in one piece; floats to within rounding.
-        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then the
-            inclusive results; with ``reverse`` the carry-in is last. Not with exclusive, return_final or segments.
-        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
-            scan starts again from the identity. Segments are the same items in both directions; in reverse each is
-            scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
-        offsets: segments that are the same in every line, as in ``cu_seqlens``: an int32 or int64 tensor
-            [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are read once per tensor (an
-            inference tensor's at each call), which waits for the GPU.
-        chunk: begin again every so many items of a line, or of each segment of ``offsets``; the last chunk may be
-            shorter. In reverse chunks hold the same items. Not with other segments, carries or complete results.
-        dtype: of the result; items are converted to it before they are scanned. By default x's dtype, or torch's
-            promotion of ``x * mask``; float32 for 8-bit floating types, which no result has; int64 for sums and
-            products of bool and integers; bool for logical operators. Half types accumulate in float32, the dtype of
-            their carries as well.
-        accumulate: the dtype to compute in. None for the default: the result's dtype, float32 for half types. A wider
-            one, such as torch.float64 for float32 results, to which items are then converted; ``"compensated"`` for
-            sums and products of floating dtypes: what rounding has lost is carried beside them (docs/variants.md).
-        out: where to put the result: a tensor of its shape on x's device; its dtype is the result's. It may be x.
+        map: a pointwise function of the tensors that returns the elements to scan, computed in the same kernel
+            (docs/fusion.md); for ``"linear"`` it returns a pair of gates and values.
+        then: a pointwise function of the result and the tensors that returns what is stored, computed in the same
+            kernel; of several values a tuple.
+        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
+            multiplies, as ``x * mask`` does.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
+            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
+            has one value for each segment, with the segments in place of ``dim``.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is
+            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
+            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
+            floats to within rounding.
+        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then
+            the inclusive results; with ``reverse`` the carry-in is last. Not together with ``exclusive``,
+            ``return_final`` or segments.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
+            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
+            tensor (for an inference tensor at each call), which waits for the GPU.
+        chunk: start again every ``chunk`` items of a line, or of each segment of ``offsets``; the last chunk may be
+            shorter. In reverse the chunks hold the same items. Not together with other segments, carries or
+            ``complete``.
+        dtype: the dtype of the result; items are converted to it before they are scanned. By default x's dtype, or
+            torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for logical
+            operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in float32,
+            the dtype of their carries as well.
+        accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16. A wider one,
+            such as ``torch.float64`` for a float32 result, to which items are then converted. ``"compensated"``,
+            for sums and products of floats, carries what rounding has lost beside them (docs/variants.md).
+        out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
+            is to have. It may be x itself.
 
     Returns:
-        A contiguous tensor of x's shape, or with ``complete`` of one more along ``dim``; with ``return_final`` a pair
-        of that and of the carry-out, of x's shape without ``dim`` or with the segments in its place.
+        A contiguous tensor of x's shape, or with ``complete`` of one more item along ``dim``. With ``return_final``
+        a pair of that and of the carry-out, which has x's shape without ``dim``, or with the segments in its place.
+        With ``then`` that returns several values, a tuple of tensors.
 
     Raises:
-        UnsupportedRequest: an argument that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
         BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
         >>> import torch, scanops
         >>> scanops.scan(torch.tensor([1, 2, 3]), "sum", 0, exclusive=True)
         tensor([0, 1, 3])
+
+    Gradient: by kernels, for every operator on floats, with respect to x, a numeric mask and ``initial``;
+    docs/derivatives.md.
 
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
@@ -193,6 +211,8 @@ def cumsum(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]
 def cumsum(
     x: Tensor, dim: int, *, return_final: Literal[False] = ..., modulo: float | None = ..., **options: Unpack[Chunks]
 ) -> Tensor: ...
+@overload
+def cumsum(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
 def cumsum(
     x: Tensor,
     dim: int,
@@ -211,9 +231,59 @@ def cumsum(
     out: Tensor | None = None,
     modulo: float | None = None,
 ) -> Tensor | Pair:
-    """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
+    """Return the cumulative sum of ``x`` along ``dim``: ``y[i] = x[0] + x[1] + ... + x[i]``.
 
-    Exactly ``scan(x, "sum", dim, ...)``; see there. ``modulo`` is the period of phases: see docs/variants.md.
+    Like ``torch.cumsum``, with a direction, a mask, segments, carries and a choice of accumulator, in one pass over
+    memory. CUDA tensors are scanned by a kernel generated for the request, CPU tensors by PyTorch's own operators.
+
+    Args:
+        x: the input, of any shape and strides: bool, integers, floats or complex numbers. The 8-bit floats
+            ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
+        dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
+            multiplies, as ``x * mask`` does.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
+            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
+            has one value for each segment, with the segments in place of ``dim``.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is
+            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
+            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
+            floats to within rounding.
+        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then
+            the inclusive results; with ``reverse`` the carry-in is last. Not together with ``exclusive``,
+            ``return_final`` or segments.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
+            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
+            tensor (for an inference tensor at each call), which waits for the GPU.
+        chunk: start again every ``chunk`` items of a line, or of each segment of ``offsets``; the last chunk may be
+            shorter. In reverse the chunks hold the same items. Not together with other segments, carries or
+            ``complete``.
+        dtype: the dtype of the result; items are converted to it before they are scanned. By default x's dtype, or
+            torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for logical
+            operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in float32,
+            the dtype of their carries as well.
+        accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16. A wider one,
+            such as ``torch.float64`` for a float32 result, to which items are then converted. ``"compensated"``,
+            for sums and products of floats, carries what rounding has lost beside them (docs/variants.md).
+        out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
+            is to have. It may be x itself.
+        modulo: the period of phases: return remainders of the sums, whose error does not grow with the length
+            (docs/variants.md).
+
+    Returns:
+        A contiguous tensor of x's shape, or with ``complete`` of one more item along ``dim``. With ``return_final``
+        a pair of that and of the carry-out, which has x's shape without ``dim``, or with the segments in its place.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
+        BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
         >>> import torch, scanops
@@ -222,6 +292,12 @@ def cumsum(
         >>> y, carry = scanops.cumsum(torch.tensor([1., 2.]), 0, return_final=True)
         >>> scanops.cumsum(torch.tensor([3., 4.]), 0, initial=carry)  # the next chunk continues from it
         tensor([ 6., 10.])
+
+    Gradient: the cumulative sum of the gradient in the other direction, by a kernel, with respect to x, a numeric mask
+    and ``initial``. x is saved only where a numeric mask needs a gradient.
+
+    Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
+    (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
     if modulo is not None:
         from scanops.fusion.phases import phase_of  # which few programs need
@@ -240,6 +316,10 @@ def linear_scan(a: Tensor, b: Tensor, dim: int, *, return_final: Ends, **options
 def linear_scan(
     a: Tensor, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
 ) -> Tensor: ...
+@overload
+def linear_scan(
+    a: Tensor, b: Tensor, dim: int, *, return_final: Final, **options: Unpack[Keywords]
+) -> Tensor | Pair: ...
 def linear_scan(
     a: Tensor,
     b: Tensor,
@@ -257,37 +337,61 @@ def linear_scan(
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
-    """``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order recurrence in one pass.
+    """Return ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order linear recurrence.
 
-    The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters. a and b
-    broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
-    it lies.
+    The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters, in one
+    pass over memory. a and b broadcast against each other, and neither is copied: a gate for each channel, or one for
+    each row, is read as it lies.
 
     Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
-    u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
-    accumulator's least positive number, 2^-149 for float32. Products of gates may underflow, which drops terms that
+    u is the unit roundoff of the accumulator, k the number of combines that an item passes through (some tens) and t
+    the accumulator's least positive number, 2^-149 for float32. Products of gates may underflow, which drops terms that
     small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the range.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
         b: what is added; with a it broadcasts to the shape of the result.
         dim: the dimension to scan along, of that shape.
-        mask: where it is False h stays as it was; a numeric mask multiplies b.
+        mask: a tensor that broadcasts to the shape of the result. Where a bool mask is False, h stays as it was; a
+            numeric mask multiplies b.
         reverse: ``h[i] = a[i] * h[i+1] + b[i]``.
         exclusive: the result at i is what h was before i.
-        initial, return_final, segment_starts, offsets, dtype, out: as for ``scan``.
-        accumulate: as for ``scan``, but for ``"compensated"``, which is for sums and products.
+        initial: h before the first item: a number, or a tensor that broadcasts to the shape of the result without
+            ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as the result has one
+            value for each segment, with the segments in place of ``dim``.
+        return_final: also return the last h of each line; of each segment if it is ``"segments"``, or if
+            ``initial`` has one value for each segment. As ``initial`` of the next chunk of a stream it continues
+            the recurrence.
+        complete: return n + 1 results for n items: ``initial`` or 0, then the inclusive results; with ``reverse``
+            the carry-in is last. Not together with ``exclusive``, ``return_final`` or segments.
+        segment_starts: head flags: a bool tensor that broadcasts to the shape of the result, True where a segment
+            begins and the scan starts again from 0. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., n]`` that never falls; segments may be empty. Its values are read once for each tensor (for
+            an inference tensor at each call), which waits for the GPU.
+        dtype: the dtype of the result; by default that of ``a * b``. float16 and bfloat16 accumulate in float32,
+            the dtype of their carries as well.
+        accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16.
+        out: a tensor to write the result to: of the result's shape, on b's device, with the dtype that the result
+            is to have. It may be b itself.
 
     Returns:
-        h, contiguous; with ``return_final`` also the last h of each line.
+        h, contiguous, or with ``complete`` of one more item along ``dim``. With ``return_final`` a pair of that and
+        of the last h of each line, or of each segment.
 
     Raises:
-        UnsupportedRequest, BuildFailure: as ``scan`` does.
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
+        BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
         >>> import torch, scanops
         >>> scanops.linear_scan(torch.tensor(0.5), torch.tensor([8., 0., 0., 1.]), 0)
         tensor([8., 4., 2., 2.])
+
+    Gradient: a linear recurrence in the other direction, by a kernel, with respect to a, b, a numeric mask and
+    ``initial``; a and h are saved.
 
     Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
     and Their Applications" (1990), section 1.4.

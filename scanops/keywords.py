@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Pair = tuple[Tensor, Tensor]
 Ends = Literal[True, "segments"]  # values of return_final with which there are carries-out
-Final = Ends | Literal[False]
+Final = bool | Literal["segments"]  # every value of return_final
 
 
 class ValuesAndIndices(NamedTuple):

@@ -43,9 +43,9 @@ class CumSum(_Scan):
 
     Args:
         dim: the dimension to scan along; the last by default.
-        reverse: from the last item to the first.
-        exclusive: ``y[i]`` leaves x[i] out; the first is 0.
-        group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for none.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``; the first result is 0.
+        group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for one GPU.
 
     Shape:
         x of any shape; y of the same.
@@ -66,9 +66,19 @@ class CumSum(_Scan):
 
 
 class CumProd(_Scan):
-    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``; exclusive, the first is 1.
+    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``.
 
-    Arguments, shapes and errors are those of ``CumSum``.
+    Args:
+        dim: the dimension to scan along; the last by default.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``; the first result is 1.
+        group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for one GPU.
+
+    Shape:
+        x of any shape; y of the same.
+
+    Raises:
+        UnsupportedRequest: at the call, as ``scanops.cumprod``.
 
     Example:
         >>> import torch, scanops.nn
@@ -86,10 +96,19 @@ class MaskedCumSum(_Scan):
     """``y[i] = m[0] x[0] + m[1] x[1] + ... + m[i] x[i]`` along ``dim``.
 
     A bool mask selects: an item where it is False counts as 0 whatever its value, NaN included. A numeric one
-    multiplies. Arguments and errors are those of ``CumSum``.
+    multiplies.
+
+    Args:
+        dim: the dimension to scan along; the last by default.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``; the first result is 0.
+        group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for one GPU.
 
     Shape:
         x of any shape; mask of one that broadcasts to it; y of x's.
+
+    Raises:
+        UnsupportedRequest: at the call, as ``scanops.cumsum``.
 
     Example:
         >>> import torch, scanops.nn
@@ -104,13 +123,20 @@ class MaskedCumSum(_Scan):
 
 
 class LinearRecurrence(_Scan):
-    """``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0; exclusive, h[i] is what h was before i.
+    """``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0.
 
-    Arguments and errors are those of ``CumSum``.
+    Args:
+        dim: the dimension to scan along; the last by default.
+        reverse: scan from the last item to the first.
+        exclusive: the result at i is what h was before i.
+        group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for one GPU.
 
     Shape:
         a and b of shapes that broadcast to one another, h of the one they broadcast to; initial of one that broadcasts
         to h's without ``dim``.
+
+    Raises:
+        UnsupportedRequest: at the call, as ``scanops.linear_scan``.
 
     Example:
         >>> import torch, scanops.nn

@@ -13,7 +13,7 @@ from pathlib import Path
 from scanops import workload
 from scanops.artifact import CPU, planned
 from scanops.codegen.lines import few_for, situations
-from scanops.codegen.spec import ScanSpec, check_spec
+from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.targets import target_named
 from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
@@ -30,11 +30,13 @@ FEW = ", few lines"  # behind the name of such a kernel
 _Wanted = tuple[ScanSpec, str, bool]  # a spec, its target, and whether the kernel is for few lines
 
 
-def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = None, builder: str = AUTO) -> Kernel:
+def compile(
+    spec: ScanSpec | str, target: str | None = None, *, lines: int | None = None, builder: str = AUTO
+) -> Kernel:
     """Return the kernel for ``spec``: found in the store, or built and kept there.
 
     Args:
-        spec: what to compute.
+        spec: what to compute, a ScanSpec or its short name.
         target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU;
             inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc or NVRTC, and no GPU.
         lines: the number of lines that the kernel is planned for, by default as many as fill the GPU. It serves any.
@@ -54,7 +56,8 @@ def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = No
         100
     """
     target = default_target() if target is None else target
-    check_wanted(spec, target, builder)
+    spec = spec_of(spec)
+    check_wanted(target, builder)
     few = few_for(spec, planned(target), lines)
     workload.note(spec, target, few)
     kernel = obtain(spec, target, policies.strict().by(builder), Store(), few)
@@ -62,9 +65,8 @@ def compile(spec: ScanSpec, target: str | None = None, *, lines: int | None = No
     return kernel
 
 
-def check_wanted(spec: ScanSpec, target: str, builder: str = AUTO) -> None:
-    """Raise UnsupportedRequest unless ``spec`` is a ScanSpec, and ``target`` and the builder for it are known."""
-    check_spec(spec)
+def check_wanted(target: str, builder: str = AUTO) -> None:
+    """Raise UnsupportedRequest unless ``target`` and the builder for it are known."""
     if target != CPU:
         target_named(target)
     if builder not in (known := BUILDERS if target != CPU else (AUTO,)):
@@ -194,7 +196,7 @@ def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[tuple
 def _situated(spec: ScanSpec, targets: Iterable[str], few: bool | None) -> Iterator[_Wanted]:
     """Yield a spec's kernels for these targets; where ``few`` is None, for many lines and for few."""
     for target in targets:
-        check_wanted(spec, target)
+        check_wanted(target)
         for each in situations(spec, planned(target)) if few is None else (few,):
             yield spec, target, each
 

@@ -1,15 +1,13 @@
-"""The public scans that pass their keywords on, ``cumprod`` and its like, and reductions by key."""
+"""The public functions ``cumprod``, ``logcumsumexp``, ``cummax``, ``cummin`` and ``reduce_by_key``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from scanops.api import called, cumsum, scan
+from scanops.api import called
 from scanops.errors import UnsupportedRequest
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
 from scanops.ops.dispatch import plain_name
@@ -19,67 +17,205 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from scanops.codegen.operators import Operator
-    from scanops.keywords import Keywords, Variant
+    from scanops.keywords import Chunks, Variant
 
-__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp", "reduce_by_key"]
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def shown_as(other: Callable[..., Any], without: tuple[str, ...]) -> Callable[[Function], Function]:
-    """Return a decorator: help() and editors show the keywords of ``other``, to which a function passes its own on."""
-
-    def decorated(function: Function) -> Function:
-        kept = [each for name, each in signature(other).parameters.items() if name not in without]
-        function.__signature__ = signature(other).replace(parameters=kept)  # type: ignore[attr-defined]
-        return function
-
-    return decorated
+__all__ = ["cummax", "cummin", "cumprod", "logcumsumexp", "reduce_by_key"]
 
 
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
-@shown_as(cumsum, without=("chunk", "modulo"))
-def cumprod(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
+@overload
+def cumprod(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
+def cumprod(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: Final = False,
+    complete: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    chunk: int | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor | Pair:
+    """Return the cumulative product of ``x`` along ``dim``: ``y[i] = x[0] * x[1] * ... * x[i]``.
 
-    Exactly ``scan(x, "prod", dim, ...)``; see there.
+    Like ``torch.cumprod``, with a direction, a mask, segments, carries and a choice of accumulator, in one pass over
+    memory.
+
+    Args:
+        x: the input, of any shape and strides: bool, integers, floats or complex numbers. The 8-bit floats
+            ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
+        dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
+            multiplies, as ``x * mask`` does.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
+            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
+            has one value for each segment, with the segments in place of ``dim``.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is
+            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
+            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
+            floats to within rounding.
+        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then
+            the inclusive results; with ``reverse`` the carry-in is last. Not together with ``exclusive``,
+            ``return_final`` or segments.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
+            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
+            tensor (for an inference tensor at each call), which waits for the GPU.
+        chunk: start again every ``chunk`` items of a line, or of each segment of ``offsets``; the last chunk may be
+            shorter. In reverse the chunks hold the same items. Not together with other segments, carries or
+            ``complete``.
+        dtype: the dtype of the result; items are converted to it before they are scanned. By default x's dtype, or
+            torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for logical
+            operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in float32,
+            the dtype of their carries as well.
+        accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16. A wider one,
+            such as ``torch.float64`` for a float32 result, to which items are then converted. ``"compensated"``,
+            for sums and products of floats, carries what rounding has lost beside them (docs/variants.md).
+        out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
+            is to have. It may be x itself.
+
+    Returns:
+        A contiguous tensor of x's shape, or with ``complete`` of one more item along ``dim``. With ``return_final``
+        a pair of that and of the carry-out, which has x's shape without ``dim``, or with the segments in its place.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
+        BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
         >>> import torch, scanops
         >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
         tensor([2., 2., 8.])
+        >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, exclusive=True)
+        tensor([1., 2., 6.])
+
+    Gradient: by kernels, with respect to x, a numeric mask and ``initial``; right where items are 0, without a
+    division.
+
+    Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
+    (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    return scan(x, "prod", dim, **options)  # type: ignore[no-any-return]
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, options, chunk)
 
 
 @overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
-@shown_as(cumsum, without=("chunk", "modulo"))
-def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
+@overload
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
+def logcumsumexp(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: Final = False,
+    complete: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    chunk: int | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor | Pair:
+    """Return ``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``.
 
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
+    Like ``torch.logcumsumexp``, with a direction, a mask, segments and carries, in one pass over memory. Intermediate
     values do not overflow. Rules for infinities, NaN and complex items: docs/operators/logcumsumexp.md.
+
+    Args:
+        x: the input, of any shape and strides, of a floating or complex dtype.
+        dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
+            multiplies, as ``x * mask`` does.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
+            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
+            has one value for each segment, with the segments in place of ``dim``.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is
+            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
+            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
+            floats to within rounding.
+        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then
+            the inclusive results; with ``reverse`` the carry-in is last. Not together with ``exclusive``,
+            ``return_final`` or segments.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
+            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
+            tensor (for an inference tensor at each call), which waits for the GPU.
+        chunk: start again every ``chunk`` items of a line, or of each segment of ``offsets``; the last chunk may be
+            shorter. In reverse the chunks hold the same items. Not together with other segments, carries or
+            ``complete``.
+        dtype: the dtype of the result; items are converted to it before they are scanned. By default x's dtype, or
+            torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for logical
+            operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in float32,
+            the dtype of their carries as well.
+        accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16.
+        out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
+            is to have. It may be x itself.
+
+    Returns:
+        A contiguous tensor of x's shape, or with ``complete`` of one more item along ``dim``. With ``return_final``
+        a pair of that and of the carry-out, which has x's shape without ``dim``, or with the segments in its place.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
+        BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
         >>> import torch, scanops
         >>> scanops.logcumsumexp(torch.tensor([100., 100., -100.]), 0)
         tensor([100.0000, 100.6931, 100.6931])
 
+    Gradient: by one kernel, with respect to x, a numeric mask and ``initial``; x and the result are saved, as torch
+    saves them.
+
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
-    return scan(x, "logcumsumexp", dim, **options)  # type: ignore[no-any-return]
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return called(tensors, (out,), complete, options, chunk)
 
 
-def _extreme(
-    op: str,
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
+) -> tuple[ValuesAndIndices, Tensor]: ...
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices: ...
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Final, out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]: ...
+def cummax(
     x: Tensor,
     dim: int,
     *,
@@ -92,6 +228,150 @@ def _extreme(
     offsets: Tensor | None = None,
     out: Pair | None = None,
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Return the cumulative maximum of ``x`` along ``dim``, and where it is: ``values[i] = max(x[0], ..., x[i])``.
+
+    Like ``torch.cummax``, with a direction, a mask, segments and carries, in one pass over memory. Of equal items the
+    index of the last one is given, as in torch. A NaN is greater than every number, and of several the last one counts.
+    With ``reverse`` the scan goes from the last item to the first, so that the last of equal items is the one with the
+    lowest index. Where no item has been met, because all are masked out or the scan is exclusive, the value is the
+    lowest of the dtype, -inf for a floating one, and the index -1. For values alone, and for ``dtype``:
+    ``scanops.scan(x, "max", dim)``.
+
+    Args:
+        x: the input, of any shape and strides: bool, integers, floats or complex numbers. The 8-bit floats
+            ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
+        dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
+            multiplies, as ``x * mask`` does.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
+            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
+            has one value for each segment, with the segments in place of ``dim``. An ``initial`` value that no item
+            exceeds has the index -1.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is
+            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
+            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
+            floats to within rounding.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
+            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
+            tensor (for an inference tensor at each call), which waits for the GPU.
+        out: a pair of tensors of x's shape on its device, for values and indices: of the result's dtype, which is
+            that of x or of ``x * mask``, and of int64.
+
+    Returns:
+        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64. With
+        ``return_final`` a pair of that and of the last value of each line, or of each segment.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummax(torch.tensor([1., 3., 3., 2.]), 0).indices
+        tensor([0, 1, 2, 2])
+
+    Gradient: each gradient goes to the item that the index names, by one kernel that reads the indices alone.
+
+    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
+    Applications" (1990).
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _extreme("cummax", tensors, dim, reverse, exclusive, return_final, out)
+
+
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
+) -> tuple[ValuesAndIndices, Tensor]: ...
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices: ...
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Final, out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]: ...
+def cummin(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: Final = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    out: Pair | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Return the cumulative minimum of ``x`` along ``dim``, and where it is: ``values[i] = min(x[0], ..., x[i])``.
+
+    Like ``torch.cummin``, with a direction, a mask, segments and carries, in one pass over memory. Of equal items the
+    index of the last one is given, as in torch. A NaN is less than every number, and of several the last one counts.
+    With ``reverse`` the scan goes from the last item to the first, so that the last of equal items is the one with the
+    lowest index. Where no item has been met, because all are masked out or the scan is exclusive, the value is the
+    highest of the dtype, inf for a floating one, and the index -1. For values alone, and for ``dtype``:
+    ``scanops.scan(x, "min", dim)``.
+
+    Args:
+        x: the input, of any shape and strides: bool, integers, floats or complex numbers. The 8-bit floats
+            ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
+        dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
+        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
+            multiplies, as ``x * mask`` does.
+        reverse: scan from the last item to the first.
+        exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
+            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
+            has one value for each segment, with the segments in place of ``dim``. An ``initial`` value that no item
+            is below has the index -1.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is
+            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
+            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
+            floats to within rounding.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
+            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
+            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
+            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
+            tensor (for an inference tensor at each call), which waits for the GPU.
+        out: a pair of tensors of x's shape on its device, for values and indices: of the result's dtype, which is
+            that of x or of ``x * mask``, and of int64.
+
+    Returns:
+        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64. With
+        ``return_final`` a pair of that and of the last value of each line, or of each segment.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``dim`` is not a dimension of x.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
+        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
+
+    Gradient: each gradient goes to the item that the index names, by one kernel that reads the indices alone.
+
+    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
+    Applications" (1990).
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _extreme("cummin", tensors, dim, reverse, exclusive, return_final, out)
+
+
+def _extreme(
+    op: str, tensors: tuple[Any, ...], dim: int, reverse: bool, exclusive: bool, return_final: Final, out: Pair | None
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
         raise UnsupportedRequest(
             f"{op}: out must be a pair of tensors",
@@ -99,74 +379,10 @@ def _extreme(
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (op, dim, reverse, exclusive, return_final, None, None)  # no dtype, the default accumulator
     found: Any = called(tensors, tuple(out or (None, None)), False, options)
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if return_final else pair
-
-
-@overload
-def cummax(
-    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
-) -> tuple[ValuesAndIndices, Tensor]: ...
-@overload
-def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
-) -> ValuesAndIndices: ...
-@shown_as(_extreme, without=("op",))
-def cummax(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
-
-    Of equal items the last one's index is given; a NaN is greater than anything, and of NaNs the last one counts.
-    ``reverse`` scans from the last item to the first, so that "last" is the one that lies first; indices are those of x
-    either way. Where no item has been met (all are masked out, or the scan is exclusive) the value is the dtype's
-    lowest, -inf for a floating one, and the index -1. Values only, and a ``dtype``: ``scan(x, "max", dim)``.
-
-    Args:
-        x, dim, mask, reverse, exclusive, initial, return_final, segment_starts, offsets: as for ``scan``; bool is
-            allowed as well. Indices count from the beginning of x; an ``initial`` value that none exceeds has -1.
-        out: two tensors of x's shape: of the result's dtype, which is that of x or of ``x * mask``, and of int64.
-
-    Returns:
-        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64; with ``return_final`` a
-        pair of that and of the last value of each line.
-
-    Raises:
-        UnsupportedRequest, BuildFailure: as ``scan`` does.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummax(torch.tensor([1., 3., 3., 2.]), 0).indices
-        tensor([0, 1, 2, 2])
-
-    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
-    Applications" (1990).
-    """
-    return _extreme("cummax", x, dim, **options)
-
-
-@overload
-def cummin(
-    x: Tensor, dim: int, *, return_final: Ends, out: Pair | None = None, **options: Unpack[Variant]
-) -> tuple[ValuesAndIndices, Tensor]: ...
-@overload
-def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
-) -> ValuesAndIndices: ...
-@shown_as(_extreme, without=("op",))
-def cummin(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
-
-    As ``cummax`` with the order reversed: NaN is less than every number, and the value before the first item is the
-    dtype's highest.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
-        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
-    """
-    return _extreme("cummin", x, dim, **options)
 
 
 def reduce_by_key(
@@ -178,17 +394,27 @@ def reduce_by_key(
     mask: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(unique, y)``: each run of equal keys once, and the reduction by ``op`` of the items of x of that run.
+    """Return each run of equal keys once, and the reduction by ``op`` of the items of ``x`` that belong to it.
 
-    ``y[k] = x[i] op x[i+1] op ... op x[j]`` along ``dim`` where keys[i] to keys[j] are the k-th run, as
-    ``thrust::reduce_by_key``; of sorted keys each is unique. One pass reads the keys, one scan reads x and writes the
-    carries-out of segments, and results that are dropped: some two copies of x. It waits for the GPU twice, for the
-    number of runs and to check their offsets; ``torch.compile`` breaks the graph there.
+    ``y[k] = x[i] op x[i+1] op ... op x[j]`` along ``dim``, where keys[i] to keys[j] are the k-th run, as
+    ``thrust::reduce_by_key`` does. Of sorted keys each occurs in one run. One pass reads the keys, and one scan reads x
+    and writes the totals of segments, and results that are dropped: about the time of two copies of x. It waits for
+    the GPU twice, for the number of runs and to check their offsets; ``torch.compile`` breaks the graph there.
 
     Args:
         keys: one dimension, a key for each item of x along ``dim``, on x's device.
-        x, op, mask, dtype: as for ``scan``. Reductions have gradients as scans do.
+        x: the items to reduce, of any shape and strides.
+        op: the name of an operator with one result, such as ``"sum"`` or ``"max"``, or a ``scanops.Operator``.
         dim: the dimension of x that is reduced to one item for each run.
+        mask: a tensor that broadcasts to ``x.shape``. Where a bool mask is False, the item is left out.
+        dtype: the dtype of the result; by default that of a scan of x.
+
+    Returns:
+        A pair: the key of each run, and the reductions, of x's shape with the runs in place of ``dim``.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
         >>> import torch, scanops

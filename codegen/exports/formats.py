@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from scanops.codegen.exports.texts import python_text, units_of
 from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment
-from scanops.codegen.spec import ScanSpec, check_spec
+from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
 
@@ -28,7 +27,7 @@ FORMATS = {
 
 
 def export(
-    specs: ScanSpec | Sequence[ScanSpec],
+    specs: ScanSpec | str | Sequence[ScanSpec | str],
     format: str = "modelnew",
     target: str = DEFAULT_TARGET,
     *,
@@ -37,8 +36,8 @@ def export(
     """Return a file that computes ``specs`` without scanops: it needs torch, or CUDA alone.
 
     Args:
-        specs: one spec; for a Python file also several that differ only in length, ``inner``, ``aligned`` and the
-            dtype of the mask: each call uses the first kernel that matches its tensors.
+        specs: a ScanSpec or its short name; for a Python file also several that differ only in length, ``inner``,
+            ``aligned`` and the dtype of the mask: each call uses the first kernel that matches its tensors.
         format: ``"modelnew"``, a ``torch.nn.Module`` around ``load_inline``; ``"cu"``, CUDA with a plain C launcher;
             ``"kernelbench"``, a file for KernelBench; ``"gpumode"``, a submission to GPU MODE's prefix sum boards.
         target: the oldest architecture that runs the file, such as ``"sm_70"``.
@@ -55,9 +54,7 @@ def export(
         >>> "class ModelNew(torch.nn.Module)" in text
         True
     """
-    listed: tuple[Any, ...] = tuple(specs) if isinstance(specs, list | tuple) else (specs,)
-    for spec in listed:
-        check_spec(spec)
+    listed = tuple(map(spec_of, specs if isinstance(specs, list | tuple) else (specs,)))
     if not isinstance(format, str) or format not in FORMATS:
         raise _refused(f"an export in the format {format!r}", ", ".join(FORMATS), repr(format), "name one of these")
     if not listed:

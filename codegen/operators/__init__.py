@@ -59,6 +59,9 @@ def register_operator(operator: Operator) -> Operator:
     nothing. Kernels are identified by their text and not by an operator's name, so processes that use one name for
     different operators can share a store. Thread-safe.
 
+    Args:
+        operator: the operator; its name is what it is known by.
+
     Returns:
         The operator.
 

@@ -194,7 +194,7 @@ def _usual_target(builder: str) -> str:
 def _check(wanted: Iterable[tuple[ScanSpec, str, bool]], builder: str) -> None:
     """Raise what is wrong with a request before anything is built."""
     for spec, target, few in wanted:
-        check_wanted(spec, target, builder)
+        check_wanted(target, builder)
         if target != CPU:
             make_plan(spec, target, few)
 

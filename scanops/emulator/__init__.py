@@ -37,9 +37,13 @@ ACTIVE: ContextVar[Emulation | None] = ContextVar("scanops_emulation", default=N
 def emulate(*, seed: int = DEFAULT.seed, multiprocessors: int = DEFAULT.multiprocessors) -> Iterator[Emulation]:
     """Inside the block, scans of CPU tensors run the very kernel text a GPU would, compiled by g++.
 
-    Threads of a block become fibers, and their order follows from ``seed``; ``multiprocessors`` blocks are alive at a
-    time. Shared memory out of bounds, a barrier some threads skip and a shuffle with an absent lane are errors that
-    name block and thread. It says nothing about the GPU's memory model: compute-sanitizer on a GPU does.
+    Threads of a block become fibers. Shared memory out of bounds, a barrier some threads skip and a shuffle with an
+    absent lane are errors that name block and thread. It says nothing about the GPU's memory model: compute-sanitizer
+    on a GPU does.
+
+    Args:
+        seed: of the order in which the threads of a block run; 0 runs them in order.
+        multiprocessors: of the emulated GPU, and the number of blocks that are alive at a time.
 
     Raises:
         UnsupportedRequest: a seed below 0 or a GPU of no multiprocessors.

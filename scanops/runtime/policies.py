@@ -73,11 +73,14 @@ POLICIES = {
 def policy(name: str) -> Iterator[str]:
     """Choose what scans inside the block do when their kernel is not in the store.
 
-    ``"build"`` builds it, ``"generic"`` uses the kernel that takes the length as an argument, ``"background"`` does so
-    while a worker builds the one that was asked for, ``"fallback"`` leaves the scan to PyTorch's operators and warns
-    once, ``"never"`` raises. A kernel that this process already holds serves under each of them. Where the machine has
+    A kernel that this process already holds serves under each of them. Where the machine has
     no compiler for its GPU, the policies that build act as ``"fallback"``. The block counts for its thread, and for the
     backward passes of scans called in it; ``SCANOPS_POLICY`` counts for the process, wherever there is no block.
+
+    Args:
+        name: ``"build"`` builds the kernel; ``"generic"`` uses the kernel that takes the length as an argument;
+            ``"background"`` does so while a worker builds the one that was asked for; ``"fallback"`` leaves the scan
+            to PyTorch's operators and warns once; ``"never"`` raises.
 
     Raises:
         UnsupportedRequest: another name.

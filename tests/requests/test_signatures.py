@@ -1,0 +1,87 @@
+"""Public functions and their docstrings name the same arguments, one row each; what type checkers see of calls."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scanops
+from tests.scripts import ROOT
+
+SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan", "scan")
+# modules, and classes whose fields are described where they are
+OTHERS = ("errors", "nn", "__version__", "Kernel", "Operator", "Plan", "ScanSpec")
+PUBLIC = {
+    **{name: getattr(scanops, name) for name in scanops.__all__ if name not in OTHERS},
+    **{f"nn.{name}": getattr(scanops.nn, name) for name in scanops.nn.__all__},
+}
+ROW = re.compile(r"^    (\w+): ", re.MULTILINE)
+
+
+def rows(function: Any) -> dict[str, str]:
+    """The text of each argument that a docstring describes."""
+    text = inspect.getdoc(function) or ""
+    section = re.search(r"^Args:\n((?:    .*\n?|\n(?=    ))+)", text, re.MULTILINE)
+    parts = ROW.split(section[1]) if section else [""]
+    return {name: " ".join(words.split()) for name, words in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_docstring_describes_each_argument(name: str) -> None:
+    function = PUBLIC[name]
+    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+    assert list(rows(function)) == parameters(function)
+    text = inspect.getdoc(function) or ""
+    assert ">>> " in text and "see there" not in text.lower()
+
+
+def test_equal_arguments_of_scans_have_one_description() -> None:
+    """linear_scan has operands of its own; the others differ where an operator does."""
+    own = {"x", "initial", "accumulate", "out"}
+    for name in SCANS:
+        found = rows(PUBLIC[name])
+        assert set(found) >= {"dim", "mask", "reverse", "exclusive", "initial", "return_final", "offsets", "out"}
+        if name != "linear_scan":
+            shared = rows(scanops.scan)
+            assert [key for key in found if key in shared and key not in own and found[key] != shared[key]] == []
+
+
+PROGRAM = """
+import torch, scanops
+x, flag = torch.rand(3), bool(torch.rand(()) > 1)
+a: torch.Tensor = scanops.cumsum(x, 0, modulo=1.0)
+b: torch.Tensor = scanops.scan(x, "sum", 0, chunk=2)
+c: torch.Tensor = scanops.cumprod(x, 0, chunk=2)
+d, e = scanops.logcumsumexp(x, 0, return_final=True)
+f, g = scanops.linear_scan(x, x, 0, return_final="segments", offsets=x)
+h: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = scanops.cumsum(x, 0, return_final=flag)
+i: torch.Tensor = scanops.cummax(x, 0).indices
+j, k = scanops.cummin(x, 0, return_final=True)
+l: torch.Tensor = j.values
+WRONG
+"""
+
+
+@pytest.mark.parametrize("wrong", ["", "scanops.cumsum(x, 0, revers=True)", "scanops.cumsum(x, 0) + 'a'"])
+def test_types_of_calls(wrong: str, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    typed = tmp_path / "typed"
+    (typed / "scanops").mkdir(parents=True)
+    for each in (*(ROOT / "scanops").iterdir(), ROOT / "codegen", ROOT / "templates"):
+        (typed / "scanops" / each.name).symlink_to(each)
+    (typed / "user.py").write_text(PROGRAM.replace("WRONG", wrong), encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "user.py"]
+    cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
+    done = subprocess.run([*command, *cache], cwd=typed, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (not wrong), done.stdout
