@@ -79,7 +79,7 @@ def _gone(spec: ScanSpec, allowed: str, value: str) -> UnsupportedRequest:
 
 def _serving(spec: ScanSpec, target: Target, few: bool) -> list[str]:
     """The names of the strategies whose plans for a spec are worth a measurement."""
-    if spec.former:  # one strategy scans a tile twice
+    if spec.recomputes:  # one strategy scans a tile twice
         return [make_plan(spec, target.name).strategy]
     return [name for name, strategy in STRATEGIES.items() if strategy.fits(spec, target, few)]
 

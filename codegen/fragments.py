@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from scanops.codegen.dtypes import FIELD_TYPES, DType, dtype_named, literal
+from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 
 INT_BYTES = 4  # of a register, the least that a loaded item takes
@@ -29,6 +30,8 @@ class Fragments:
     element: str  # x (Input) and m (Mask) -> Value
     gate: str  # g (Gate) -> Value; empty without one
     saved: str  # v (Saved) -> Value, or int where it is a place; empty without one
+    begin: str  # w (Begin), the forward carry-in, -> Value: what stands before the first result of a line; or a number
+    start: str  # the same of a segment, which takes no carry-in
     second: str  # state -> the second output, if it is no index
     final: str  # state -> Carry
     result: str  # state -> Output
@@ -79,7 +82,9 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         identity=_as_fields(spec, value, operator.identity),
         element=_element(spec, value),
         gate=_converted("g", spec.gate, spec, value),
-        saved="" if spec.former else _saved(spec, value),
+        saved="" if spec.recomputes else _saved(spec, value),
+        begin=_begin(spec, value) if spec.saved_results else "",
+        start=_start(spec) if spec.saved_results else "",
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
         final=_narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),
@@ -144,6 +149,16 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
 def _saved(spec: ScanSpec, value: str) -> str:
     """An item of the saved tensor: a place in the line, or a value converted as other operands are."""
     return "(int)v" if spec.operator.saved == "place" else _converted("v", spec.saved, spec, value)
+
+
+def _begin(spec: ScanSpec, value: str) -> str:
+    """What stands before the first result of a line: the forward scan's carry-in, or its start."""
+    return _converted("w", spec.carry.name, spec, value) if spec.saved_initial else _start(spec)
+
+
+def _start(spec: ScanSpec) -> str:
+    """The result before all items of the forward scan."""
+    return str(operator_named(spec.operator.before[0]).start)
 
 
 def _element(spec: ScanSpec, value: str) -> str:

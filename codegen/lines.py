@@ -87,9 +87,9 @@ def any_length(spec: ScanSpec, few: bool = False) -> ScanSpec:
     >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
     'sum-f32-any-le1024-by4'
 
-    A gradient that finds forward results itself (``former``) exists for fixed lengths only: its spec is returned as is.
+    A gradient that recomputes forward results exists for fixed lengths only: its spec is returned as is.
     """
-    if spec.former:
+    if spec.recomputes:
         return spec
     length = spec.capacity
     buckets = FEW_BUCKETS if few and spec.inner == 1 and spec.input_layout != "transposed" else BUCKETS

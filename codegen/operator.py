@@ -130,9 +130,9 @@ class Operator:
     second: str = ""  # a second output of the result's dtype, an expression over state
     # Meaning of v in lift, an element of a tensor that the forward pass saved: a Value, or an element's index.
     saved: Literal["", "value", "place"] = ""
-    # How a kernel can recompute v: an operator's name, then expressions over x, g and m for that operator's element
-    # (and gate, if it has one); v is the exclusive result of that scan in the opposite direction. With an empty name v
-    # is the forward result of the preceding element.
+    # Where v is the forward scan's result before the element: that operator's name, which says what comes before all
+    # elements. Kernels recompute v from expressions over x, g and m for that operator's element (and gate, if it has
+    # one), which may follow.
     before: tuple[str, ...] = ()
     masked: bool = False  # lift reads m, the mask value of the element; the mask then skips no element
     # Legal kinds of the dtype that elements are scanned in: of the output's, except with gives="index".

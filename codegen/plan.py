@@ -148,7 +148,7 @@ def by_rule(strategy: str, spec: ScanSpec, target: Target, few: bool) -> Plan:
 
 def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
     """Return the name of the strategy whose rule makes the plan where none was measured."""
-    if spec.former:
+    if spec.recomputes:
         return "block"  # the one strategy that scans a tile twice
     if spec.input_layout == "transposed":
         if transposed.fits(spec) and not few:
@@ -172,7 +172,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
     """
-    if spec.takes_length or spec.former or spec.saved or spec.views or not spec.aligned:
+    if spec.takes_length or spec.saved or spec.views or not spec.aligned:
         return ""
     if spec.linked and spec.inner > 1:  # their lines have to end one after another, which no plan was measured for
         return ""

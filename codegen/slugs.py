@@ -30,6 +30,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "linked_in": ("linked_in", True),
     "linked_out": ("linked_out", True),
     "results_saved": ("saved_results", True),
+    "initial_saved": ("saved_initial", True),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
     **{
         f"{layout}_{name}": (f"{name}_layout", layout)

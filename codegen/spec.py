@@ -36,6 +36,7 @@ class Source(NamedTuple):
     pointer: str  # C name of the pointer to a thread's part
     dtype: DType
     layout: Layout
+    shift: int = 0  # items by which it is read further on in scan order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class ScanSpec:
     gate: str | None = None  # dtype of the second input, for operators that have one
     saved: str | None = None  # of a gradient: dtype of the saved tensor, which is dense
     saved_results: bool = False  # `saved` holds the forward scan's results; by default the result before each item
+    saved_initial: bool = False  # beside these, an operand holds the carry-in of each line of the forward scan
     segments: str | None = None  # None; "flags": a bool operand of head flags; or the dtype of offsets
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
@@ -109,7 +111,10 @@ class ScanSpec:
     indexed: bool = derived()  # whether the second output holds indices
     doubled: bool = derived()  # whether there is a second output
     recomputes: bool = derived()  # whether a gradient recomputes the forward scan, as nothing was saved
-    former: bool = derived()  # whether the kernel itself finds the forward result before each item, here or in `saved`
+    # The head flags once more, an item further on: where forward scans go backwards, they say which results have no
+    # result before them in their segment.
+    next_starts: tuple[Source, ...] = derived()
+    looks_on: bool = derived()  # likewise of offsets, which kernels search twice
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
     fusion: Any = derived()  # the scanops.fusion.kernel.Fusion that ``map`` is the text of, or None
@@ -136,7 +141,7 @@ class ScanSpec:
             *(fusion.sources[1:] if fusion else ()),
         )
         sources = tuple(
-            Source(name=name, type=kind, pointer=at, dtype=DTYPES[dtype], layout=layout)
+            Source(name, kind, at, DTYPES[dtype], layout, shift=int(name == "saved" and self.saved_results))
             for name, kind, at, dtype, layout in rows
             if dtype is not None
         )
@@ -149,7 +154,15 @@ class ScanSpec:
         accumulate, accumulator, carry = accumulators(self, row)
         operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else accumulator.kind, row)
         operator = fusion.row(operator, self) if fusion else operator
+        if self.saved_initial:
+            begin = Source(name="further1", type="Begin", pointer="w", dtype=carry, layout=LINE)
+            sources = (*sources, begin)
         streams = tuple(source for source in sources if source.layout != LINE)
+        flagged = self.saved_results and self.segments == "flags" and not self.reverse
+        next_starts = tuple(
+            each._replace(pointer="e", shift=1) for each in streams if each.name == "starts" and flagged
+        )
+        streams += next_starts
         layouts = frozenset(source.layout for source in sources)
         second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
         made = (out.bytes, *second, *(DTYPES[each.dtype].bytes for each in (fusion.outputs[1:] if fusion else ())))
@@ -174,8 +187,11 @@ class ScanSpec:
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
             doubled=len(made) > 1,
-            recomputes=(recomputes := self.saved is None and any(operator.before)),
-            former=recomputes or self.saved_results,
+            recomputes=self.saved is None and len(operator.before) > 1,
+            next_starts=next_starts,
+            looks_on=self.saved_results
+            and self.segments not in (None, "flags")
+            and not (self.reverse and not self.per_segment),
             read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
             access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in sources)),

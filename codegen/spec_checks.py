@@ -37,6 +37,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
             "saved_results",
             "linked_in",
             "linked_out",
+            "saved_initial",
         ),
         (True, False),
     ),
@@ -101,7 +102,7 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         hint = "pass the gate's dtype as gate" if row.gated else "leave gate out"
         yield what, "a gate for operators whose lift reads one, and for no other", told("op", "gate"), hint
     kinds = {"": (), "value": ("float", "complex"), "place": ("int",)}[row.saved]
-    if dtype_named(spec.saved).kind not in kinds if spec.saved else kinds and not any(row.before):
+    if dtype_named(spec.saved).kind not in kinds if spec.saved else kinds and len(row.before) < 2:
         allowed = f"a dtype of kind {' or '.join(kinds)}" if kinds else "None"
         hint = "pass the dtype of the saved tensor" if kinds else "leave saved out"
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
@@ -198,13 +199,17 @@ def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
     # The result before each item is found in one tile: dense, aligned rows.
     most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
-    reads = not spec.saved_results or (spec.saved is not None and row.before == ("",))
-    if not reads or (spec.former and not (whole and spec.capacity <= most)):
+    if spec.recomputes and not (whole and spec.capacity <= most):
         allowed = f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense"
         value = f"op={spec.op!r}, saved={spec.saved!r}, {spec.items_text} items, inner={spec.inner}, "
         value += f"segments={spec.segments!r}, layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}"
-        hint = "compute the exclusive results first, and pass them as the saved tensor"
-        yield "no kernel finds the result before each item of this spec", allowed, value, hint
+        hint = "pass the forward scan's results as the saved tensor, with saved_results=True"
+        yield "no kernel recomputes the result before each item of this spec", allowed, value, hint
+    if (spec.saved_results and not (spec.saved and row.before)) or (spec.saved_initial and not spec.saved_results):
+        value = f"op={spec.op!r}, saved={spec.saved!r}, saved_results={spec.saved_results}, "
+        value += f"saved_initial={spec.saved_initial}"
+        hint = "leave both out, or pass the dtype of the saved results as saved"
+        yield "saved_results needs results", "a gradient with `before`, and their dtype as saved", value, hint
     if row.places_items and not is_built_in(row):
         yield from _in_indices(spec, row)
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 52f772d4566a013b of everything below this banner
+// content  sha256 759ed83a57ca18a1 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -164,8 +164,6 @@ __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
 
-constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
-
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_panel;      // index of the thread's columns in the panel
@@ -182,7 +180,10 @@ struct Place {  // a thread's columns, and its rows of a tile
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+template <bool uneven = kUneven>
+__device__ __forceinline__ bool is_live(Position live, int k) {
+    return uneven ? live > k : !kRagged || live > 0;
+}
 
 template <typename Item>
 struct Source {  // an operand, as a thread reads it
@@ -231,7 +232,7 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
 
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = kGuarded && !kApart && !kRealigns;
+constexpr bool kStandsIn = !kApart && !kRealigns;
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
@@ -300,14 +301,15 @@ __device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
     return realign<kVector>(access[0], access[1], skew);
 }
 
-template <typename Item>
+template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    constexpr bool stands_in = kStandsIn && (kRagged || uneven);
     Rows<Item> rows = {};
     const Item* from = x.first;
     const Item* const last = from + (kRun - 1) * x.step;
     const Item *const lowest = kReverse ? last : from, *const highest = kReverse ? from : last;
-    if (kRealigns && is_live(live, kRun - 1) && lowest >= x.begin + kVector - 1 && highest + 2 * kVector <= x.end) {
-        // all items of its accesses lie in the operand
+    const bool inside = lowest >= x.begin + kVector - 1 && highest + 2 * kVector <= x.end;  // all items of its accesses
+    if (kRealigns && is_live<uneven>(live, kRun - 1) && inside) {
 #pragma unroll
         for (int k = 0; k < kRun; ++k, from += x.step) rows.row[k] = read_misaligned(from);
         return rows;
@@ -317,9 +319,10 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
         if constexpr (kApart || kRealigns) {
 #pragma unroll
             for (int c = 0; c < kVector; ++c)
-                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
-        } else if (kStandsIn || is_live(live, k)) {
-            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+                if (is_live<uneven>(live, k) && (!kApart || !kRagged || there > c))
+                    rows.row[k].column[c] = from[c * kSpacing];
+        } else if (stands_in || is_live<uneven>(live, k)) {
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live<uneven>(live, k) ? from : x.begin);
         }
     }
     return rows;

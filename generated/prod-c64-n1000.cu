@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 808b1ccf930b1134 of everything below this banner
+// content  sha256 d9ae286b2a841946 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -258,15 +258,16 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
     }
 }
 
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
+// `shift` items further on than the output.
+template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
         if (part.reaches(j))
-            read_access<dense, kGuards>(to + j, access, step, part.at(j), part.end);
+            read_access<dense, (kGuards || shift > 0)>(to + j, access, step, part.at(j) + shift, part.end);
         else
             leave_out(to[j]);
     }

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 59ca61b6b54a2e3c of everything below this banner
+// content  sha256 1b3027df5946096c of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -301,15 +301,16 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
     }
 }
 
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
+// `shift` items further on than the output.
+template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
         if (part.reaches(j))
-            read_access<dense, kGuards>(to + j * kThreads, access, step, part.at(j), part.end);
+            read_access<dense, (kGuards || shift > 0)>(to + j * kThreads, access, step, part.at(j) + shift, part.end);
         else
             leave_out(to[j * kThreads]);
     }

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 a7832ab529bb6213 of everything below this banner
+// content  sha256 ba87a78dfc06f378 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -185,7 +185,10 @@ struct Place {  // a thread's columns, and its rows of a tile
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return kUneven ? live > k : !kRagged || live > 0; }
+template <bool uneven = kUneven>
+__device__ __forceinline__ bool is_live(Position live, int k) {
+    return uneven ? live > k : !kRagged || live > 0;
+}
 
 template <typename Item>
 struct Source {  // an operand, as a thread reads it
@@ -304,7 +307,7 @@ struct Ring {  // multistage ring of tiles
 };
 
 // Copy a thread's rows of a tile, one access each.
-template <typename Item>
+template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
     const Item* from = x.first;
 #pragma unroll
@@ -312,7 +315,7 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
         Access<Item>* const to = stage + copied_place<Item>(k);
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        if (is_live(live, k * kStride))
+        if (is_live<uneven>(live, k * kStride))
             copy_async<!kExchanged>(to, from);
         else
             leave_out(*to);

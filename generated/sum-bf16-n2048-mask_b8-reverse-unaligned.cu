@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b76be79c36e756a1 of everything below this banner
+// content  sha256 120e2915e2b81e8c of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -324,7 +324,7 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
 
 // Read accesses to rows that are aligned differently from the output, and return the skew. The first lane makes the
 // access after the last lane's, too.
-template <class Item>
+template <int shift = 0, class Item>
 __device__ __forceinline__ int read_shifted(Vector<Item>* to, const Part& part, const Item* from) {
     const int skew = skew_of(from), reads = part.accesses + (part.lane == 0 && skew > 0);
 #pragma unroll
@@ -332,7 +332,8 @@ __device__ __forceinline__ int read_shifted(Vector<Item>* to, const Part& part, 
         const int j = place_of(n, kReads);
         Vector<Item>& access = to[j];
         if (part.live && (kReads == kVectors || j < reads))
-            read_access<true, true>(&access, from + along(j * part.step - skew), 1, part.at(j) - skew, part.length);
+            read_access<true, true>(&access, from + along(j * part.step - skew), 1, part.at(j) + shift - skew,
+                                    part.length);
         else if (j < kVectors)  // in shared memory only the first lane has a place for one more
             leave_out(access);
     }

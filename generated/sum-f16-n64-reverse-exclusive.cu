@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 82085170afd415ac of everything below this banner
+// content  sha256 73ddf3f90ef21ba0 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -249,15 +249,16 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
     }
 }
 
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
+// `shift` items further on than the output.
+template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
         if (part.reaches(j))
-            read_access<dense, kGuards>(to + j, access, step, part.at(j), part.end);
+            read_access<dense, (kGuards || shift > 0)>(to + j, access, step, part.at(j) + shift, part.end);
         else
             leave_out(to[j]);
     }

@@ -5,7 +5,7 @@
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 06bc5140d8c282d4 of everything below this banner
+// content  sha256 10abc763f277a37b of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -389,15 +389,16 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
     }
 }
 
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address.
-template <bool dense, class Item>
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
+// `shift` items further on than the output.
+template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
         if (part.reaches(j))
-            read_access<dense, kGuards>(to + access_place<kTurns>(part.lane + 32 * j), access, step, part.at(j), part.end);
+            read_access<dense, (kGuards || shift > 0)>(to + access_place<kTurns>(part.lane + 32 * j), access, step, part.at(j) + shift, part.end);
         else
             leave_out(to[access_place<kTurns>(part.lane + 32 * j)]);
     }

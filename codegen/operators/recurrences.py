@@ -77,7 +77,7 @@ def recurrence_gradient(*, after: bool = False, gates: bool = True) -> Operator:
         own=own,
         masked=True,
         saved="value" if gates else "",
-        before=("",) if gates else (),
+        before=("linear",) if gates else (),
         lift=("m ? g : 1", value, item, *(("v",) if gates else ()), "m"),
         append=("older.gate * newer.gate", "newer.gate * older.value + newer.value", *newer),
         combine=(

@@ -93,13 +93,12 @@ class Plan:
         require(self, fits, "a block of whole warps that the target takes")
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
         require(self, self.strategy in LINKING or not spec.linked, f"strategy {', '.join(LINKING)} for linked lines")
-        former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")  # it was saved
-        others = tuple(source for source in spec.sources if source.name != "saved")
+        former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")
         set_derived(
             self,
             warps=self.threads // WARP,
             code=code,
-            lifted=(*others, former) if spec.former else spec.sources,
+            lifted=(*spec.sources, *spec.next_starts, *[former] * spec.recomputes),
             results=(VALUES, *(spec.fusion.further if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled)),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,

@@ -98,7 +98,13 @@ class PanelPlan(Plan):
 
     def is_flat(self, source: Source) -> bool:
         """Whether a warp's rows of an operand are one contiguous range, read by full 16-byte accesses."""
-        if source.layout != "dense" or not self.exchanged or self.items % 2 == 0 or self.columns != self.spec.inner:
+        if (
+            source.layout != "dense"
+            or not self.exchanged
+            or (source.shift and not self.realigns)
+            or self.items % 2 == 0
+            or self.columns != self.spec.inner
+        ):
             return False
         access_bytes = self.vector * source.dtype.bytes
         rows = ACCESS_BYTES // min(ACCESS_BYTES, access_bytes * self.lanes)  # of a 16-byte access

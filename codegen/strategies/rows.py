@@ -33,13 +33,14 @@ class RowPlan(Plan):
     One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe.
     """
 
+    copies_shifted: ClassVar[bool] = False  # copies to shared memory bring items that are read further on
     spans_block: ClassVar[bool] = True  # all warps of a block scan the same row
     splits_stores: ClassVar[bool] = False  # the results of one load may take several stores
 
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
     # The operands whose rows are contiguous, but aligned differently from the output's: accesses to them are aligned to
-    # boundaries of their own, and items are shifted into place.
+    # boundaries of their own, and items are shifted into place. Where ``copies_shifted``, so are those read further on.
     shifted: tuple[Source, ...] = derived()
     before: Before | None = derived()  # the forward scan that a gradient recomputes; None where its results were saved
 
@@ -56,7 +57,7 @@ class RowPlan(Plan):
         require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
         require(self, self.boundary <= WARP * self.items, "a boundary that the first access of a warp covers")
         require(self, whole, "a boundary for rows that are not a whole number of aligned accesses")
-        contiguous = (source for source in self.spec.streams if begins_anywhere(self.spec, source.layout))
+        contiguous = (each for each in self.spec.streams if is_shifted(self.spec, each, self.copies_shifted))
         set_derived(
             self,
             shifted=tuple(contiguous) if self.items > 1 else (),
@@ -128,6 +129,11 @@ def vector_width(spec: ScanSpec) -> int:
 def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
     """Whether items of a row are contiguous but may start off the boundary of an access."""
     return layout == "rows" or (layout == "dense" and (spec.complete or not spec.aligned))
+
+
+def is_shifted(spec: ScanSpec, source: Source, copied: bool) -> bool:
+    """Whether items of an operand are contiguous along a row, but off the output's accesses."""
+    return begins_anywhere(spec, source.layout) or (copied and source.shift > 0 and source.layout == "dense")
 
 
 def gathers(spec: ScanSpec) -> bool:

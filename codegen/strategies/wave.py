@@ -48,6 +48,7 @@ class WavePlan(RowPlan):
     strategy: ClassVar[str] = "wave"
     template: ClassVar[str] = "wave_rows.cu.j2"
     splits_stores: ClassVar[bool] = True
+    copies_shifted: ClassVar[bool] = True
 
     stages: int  # tiles in the ring
     ahead: int  # steps from a tile's scan, when its total is published, to its store
@@ -84,7 +85,7 @@ class WavePlan(RowPlan):
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
         beside = self.warps * _beside_bytes(self.spec, self.items)
-        marks = self.tile // 8 * self.spec.by_offsets  # a bit an item: whether a segment begins there
+        marks = self.tile // 8 * self.spec.by_offsets * (1 + self.spec.looks_on)  # a bit an item
         return self.stages * (self.tile * self.spec.read_bytes + marks + beside) + pieces
 
     @property
@@ -100,8 +101,9 @@ class WavePlan(RowPlan):
 
 def _beside_bytes(spec: ScanSpec, items: int) -> int:
     """Shared memory of a warp's stage beside its items: one more access and the skew of shifted operands; a word."""
-    shifted = (source for source in spec.sources if items > 1 and rows.begins_anywhere(spec, source.layout))
-    return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted) + SKEW_BYTES * spec.by_offsets
+    shifted = (source for source in spec.streams if items > 1 and rows.is_shifted(spec, source, copied=True))
+    marks = spec.by_offsets * (1 + spec.looks_on)
+    return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted) + SKEW_BYTES * marks
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
@@ -228,4 +230,5 @@ def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, s
     pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # bytes that lanes exchange
     beside = THREADS // WARP * _beside_bytes(spec, items) * stages
     most = min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces - beside
-    return min(kilobytes * 1024, most // stages) * 8 // (items * (8 * spec.read_bytes + spec.by_offsets))
+    marks = spec.by_offsets * (1 + spec.looks_on)
+    return min(kilobytes * 1024, most // stages) * 8 // (items * (8 * spec.read_bytes + marks))

@@ -161,7 +161,7 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 
     uint64 values are compared with their highest bit inverted.
     """
-    x, mask, gate, starts, offsets, initial, _ = inputs
+    x, mask, gate, starts, offsets, initial, *_ = inputs
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else _product(x, mask, gate)[0]
     turned = torch.iinfo(torch.int64).min if call.result == torch.uint64 and operator_named(call.op).ordered else 0

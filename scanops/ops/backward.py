@@ -17,7 +17,7 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
 from scanops.processes import NO_FORK
-from scanops.requests.geometry import ALIGNMENT, split_shape
+from scanops.requests.geometry import ALIGNMENT, line_shape, split_shape
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime.calls import run
 from scanops.runtime.launcher import readable
@@ -110,17 +110,40 @@ def _kept_names(kind: Kind, needs: Needs) -> set[str]:
     # Whether the first or second gradient reads the inputs.
     reads = gradient is None or bool(gradient.gate) or not _fits(gradient, kind.request)
     if reads or (gradient is not None and gradient.saved == "indices" and (call.final or "initial" in wanted)):
-        saved = "" if gradient is None else gradient.saved
         kept = {"mask", "gate", "initial", "indices"}
         # The terms of a recurrence are read by no gradient but that of a numeric mask.
         if gradient is None or gradient.gate != "gate" or (weighted and "mask" in wanted):
             kept.add("x")
-        if saved == "y" or (saved == "before" and (call.exclusive or "gate" in wanted)):
+        if gradient is not None and _reads_results(gradient, kind, gates="gate" in wanted):
             kept.add("y")
         return kept
     if weighted:  # each is multiplied by the other
         return {"indices"} | ({"mask"} if "x" in wanted else set()) | ({"x"} if "mask" in wanted else set())
     return {"indices"} if kind.indexed else {"indices", "mask"}  # an index is never that of a masked-out item
+
+
+def _reads_results(gradient: Gradient, kind: Kind, *, gates: bool) -> bool:
+    """Whether the kernel of a gradient reads the results of the forward scan."""
+    if gradient.saved != "before":
+        return gradient.saved == "y"
+    return gates if gradient.of_terms is not None else not _recomputes(gradient, kind)
+
+
+def _recomputes(gradient: Gradient, kind: Kind) -> bool:
+    """Whether the kernel of a gradient finds the result before each item in its tile: of rows that fit a tile.
+
+    It moves fewer bytes than one that reads the results.
+    """
+    request, row, x = kind.request, gradient.row, kind.shapes[0]
+    assert x is not None
+    if row is None or len(row.before) < 2 or request.call.exclusive or not _fits(gradient, request):
+        return False
+    _, length, inner = split_shape(x[0], request.call.dim)
+    most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
+    most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
+    whole = inner == 1 and not kind.segmented and kind.shapes[3] is None and request.call.start is None
+    default = request.call.widened() is None and not request.call.compensated
+    return whole and default and LEAST_AGAIN <= length <= most
 
 
 def _fits(gradient: Gradient, request: Request) -> bool:
@@ -158,12 +181,18 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     elif gradient.saved == "y":
         saved = kept.y
     inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
-    tiled = None
-    if row.saved and saved is None:
-        tiled = _tiled(kept, row, inputs, tape)
-        inputs = tiled or inputs._replace(saved=_before(kept, tape))
-        if inputs.saved is None and tiled is None:
+    saved_results = False
+    if row.saved and saved is None and _recomputes(gradient, kept.kind):
+        inputs = _tiled(kept, inputs, tape)
+    elif row.saved and saved is None:
+        saved_results = kept.y is not None and not (request.call.per_segment and kept.initial is not None)
+        saved = kept.y if saved_results else _before(kept, tape)
+        inputs = inputs._replace(saved=None if saved is None else _contiguous(saved, tape, serves=False))
+        if inputs.saved is None:
             return None
+        if saved_results and kept.initial is not None:
+            lines = partial(_by_lines, shape=inputs.x.shape, dim=request.call.dim, dtype=request.carry_dtype)
+            inputs = inputs._replace(begin=tape.apply(lines, kept.initial))
     if gfinal is not None:
         initial = _converted(gfinal, request.carry_dtype, tape)
         inputs = inputs._replace(initial=_contiguous(initial, tape, serves=False))
@@ -179,7 +208,6 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         dtype=_dtype(kept, row),
         carry=request.carry_dtype,
     )
-    saved_results = tiled is not None and tiled.saved is not None
     asked = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
     results = _run(asked, tape)
     if results is None:
@@ -190,36 +218,33 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     return of_term, results[1] if row.second else None, results[-1] if carries else None
 
 
-def _tiled(kept: Kept, row: Operator, inputs: Inputs, tape: Tape) -> Inputs | None:
-    """The inputs of a kernel that finds the result before each item in its tile; None where rows do not fit a tile.
+def _tiled(kept: Kept, inputs: Inputs, tape: Tape) -> Inputs:
+    """The inputs of a kernel that finds the result before each item in its tile.
 
-    Operands that are not contiguous rows are copied, which moves fewer bytes than the extra forward scan.
+    Operands that are not contiguous rows are copied, which moves fewer bytes than an extra forward scan.
     """
-    request, shape = kept.kind.request, inputs.x.shape
-    _, length, inner = split_shape(shape, request.call.dim)
-    whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.kind.shapes[3] is None
-    most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
-    most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
-    default = request.call.widened() is None and not request.call.compensated
-    if not (whole and default and LEAST_AGAIN <= length <= most):
-        return None
-
-    def tiled(tensor: torch.Tensor) -> bool:
-        return tensor.shape == torch.Size(shape) and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
-
-    if row.before == ("",):  # the next item reads a result in place
-        if kept.y is None or not tiled(kept.y):
-            return None
-        inputs = inputs._replace(saved=kept.y)
+    shape = inputs.x.shape
 
     def spread(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
 
-    x, mask, gate = (
-        t if t is None or tiled(t) else tape.apply(spread, t) for t in (inputs.x, inputs.mask, inputs.gate)
-    )
+    def tiled(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or (
+            tensor.shape == torch.Size(shape) and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+        ):
+            return tensor
+        return tape.apply(spread, tensor)
+
+    x = tiled(inputs.x)
     assert x is not None
-    return inputs._replace(x=x, mask=mask, gate=gate)
+    return inputs._replace(x=x, mask=tiled(inputs.mask), gate=tiled(inputs.gate))
+
+
+def _by_lines(initial: torch.Tensor, *, shape: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """A carry-in with one item for each line along ``dim``, adjacent lines side by side."""
+    if initial.numel() == 1:
+        return initial.to(dtype).reshape(())
+    return initial.to(dtype).expand(line_shape(shape, dim)).contiguous().unsqueeze(dim)
 
 
 def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:

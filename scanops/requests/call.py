@@ -164,7 +164,7 @@ class Call:
 
     def spec_fields(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
         """Return the fields of ``ScanSpec`` that follow from the call, and from its ``Inputs`` and their dtypes."""
-        x, mask, gate, starts, offsets, initial, saved = tensors
+        x, mask, gate, starts, offsets, initial, saved, begin = tensors
         assert x is not None
         flags = "flags" if starts is not None else None
         return {
@@ -172,6 +172,7 @@ class Call:
             "mask": None if mask is None else str(mask.dtype),
             "gate": None if gate is None else str(gate.dtype),
             "saved": None if saved is None else str(saved.dtype),
+            "saved_initial": begin is not None,
             "segments": flags if offsets is None else str(offsets.dtype).removeprefix("torch."),
             "initial": initial is not None,
             "op": self.op,

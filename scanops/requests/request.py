@@ -44,10 +44,11 @@ class Inputs(NamedTuple):
     offsets: torch.Tensor | None = None  # or the position where each segment begins, and the end of the last
     initial: torch.Tensor | None = None  # the carry-in: broadcasts to x's shape without dim; a number until checked
     saved: torch.Tensor | None = None  # what the kernel of a backward pass reads of the forward: contiguous, x's shape
+    begin: torch.Tensor | None = None  # beside its results the carry-in of the forward's lines: line_shape, contiguous
 
     def operands(self) -> Operands:
         """Return what is read item by item, as views with x's shape: nothing is copied."""
-        named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts}
+        named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts, "further1": self.begin}
         return {name: each.expand(self.x.shape) for name, each in named.items() if each is not None}
 
     def readable(self) -> Inputs:
@@ -141,6 +142,7 @@ class Request:
         _, length, inner = split_shape(self.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
+        layouts.pop("further1", None)  # one item for each line
         if self.call.complete and inner > 1:  # batches of results are longer than those of operands
             layouts = {name: "columns" if layout == "dense" else layout for name, layout in layouts.items()}
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
@@ -148,7 +150,7 @@ class Request:
         if layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete:
             layouts, whole = self._transposed(layouts, operands)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
-        aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
+        aligned = aligned and all(is_aligned(operands[name], layout, self.call.dim) for name, layout in layouts.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
@@ -219,7 +221,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     ``outs`` are the caller's tensors for the result and for its indices. Raises UnsupportedRequest, or
     DimensionOutOfRange for ``dim``.
     """
-    x, mask, gate, starts, offsets, initial, _ = given
+    x, mask, gate, starts, offsets, initial, *_ = given
     row, who = listed(call.op), call.name
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x.shape, call.dim)
@@ -282,7 +284,7 @@ class Kind:
     Equal to itself alone: caches keep what they know of such calls under it.
     """
 
-    __slots__ = ("final", "inclusive", "indexed", "keeps", "lasts", "request", "shapes")
+    __slots__ = ("final", "inclusive", "indexed", "keeps", "lasts", "request", "segmented", "shapes")
 
     def __init__(self, request: Request) -> None:
         self.request = replace(request, inputs=_NOTHING, outs=())
@@ -292,6 +294,7 @@ class Kind:
         # Of a complete scan: the kind of its inclusive results, which computes their gradients.
         self.inclusive: Kind | None = Kind(request.inclusive) if request.call.complete else None
         self.indexed = request.operator.indices
+        self.segmented = request.inputs.starts is not None or request.inputs.offsets is not None
         self.final = request.call.final
         # Which of x, mask, gate, initial, result and indices a gradient reads, by the gradients that are wanted.
         self.keeps: dict[Needs, tuple[bool, ...]] = {}

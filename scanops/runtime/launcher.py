@@ -43,7 +43,16 @@ class Device(NamedTuple):
 
 
 Reads = tuple[tuple[str, int, int], ...]  # field of ScanArguments, place of the tensor in a call, bytes to skip
-_READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
+_READ_BY = (
+    "input",
+    "mask",
+    "gate",
+    "starts",
+    "offsets",
+    "carry_in",
+    "saved",
+    "further1",
+)  # the fields for those of Inputs
 
 
 class Launchable(Protocol):
@@ -164,7 +173,9 @@ class Launcher:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
-            arguments=bytes(self._arguments)[: None if self.kernel.spec.map else BEFORE_FURTHER],
+            arguments=bytes(self._arguments)[
+                : None if self.kernel.spec.map or self.kernel.spec.saved_initial else BEFORE_FURTHER
+            ],
             reads=tuple(at[name] for name, _, _ in self.reads),
             outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
             launch=_address(self._bound.function),

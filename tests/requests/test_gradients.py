@@ -266,7 +266,7 @@ def test_products_and_recurrences_scanned_again(length: int, reverse: bool, mask
     given = torch.randint(-9, 9, (3, length), generator=g).double().to(kernels)
     with scanops.record() as used:
         (found,) = grad(scanops.cumprod(x, 1, mask=mask, reverse=reverse), x, given)
-    assert [spec.former for spec in used] == [False, True]
+    assert [spec.recomputes for spec in used] == [False, True]
     terms = x if mask is None else torch.where(mask, x, torch.ones_like(x))
     y = torch.cumprod(terms.flip(1) if reverse else terms, 1)
     (expected,) = grad(y.flip(1) if reverse else y, x, given)
@@ -274,13 +274,58 @@ def test_products_and_recurrences_scanned_again(length: int, reverse: bool, mask
     gate = torch.rand(3, length, generator=g, dtype=torch.float64).to(kernels).requires_grad_()
     both = grad(scanops.linear_scan(gate, x, 1, mask=mask, reverse=reverse), (gate, x), given)
     columns = [each if each is None else each.detach().t().contiguous() for each in (gate, x, mask, given)]
-    down, items = (each.requires_grad_() for each in columns[:2])  # not a tile: what is before items is read
+    down, items = (each.requires_grad_() for each in columns[:2])
     with scanops.record() as used:
         y = scanops.linear_scan(down, items, 0, mask=columns[2], reverse=reverse)
         others = grad(y, (down, items), columns[3])
-    assert [spec.op for spec in used] == ["linear", "latest", "linear_gradient"]
+    assert [spec.op for spec in used] == ["linear", "linear_gradient"]
     for one, other in zip(both, others, strict=True):
         assert_close(one, other.t(), rtol=1e-11, atol=1e-11)
+
+
+SITUATIONS = ("plain", "flags", "offsets", "initial", "flags, initial", "offsets, initial")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("place", [*PLACES, "misaligned columns", "columns of halves"])
+def test_what_is_before_an_item_is_read_from_the_results(
+    place: str, situation: str, reverse: bool, kernels: str
+) -> None:
+    """By the kernel of the gradient itself, which no other kernel precedes; at the ends of lines and of segments."""
+    shape = {"misaligned columns": (2, 45, 7), "columns of halves": (1, 300, 16)}.get(place) or PLACES[place]
+    dtype, near = (torch.bfloat16, 3e-2) if "halves" in place else (torch.float64, 1e-9)
+    g, length = torch.Generator().manual_seed(7), shape[1]
+    lines = (shape[0], *shape[2:])
+    x = 1 + 0.1 * torch.randn(shape, generator=g, dtype=torch.float64)
+    gate, given = (torch.rand(shape, generator=g, dtype=torch.float64) for _ in range(2))
+    begins = torch.rand(shape, generator=g) < 0.1
+    cuts = [0, length // 3, length // 3, length // 2, length - 1, length]
+    options: dict[str, Any] = {"reverse": reverse}
+    if "flags" in situation:
+        options["segment_starts"] = begins
+    if "offsets" in situation:
+        options["offsets"] = torch.tensor(cuts)
+    initial = torch.rand(lines, generator=g, dtype=torch.float64) + 0.5 if "initial" in situation else None
+
+    def gradients(op: str, device: str) -> tuple[torch.Tensor, ...]:
+        leaves = {"x": x, **({"gate": gate} if op == "linear" else {})}
+        leaves = {name: each.to(device=device, dtype=dtype).requires_grad_() for name, each in leaves.items()}
+        wide = dtype if dtype == torch.float64 else torch.float32
+        if initial is not None:
+            leaves["initial"] = initial.to(device=device, dtype=wide).requires_grad_()
+        fixed = {name: each.to(device) if name != "reverse" else each for name, each in options.items()}
+        y, *_ = call(leaves["x"], op, 1, **{name: leaves[name] for name in leaves if name != "x"}, **fixed)
+        return grad(y, tuple(leaves.values()), given.to(device=device, dtype=dtype))
+
+    for op in ("linear", "prod"):
+        with scanops.record() as used:
+            found = gradients(op, kernels)
+        assert [spec.op for spec in used] == [op, f"{op}_gradient"]
+        assert [spec.saved_results for spec in used] in ([False, True], [False, op == "linear"])
+        expected = contextvars.Context().run(gradients, op, "cpu")  # outside scanops.emulate()
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one.cpu().double(), other.double(), rtol=near, atol=near)
 
 
 def test_gradients_by_the_operator_for_them(kernels: str) -> None:
