@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, Literal
+from fractions import Fraction
+from math import copysign, inf, isfinite, isnan
+from typing import Any, Literal, NamedTuple
 
-from scanops.errors import UnsupportedRequest, did_you_mean
+from scanops.errors import UnsupportedRequest, did_you_mean, shown
 
 
 def derived() -> Any:
@@ -28,6 +29,15 @@ def set_derived(row: object, **values: object) -> None:
 
 
 Kind = Literal["bool", "int", "float", "complex"]
+
+
+class FloatFormat(NamedTuple):
+    """The numbers of a floating dtype."""
+
+    digits: int  # bits of the significand, the implicit one included
+    least: int  # exponent of the least normal number
+    highest: float  # the greatest finite number
+    has_infinity: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,7 @@ class DType:
     write: str = ""  # accumulator -> storage; by default a cast, if their types differ
     rounded: str = "({value})({x})"  # any value rounded to this dtype, as a value
     stored: bool = True  # whether results may have this dtype
+    format: FloatFormat | None = None  # of floating dtypes
     accumulator: str = derived()  # C type it is scanned in, unsigned for integers
     ordered: str = derived()  # C type it is scanned in by operators that compare
     lowest: int | float = derived()  # the least value, -inf for floating dtypes; of complex dtypes, of the real part
@@ -80,15 +91,20 @@ _ROWS = (
     DType(name="uint64", tag="u64", kind="int", bytes=8, storage="unsigned long long", promotes_with=("float",)),
     DType(name="float16", tag="f16", kind="float", bytes=2, storage="unsigned short", value="float",
           read="half_to_float({x})", write="float_to_half({x})",
-          rounded="half_to_float(float_to_half((float)({x})))"),
+          rounded="half_to_float(float_to_half((float)({x})))", format=FloatFormat(11, -14, 65504.0)),
     DType(name="bfloat16", tag="bf16", kind="float", bytes=2, storage="unsigned short", value="float",
           read="bfloat_to_float({x})", write="float_to_bfloat({x})",
-          rounded="bfloat_to_float(float_to_bfloat((float)({x})))"),
+          rounded="bfloat_to_float(float_to_bfloat((float)({x})))",
+          format=FloatFormat(8, -126, (2 - 2**-7) * 2.0**127)),
     *(DType(name=f"float8_{tag}", tag=tag, kind="float", bytes=1, storage="unsigned char", value="float",
-            promotes_with=(), read=f"{tag}_to_float({{x}})", stored=False)
-      for tag in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
-    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float"),
-    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double"),
+            promotes_with=(), read=f"{tag}_to_float({{x}})", stored=False, format=format)
+      for tag, format in (("e4m3fn", FloatFormat(4, -6, 448.0, False)), ("e5m2", FloatFormat(3, -14, 57344.0)),
+                          ("e4m3fnuz", FloatFormat(4, -7, 240.0, False)),
+                          ("e5m2fnuz", FloatFormat(3, -15, 57344.0, False)))),
+    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float",
+          format=FloatFormat(24, -126, (2 - 2**-23) * 2.0**127)),
+    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double",
+          format=FloatFormat(53, -1022, (2 - 2**-52) * 2.0**1023)),
     DType(name="complex64", tag="c64", kind="complex", bytes=8, storage="Complex<float>", parts=(".re", ".im"),
           rounded="complex_of<float>({x})"),
     DType(name="complex128", tag="c128", kind="complex", bytes=16, storage="Complex<double>", parts=(".re", ".im"),
@@ -162,14 +178,99 @@ def _partners(dtype: DType) -> str:
     return ", ".join(dict.fromkeys((dtype.name, *(row.name for row in both))))
 
 
-def literal(number: float) -> str:
-    """A bound of a dtype as a C++ literal; ``infinity()`` is a function of the kernel."""
-    if number in (inf, -inf):
-        return "infinity()" if number > 0 else "-infinity()"
-    suffix = "ULL" if number >= 2**63 else "LL" if abs(number) > 2**31 else ""
-    # The least signed value has no literal: its magnitude exceeds the type by one.
-    lone = number in (-(2**31), -(2**63))
-    return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
+def part_of(dtype: DType) -> DType:
+    """The dtype of each part of a complex dtype; any other dtype itself."""
+    return {"complex64": DTYPES["float32"], "complex128": DTYPES["float64"]}.get(dtype.name, dtype)
+
+
+def number_in(value: complex, dtype: DType, role: str = "a number") -> Any:
+    """Return a Python number as a bool, int, float or complex number of ``dtype``. ``role`` names it in the error.
+
+    Raises UnsupportedRequest for a number that the dtype does not hold: floats may round, and nothing else changes.
+    """
+    part = part_of(dtype)
+    if dtype.kind == "complex" and isinstance(value, complex):
+        return complex(number_in(value.real, part, role), number_in(value.imag, part, role))
+    if isinstance(value, bool | int | float):
+        if part.format is not None:
+            *_, highest, has_infinity = part.format
+            if -highest <= value <= highest or value != value or (has_infinity and value in (inf, -inf)):
+                return float(value)
+        elif dtype.lowest <= value <= dtype.highest and value == int(value):
+            return bool(value) if dtype.kind == "bool" else int(value)
+    if part.format is None:
+        allowed = "True and False" if dtype.kind == "bool" else f"integers from {dtype.lowest} to {dtype.highest}"
+    else:
+        also = ", inf and nan" if part.format.has_infinity else " and nan"
+        allowed = f"numbers from {-part.format.highest:.5g} to {part.format.highest:.5g}{also}"
+    raise UnsupportedRequest(
+        f"{dtype.name} does not hold {role}",
+        allowed=allowed,
+        value=shown(value),
+        hint="pass a number of that range, or compute in a dtype that holds it",
+    )
+
+
+def converted(value: float, dtype: DType) -> Any:
+    """Return a real number converted to ``dtype`` as a cast in C++ does: integers wrap around, fractions are dropped.
+
+    Raises UnsupportedRequest where the result of such a cast is undefined.
+    """
+    if dtype.kind == "bool":
+        return bool(value)
+    if dtype.kind == "int":
+        if isinstance(value, int):
+            size = 2 ** (8 * dtype.bytes)
+            return (int(value) - int(dtype.lowest)) % size + int(dtype.lowest)
+        return number_in(float(int(value)) if isfinite(value) else value, dtype)
+    if dtype.format is not None and isfinite(value) and abs(value) > dtype.format.highest:
+        return copysign(inf, value)
+    return float(value)
+
+
+def literal(value: complex, dtype: DType) -> str:
+    """Return a number as a C++ expression of type ``dtype.value``, rounded to ``dtype``. Kernels define ``infinity()``.
+
+    Raises UnsupportedRequest for a number that the dtype does not hold.
+    """
+    number = number_in(value, dtype)
+    if dtype.kind == "complex":
+        whole = complex(number)
+        return f"{dtype.value}{{{literal(whole.real, part_of(dtype))}, {literal(whole.imag, part_of(dtype))}}}"
+    if dtype.kind == "bool":
+        return str(number).lower()
+    if dtype.kind == "int":
+        signed = dtype.lowest < 0
+        suffix = ("LL" if signed else "ULL") if dtype.bytes == 8 else "U" if number >= 2**31 else ""
+        # The least signed value has no literal: its magnitude exceeds the type by one.
+        lone = dtype.bytes >= 4 and signed and number == dtype.lowest
+        return f"({number + 1}{suffix} - 1)" if lone else f"{number}{suffix}"
+    single = dtype.value == "float"
+    if not isfinite(number):
+        text = "NAN" if isnan(number) else "infinity()" if number > 0 else "-infinity()"
+        return text if single else f"(double){text}"
+    return f"{_shortest(_nearest(number, dtype))}f" if single else repr(number)
+
+
+def _nearest(number: float | Fraction, dtype: DType) -> float:
+    """The number of a floating dtype that is nearest to one in its range; of two the even one."""
+    assert dtype.format is not None
+    digits, least, *_ = dtype.format
+    exact = Fraction(number)
+    if not exact:
+        return float(number)
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < Fraction(2) ** exponent  # 2^exponent <= size < 2^(exponent + 1)
+    step = Fraction(2) ** (max(exponent, least) - digits + 1)
+    return copysign(float(round(exact / step) * step), number)
+
+
+def _shortest(number: float) -> str:
+    """The shortest decimal that is this float32."""
+    row = DTYPES["float32"]
+    texts = (repr(float(f"{number:.{digits}g}")) for digits in range(1, 10))
+    return next(text for text in texts if _nearest(Fraction(text), row) == number)
 
 
 def numbers_of(start: Any, out: DType) -> Any:

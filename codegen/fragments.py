@@ -6,12 +6,14 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scanops.codegen.dtypes import FIELD_TYPES, DType, dtype_named, literal
+from scanops.codegen.dtypes import FIELD_TYPES, DType, dtype_named, literal, part_of
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 
 INT_BYTES = 4  # of a register, the least that a loaded item takes
 DOUBLE_BYTES = 8
+# By C type: the texts that are of this type without a cast
+LITERALS = {"int": r"i|-?\d+", "long long": r"-?\d+LL", "float": r"-?[\d.]+(e[+-]?\d+)?f", "double": r"-?\d+\.\d+"}
 CAST_OF_NAME = re.compile(r"\(([\w ]+)\)\((\w+)\)")  # (type)(name)
 
 
@@ -119,14 +121,14 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
     The braces of a struct refuse narrowing conversions, and would take two numbers for the two parts of a complex one.
     """
     types, out = spec.operator.field_types, spec.accumulator
-    bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
+    bounds = {"lowest": literal(out.lowest, part_of(out)), "highest": literal(out.highest, part_of(out))}
     number = r"\d+" if value.startswith("unsigned") else r"-?\d+"
     texts = []
     for kind, text in zip(types, expressions, strict=False):  # no expression: the operator takes no carry-in
         bounded = re.sub(r"\b(?:lowest|highest)\b", lambda found: bounds[found[0]], text)
         if kind != "value":
             name = FIELD_TYPES[kind][0]
-            fits = name == "int" and re.fullmatch(r"i|-?\d+", text) is not None
+            fits = name in LITERALS and re.fullmatch(LITERALS[name], text) is not None
             texts.append(text if fits else _plain(f"({name})({bounded})"))
         elif out.kind == "complex":
             real = re.fullmatch(r"-?[\d.]+|-?infinity\(\)", bounded)

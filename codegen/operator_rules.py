@@ -21,18 +21,19 @@ MAX_NAME = 48  # characters: a name is part of file names
 # Names with a meaning in expressions, which no field may have: fields are members of a generated struct.
 GENERATED = frozenset(("older", "newer", "state", "lowest", "highest", "is_nan", "infinity"))
 _WORDS = (
-    "alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char class co_await co_return "
-    "co_yield compl concept const consteval constexpr constinit const_cast continue decltype default delete do "
-    "double dynamic_cast else enum errno explicit export extern false float for friend goto if inline int linux "
-    "long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
-    "reinterpret_cast requires return short signed sizeof static static_assert static_cast stderr stdin stdout "
-    "struct switch template this thread_local throw true try typedef typeid typename typeof union unix unsigned "
-    "using virtual void volatile wchar_t while xor xor_eq "
+    "alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char8_t char16_t char32_t "
+    "class co_await co_return co_yield compl concept const consteval constexpr constinit const_cast continue decltype "
+    "default delete do double dynamic_cast else enum errno explicit export extern false float for friend goto if "
+    "inline int linux long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected "
+    "public register reinterpret_cast requires return short signed sizeof static static_assert static_cast stderr "
+    "stdin stdout struct switch template this thread_local throw true try typedef typeid typename typeof union unix "
+    "unsigned using virtual void volatile wchar_t while xor xor_eq "
 )
 KEYWORDS = frozenset(_WORDS.split())
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 _MARKS = re.compile(r"[]()[{};]")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OWN = re.compile(r"own\d+")  # fields of fused kernels, for what outputs take of an item
 _FORBIDDEN = re.compile(r"//|/\*|#|\\\n")
 _BOUND = re.compile(r"\b(lowest|highest)\b")
 
@@ -55,6 +56,15 @@ CHOICES: dict[str, tuple[object, ...]] = {
 Mistake = tuple[Any, ...]  # the field, what is allowed, a hint, and the offending value if it is not the whole field
 
 
+def is_field_name(name: object) -> bool:
+    """Whether a field of a state may have this name, in C++20 and among the names of kernels."""
+    return isinstance(name, str) and not _OWN.fullmatch(name) and _is_member_name(name)
+
+
+def _is_member_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name not in KEYWORDS | GENERATED
+
+
 def refuse(row: Operator, mistakes: Iterator[Mistake]) -> None:
     """Raise UnsupportedRequest for the first mistake in a row."""
     for name, allowed, hint, *value in mistakes:
@@ -75,10 +85,12 @@ def in_texts(row: Operator) -> Iterator[Mistake]:
         value = getattr(row, name)
         if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
             yield name, "a tuple of strings", "write " + name + "=" + TUPLES.get(name, "('...',)")
-    bad = [name for name in row.fields if not _NAME.fullmatch(name) or name in KEYWORDS or name in GENERATED]
-    if bad or not row.fields or len(set(row.fields)) < len(row.fields):
-        allowed = "distinct names of lower-case letters, digits and _, starting with a letter; no C++ keyword and none "
-        yield "fields", f"{allowed}of {', '.join(sorted(GENERATED))}", "name each field by what it holds"
+    own = {name for name in row.fields if name in row.own and _is_member_name(name)}
+    if not all(map(is_field_name, {*row.fields} - own)) or not row.fields or len(set(row.fields)) < len(row.fields):
+        allowed = (
+            "distinct names of lower-case letters, digits and _, starting with a letter; no reserved word of C++ and "
+        )
+        yield "fields", f"{allowed}none of {', '.join(sorted(GENERATED))}, own0", "name each field by what it holds"
     known = ("value", *FIELD_TYPES)
     if row.types and (len(row.types) != len(row.fields) or not set(row.types) <= set(known)):
         allowed = f"one type for each field of {row.fields}: {', '.join(map(repr, known))}"

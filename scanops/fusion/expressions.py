@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from math import inf, isnan
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, DType, promote
+from scanops.codegen.dtypes import DTYPES, converted, literal, number_in, promote
 
 Node = tuple[Any, ...]
 _FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf")
@@ -117,7 +116,7 @@ class Term:
         """Return the value converted to a dtype; a narrower float rounds."""
         to = wide(dtype)
         if self.node[0] == "number":
-            term = self.graph.number(self.node[2], to)
+            term = self.graph.number(converted(self.node[2], DTYPES[to]), to)
         else:
             term = self if self.dtype == to else self.graph.add("cast", to, self.at)
         return term if to == dtype else self.graph.add("round", to, term.at, dtype)
@@ -141,11 +140,11 @@ class Graph:
         return Term(self, at)
 
     def number(self, value: float, dtype: str) -> Term:
-        """Return a constant of that dtype."""
-        kind = DTYPES[dtype].kind
-        return self.add(
-            "number", dtype, bool(value) if kind == "bool" else int(value) if kind == "int" else float(value)
-        )
+        """Return a constant of that dtype. Raises UnsupportedRequest for a number that the dtype does not hold."""
+        row = DTYPES[dtype]
+        if row.kind == "int" and row.lowest == 0 and isinstance(value, int) and -row.highest <= value < 0:
+            value = converted(value, row)  # as torch does it
+        return self.add("number", dtype, number_in(value, row, "a constant of the expression"))
 
     def operand(self, place: int, dtype: str) -> Term:
         """Return an item of an operand of that dtype."""
@@ -190,7 +189,7 @@ def arguments_of(node: Node) -> tuple[int, ...]:
 def _simpler(operation: str, terms: list[Term]) -> Term | None:
     """A product with 1, or a sum with 0, as derivatives have them; None where there is nothing to leave out."""
     if operation == "neg" and terms[0].node[0] == "number":
-        return terms[0].graph.number(-terms[0].node[2], terms[0].dtype)
+        return terms[0].graph.number(converted(-terms[0].node[2], DTYPES[terms[0].dtype]), terms[0].dtype)
     if operation not in ("add", "mul"):
         return None
     neutral = 0 if operation == "add" else 1
@@ -201,21 +200,6 @@ def _simpler(operation: str, terms: list[Term]) -> Term | None:
 
 
 # ---- C++
-
-
-def _number(value: float, dtype: DType) -> str:
-    """A constant as a C++ literal."""
-    if dtype.kind == "bool":
-        return str(bool(value)).lower()
-    if dtype.kind == "int":
-        return f"({dtype.value}){int(value)}LL" if value > -(2**63) else f"({dtype.value})(-{2**63 - 1}LL - 1)"
-    if isnan(value):
-        text = "NAN"
-    elif value in (inf, -inf):
-        text = "INFINITY" if value > 0 else "-INFINITY"
-    else:
-        text = repr(float(value))
-    return f"({dtype.value}){text}" if dtype.bytes == 4 or text[-1] in "YN" else text
 
 
 class Printer:
@@ -256,7 +240,7 @@ class Printer:
     def _text(self, node: Node, texts: dict[int, str], exact: bool) -> str:
         operation, dtype = node[0], DTYPES[node[1]]
         if operation == "number":
-            return _number(node[2], dtype)
+            return literal(node[2], dtype)
         if operation in LEAVES:
             return self.leaves[operation, node[2]]
         given = [texts[each] for each in arguments_of(node)]
@@ -264,15 +248,20 @@ class Printer:
             return dtype.rounded.format(x=given[0], value=dtype.value)
         if operation == "round":
             return DTYPES[node[3]].rounded.format(x=given[0], value=dtype.value)
+        if operation == "abs" and dtype.kind == "int":  # the least value is its own
+            whole = f"({dtype.accumulator}){given[0]}"
+            return f"({dtype.value})({given[0]} < 0 ? -{whole} : {whole})"
+        if operation in ("abs", "neg"):
+            given = [f"({each})" if each.startswith("-") else each for each in given]
         if operation == "not" and dtype.kind == "int":
-            return f"(~{given[0]})"
+            return f"({dtype.value})(~{given[0]})"
         if operation in ("add", "sub", "mul", "neg") and dtype.kind == "int":  # which wraps around
             given = [f"({dtype.accumulator}){each}" for each in given]
             return f"({dtype.value})({_TEXTS[operation].format(*given)})"
         if dtype.name == "float32" and not exact:
             divisor = self.nodes[node[3]] if operation == "div" else node
             if divisor[0] == "number" and 2**-126 <= abs(divisor[2]) <= 2**126:  # as torch divides by numbers
-                operation, given[1] = "mul", _number(1 / divisor[2], dtype)
+                operation, given[1] = "mul", literal(1 / divisor[2], dtype)
             return self.single[operation].format(*given)
         return _TEXTS[operation].format(*given)
 

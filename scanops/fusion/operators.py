@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import re
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scanops.codegen.dtypes import derived, dtype_named, set_derived
-from scanops.codegen.operator_rules import GENERATED, KEYWORDS
+from scanops.codegen.dtypes import derived, dtype_named, number_in, set_derived
+from scanops.codegen.operator_rules import is_field_name
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.derivatives import affine, affine_parts
 from scanops.fusion.expressions import Graph, Term, wide
@@ -85,14 +83,17 @@ def operator(
         >>> scanops.scan((torch.tensor([1., 2., 6.]), torch.tensor([1., 1., 2.])), mean, 0)
         tensor([1.0000, 1.5000, 3.7500])
     """
-    dtypes = dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(fields)
     most = MOST_FIELDS if step is None else MOST_STEPS
-    bad = [each for each in dtypes if not (isinstance(each, str) and re.fullmatch("[a-z][a-z0-9_]*", each))]
-    bad += [each for each in dtypes if each in KEYWORDS | GENERATED]
-    if bad or not 1 <= len(dtypes) <= most or len(dtypes) < len(fields):
-        raise _refused("fields", f"1 to {most} distinct names of lower-case letters, digits and _", fields, "a, b")
-    if wrong := [each for each in dtypes.values() if each is not None and each not in _FIELDS]:
-        raise _refused("fields", "bool, int32, int64 and floating dtypes, or None", wrong[0], "torch.int64")
+    dtypes = dict(fields) if isinstance(fields, Mapping) else {}
+    if isinstance(fields, Sequence) and not isinstance(fields, str) and all(isinstance(each, str) for each in fields):
+        dtypes = dict.fromkeys(fields)
+    if not all(map(is_field_name, dtypes)) or not 1 <= len(dtypes) <= most or len(dtypes) < len(fields):
+        allowed = f"1 to {most} distinct names of lower-case letters, digits and _; no reserved word of C++, no own0"
+        raise _refused("fields", allowed, fields, "fields=('a', 'b')")
+    if wrong := [each for each in dtypes.values() if not (each is None or any(each is legal for legal in _FIELDS))]:
+        raise _refused(
+            "fields", "bool, int32, int64 and floating dtypes, or None", wrong[0], "fields={'a': torch.int64}"
+        )
     if (step is None) == (combine is None) or (step is not None and lift is not None):
         given = [each for each, value in (("combine", combine), ("step", step), ("lift", lift)) if value is not None]
         raise _refused("functions", "either combine, with lift if needed, or step", given, "combine=lambda ...")
@@ -168,12 +169,11 @@ class FieldOperator:
         self._check("combine", made, dtypes)
         combine = [each._term.cast(name) for each, name in zip(made, names, strict=True)]
         elements = [each._term.cast(name) for each, name in zip(lifted, names, strict=True)]
+        roles = [f"the identity of the field {each!r}" for each in self.dtypes]
+        starts = map(number_in, self.start, map(dtype_named, names), roles)
+        fields = tuple(map(Field, self.dtypes, names, starts))
         if mask is not None:
-            elements = [mask.select(each, number) for each, number in zip(elements, self.start, strict=True)]
-        fields = tuple(map(Field, self.dtypes, names, self.start))
-        for _, name, number in fields:
-            if not math.isfinite(number) and dtype_named(name).kind != "float":
-                raise _refused("identity", f"a finite number for a field of dtype {name}", number, "identity=0")
+            elements = [mask.select(each, field.identity) for each, field in zip(elements, fields, strict=True)]
         results = [self._leaf(graph, "result", place, each) for place, each in enumerate(dtypes)]
         return Scanned(elements, self._projected(results, graph), names[0], fields, tuple(each.at for each in combine))
 

@@ -61,7 +61,7 @@ def row_with(fusion: Any, handle: Any) -> Operator:
             lift=("0",) * (len(fusion.fields) + len(names)),
             combine=(_joined(fusion, fusion.combine),),
             append=(_joined(fusion, fusion.append or fusion.combine),),
-            identity=(*(literal(each.identity) for each in fusion.fields), *none),
+            identity=(*(literal(each.identity, DTYPES[each.dtype]) for each in fusion.fields), *none),
             project="then0(state)",
             carried=f"state.{fusion.fields[0].name}",
         )

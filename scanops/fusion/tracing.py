@@ -273,6 +273,6 @@ def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict
         raise refused(str(problem), "see docs/fusion.md", "compute it before the call") from None
     except UnsupportedRequest:
         raise
-    except (TypeError, RuntimeError, ValueError, IndexError) as problem:
+    except (TypeError, RuntimeError, ValueError, IndexError, OverflowError) as problem:
         hint = "write it as a call of torch on tensors and numbers"
         raise refused(f"{name}: {problem}", "arguments that torch takes", hint) from problem

@@ -145,7 +145,9 @@ WRONG: dict[str, Any] = {
         (X, X), made(project=lambda state: (state.a,) * 5), 1
     ),
     "invalid step": lambda: scanops.scan(X.int(), made(combine=None, step=lambda h, x: (h.b, x)), 1),
-    "invalid identity: got identity=-inf": lambda: scanops.scan((X.int(), X.int()), made(identity=-math.inf), 1),
+    "does not hold the identity of the field 'a': got -inf": lambda: scanops.scan(
+        (X.int(), X.int()), made(identity=-math.inf), 1
+    ),
     "initial does not go with": lambda: scanops.scan((X, X), made(), 1, initial=1.0),
 }
 
