@@ -249,10 +249,10 @@ def literal(value: complex, dtype: DType) -> str:
     if not isfinite(number):
         text = "NAN" if isnan(number) else "infinity()" if number > 0 else "-infinity()"
         return text if single else f"(double){text}"
-    return f"{_shortest(_nearest(number, dtype))}f" if single else repr(number)
+    return f"{_shortest(nearest(number, dtype))}f" if single else repr(number)
 
 
-def _nearest(number: float | Fraction, dtype: DType) -> float:
+def nearest(number: float | Fraction, dtype: DType) -> float:
     """The number of a floating dtype that is nearest to one in its range; of two the even one."""
     assert dtype.format is not None
     digits, least, *_ = dtype.format
@@ -270,7 +270,7 @@ def _shortest(number: float) -> str:
     """The shortest decimal that is this float32."""
     row = DTYPES["float32"]
     texts = (repr(float(f"{number:.{digits}g}")) for digits in range(1, 10))
-    return next(text for text in texts if _nearest(Fraction(text), row) == number)
+    return next(text for text in texts if nearest(Fraction(text), row) == number)
 
 
 def numbers_of(start: Any, out: DType) -> Any:

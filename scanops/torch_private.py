@@ -66,6 +66,7 @@ forget_kernel: Callable[[Any, Any], None] = private("_ops.OpOverload._uncache_di
 
 # Operators of torch.library call themselves below autograd and autocast.
 DispatchKey = private("_C.DispatchKey")
+batched: Any = private("_C._dispatch_key_parse")("Batched")  # of gradients, by autograd; torch.func has another
 after_autograd: Any = private("_C._after_autograd_keyset")  # the dispatch keys below autograd
 below_autograd: Callable[[], Guard] = private("_C._AutoDispatchBelowAutograd")
 _is_excluded = private("_C._dispatch_tls_is_dispatch_key_excluded")
@@ -91,6 +92,41 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
         torch.library.register_fake(name, function, lib=library)
     else:
         registry.find(name).fake_impl.register(function, __name__, lib=library)
+
+
+_numbers: dict[str, bool] = {}  # settings of Dynamo while numbers are constants
+
+
+def read_numbers_as_constants() -> None:
+    """Let Dynamo read numbers as constants, each guarded, while it traces: an expression holds numbers, not symbols.
+
+    Dynamo calls this. It ends with ``read_numbers_as_before``, or with the compilation.
+    """
+    config, handler = private("_dynamo.config"), private("_dynamo.callback.callback_handler")
+    if not _numbers:
+        for name in ("specialize_int", "specialize_float"):
+            _numbers[name] = getattr(config, name)
+            setattr(config, name, True)
+        handler.register_end_callback(_end)
+
+
+def read_numbers_as_before() -> None:
+    """Let Dynamo read numbers as it did before ``read_numbers_as_constants``."""
+    if _numbers:
+        _end(None)
+
+
+def _end(_: object) -> None:
+    config, handler = private("_dynamo.config"), private("_dynamo.callback.callback_handler")
+    for name, value in _numbers.items():
+        setattr(config, name, value)
+    _numbers.clear()
+    handler.remove_end_callback(_end)
+
+
+def constant_of(number: Any) -> Any:
+    """A number that Dynamo follows as a symbol as a constant, which it guards. Dynamo follows this function."""
+    return torch.fx.experimental.symbolic_shapes.guard_scalar(number * 1)  # not a variable that Dynamo has yet to read
 
 
 def at_tracing(function: F) -> F:

@@ -74,6 +74,8 @@ _RULES: dict[str, Callable[..., tuple[Term | None, ...]]] = {  # gradient of y, 
     "sub": lambda d, y, a, b: (d, -d),
     "mul": lambda d, y, a, b: (d * b, d * a),
     "div": lambda d, y, a, b: (d / b, -(d / b * y)),
+    "fmod": lambda d, y, a, b: (d, -(d * (a / b).apply("trunc"))),
+    "remainder": lambda d, y, a, b: (d, -(d * a.apply("floor_divide", b))),
     "pow": lambda d, y, a, b: (
         b.compare("eq", 0.0).select(0.0, d * b * a.apply("pow", b - 1.0)),
         y.compare("eq", 0.0).select(0.0, d * y * a.apply("log")),
@@ -81,7 +83,7 @@ _RULES: dict[str, Callable[..., tuple[Term | None, ...]]] = {  # gradient of y, 
     "where": lambda d, y, x, a, b: (None, x.select(d, 0.0), x.select(0.0, d)),
     "maximum": _halved("gt"),
     "minimum": _halved("lt"),
-}  # any other operation has no gradient: comparisons, "floor", "detach"
+}  # any other operation has no gradient: comparisons, "floor", "trunc", "floor_divide", "detach"
 
 
 # ---- affine maps

@@ -9,13 +9,14 @@ needs no torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, converted, literal, number_in, promote
+from scanops.codegen.dtypes import DTYPES, DType, converted, literal, number_in, promote
 
 Node = tuple[Any, ...]
-_FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf")
+_FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf", "trunc")
+_DIVISIONS = ("fmod", "remainder", "floor_divide")  # of floats
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 # C++ of an operation over the texts of its arguments, each in the dtype of the node, of a comparison in its operands'
@@ -24,12 +25,14 @@ _TEXTS = {
     **{name: f"({{0}} {sign} {{1}})" for name, sign in (*_INFIX.items(), *COMPARISONS.items())},
     **{"neg": "(-{0})", "where": "({0} ? {1} : {2})", "pow": "pow({0}, {1})", "floor": "floor({0})"},
     **{"abs": "({0} < 0 ? -{0} : {0})", "not": "(!{0})", "sigmoid": "(1 / (1 + exp(-{0})))", "detach": "{0}"},
+    **{"fmod": "fmod({0}, {1})", "remainder": "floor_remainder({0}, {1})", "floor_divide": "floor_divide({0}, {1})"},
     "rsqrt": "(1 / sqrt({0}))",
     "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",  # NaN if one is
     "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
     "softplus": "(({0} > 0 ? {0} : 0) + log1p(exp({0} > 0 ? -{0} : {0})))",
 }
 OPERATIONS = frozenset(_TEXTS)
+_STEPS = ("floor", "trunc", *_DIVISIONS)  # functions that are not continuous
 LEAVES = ("operand", "result", "older", "newer")  # an item of an operand, and fields of states, by their places
 # In float32: fewer instructions, errors of at most 3 units in the last place, results below 2^-126 may be 0. See
 # stages/pointwise.cuh.j2.
@@ -199,6 +202,72 @@ def _simpler(operation: str, terms: list[Term]) -> Term | None:
     return None
 
 
+# ---- graphs that were not traced here
+
+_MOST_NODES = 4096
+_FLOATS = (*_FUNCTIONS, *_DIVISIONS, "div", "pow", "floor", "sigmoid", "softplus", "rsqrt")
+_WHOLE = ("and", "or", "xor", "not")  # of integers and of bool
+
+
+def check_nodes(nodes: Any, leaves: Mapping[str, Sequence[str]]) -> tuple[Node, ...]:
+    """Return the nodes of a graph that was read, each checked; ``leaves``: the dtypes of those of each kind, by place.
+
+    Raises ValueError, which says what is wrong.
+    """
+    if not isinstance(nodes, list) or len(nodes) > _MOST_NODES:
+        raise ValueError(f"the nodes are no list of at most {_MOST_NODES}")
+    dtypes: list[str] = []
+    for at, node in enumerate(nodes):
+        if not (isinstance(node, list) and len(node) >= 2 and isinstance(node[0], str) and isinstance(node[1], str)):
+            raise ValueError(f"node {at} is not an operation, a dtype and arguments")
+        operation, dtype, *given = node
+        known = DTYPES.get(dtype)
+        if known is None or known.kind == "complex" or wide(dtype) != dtype:
+            raise ValueError(f"node {at} is of no dtype that expressions compute in")
+        if not _fits(operation, known, given, dtypes, leaves):
+            raise ValueError(f"the arguments of node {at} are not those of {operation!r} in {dtype}")
+        dtypes.append(dtype)
+    if len(Graph(nodes).nodes) < len(nodes):
+        raise ValueError("a node is there twice")
+    return tuple(map(tuple, nodes))
+
+
+def _fits(
+    operation: str, dtype: DType, given: list[Any], dtypes: Sequence[str], leaves: Mapping[str, Sequence[str]]
+) -> bool:
+    """Whether these are the arguments of an operation whose result is of a dtype; ``dtypes``: of the nodes before."""
+    if operation == "number":
+        kind: type = {"bool": bool, "int": int, "float": float}[dtype.kind]
+        values: list[Any] = [each for each in given if type(each) is kind]
+        return len(values) == len(given) == 1 and number_in(values[0], dtype) is not None
+    if operation in LEAVES:
+        known = leaves.get(operation, ())
+        return len(given) == 1 and is_place(given[0], len(known)) and wide(known[given[0]]) == dtype.name
+    if operation == "round":
+        to = DTYPES.get(given.pop()) if len(given) == 2 and isinstance(given[1], str) else None
+        if to is None or not to.stored or to.name == dtype.name or wide(to.name) != dtype.name:
+            return False
+    elif operation not in OPERATIONS and operation != "cast":
+        return False
+    if not all(is_place(each, len(dtypes)) for each in given):
+        return False
+    of = [dtypes[each] for each in given]
+    if operation == "cast":
+        return len(of) == 1 and of[0] != dtype.name
+    if operation in COMPARISONS:
+        return dtype.kind == "bool" and len(of) == 2 and of[0] == of[1]
+    if operation == "where":
+        return of == ["bool", dtype.name, dtype.name]
+    count = 1 if operation == "round" or "{1}" not in _TEXTS[operation] else 2
+    legal = dtype.kind == "float" if operation in _FLOATS else operation not in _WHOLE or dtype.kind != "float"
+    return legal and of == [dtype.name] * count
+
+
+def is_place(value: object, count: int) -> bool:
+    """Whether a value is the place of one of so many things."""
+    return type(value) is int and 0 <= value < count
+
+
 # ---- C++
 
 
@@ -224,8 +293,8 @@ class Printer:
         uses = [*roots, *(each for at in reached for each in arguments_of(self.nodes[at]))]
         repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
         uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
-        steps = [self.nodes[at] for at in reached if self.nodes[at][0] == "floor" or _is_truncated(self.nodes[at])]
-        floored = {node[2] for node in steps}  # an error of one ulp may change the result
+        steps = [self.nodes[at] for at in reached if self.nodes[at][0] in _STEPS or _is_truncated(self.nodes[at])]
+        floored = {each for node in steps for each in node[2:]}  # an error of one ulp may change the result
         lines: list[str] = []
         texts: dict[int, str] = {}
         for at in reached:

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from scanops.codegen.dtypes import default_result, dtype_named
+from scanops import torch_private as private
+from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, kept_result
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 from scanops.fusion.expressions import Graph, wide
@@ -117,6 +118,13 @@ def traced(
 def _traced(
     map: Any, then: Any, row: Operator | FieldOperator, kinds: Kinds, masked: bool, dtype: torch.dtype | None
 ) -> Fusion:
+    if dtype is not None and not dtype_named(dtype).stored:
+        raise UnsupportedRequest(
+            "scan: dtype is of tensors alone, not of results",
+            allowed=", ".join(row.name for row in DTYPES.values() if row.stored and row.kind != "complex"),
+            value=f"dtype={dtype}",
+            hint="leave dtype out, or pass torch.float32",
+        )
     graph = Graph()
     names = [dtype_named(each).name for each, _ in kinds]
     metas = [torch.empty(() if single else (1,), dtype=each, device="meta") for each, single in kinds]
@@ -133,7 +141,7 @@ def _traced(
     outputs = values_of("then", then, [result, *seen], graph) if then else scan.results
     if not 1 <= len(outputs) <= MOST_OUTPUTS:
         raise miscounted("then" if then else "project", f"1 to {MOST_OUTPUTS} values", len(outputs))
-    stored = [dtype_named(each.dtype).name for each in outputs]
+    stored = [kept_result(dtype_named(each.dtype)).name for each in outputs]
     last = [each._term.cast(wide(name)) for each, name in zip(outputs, stored, strict=True)]
     return Fusion(
         nodes=tuple(graph.nodes),
@@ -206,7 +214,7 @@ class _Followed(Traced):
         for each in (*arguments, *keywords.values()):
             if isinstance(each, torch.Tensor):
                 raise captured()
-            values.append(each._name if isinstance(each, _Followed) else each)
+            values.append(each._name if isinstance(each, _Followed) else _constant(each))
         return _Followed(_noted(name, function, tuple(keywords), *values))
 
     @property
@@ -221,7 +229,20 @@ def _begun(count: int) -> str:
         _NOTES.pop(next(iter(_NOTES)), None)
     name = str(next(_numbers))
     _NOTES[name] = (count, [])
+    private.read_numbers_as_constants()  # Dynamo compares items with symbols itself, and gets it wrong
     return name
+
+
+@at_tracing
+def _finished() -> str:
+    private.read_numbers_as_before()
+    return ""
+
+
+def _constant(value: Any) -> Any:
+    """A number as a constant: of sizes, and of what has been read before the function, there are symbols."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return private.constant_of(value) if is_number else value
 
 
 @at_tracing
@@ -243,8 +264,9 @@ def _follow(function: Function | None, count: int) -> tuple[str, tuple[Any, ...]
         return "", ()
     name = _begun(count)
     found = function(*[_Followed(f"item {name} {place}") for place in range(count)])
+    _finished()
     values = found if isinstance(found, tuple | list) else (found,)
-    return name, tuple([each._name if isinstance(each, _Followed) else each for each in values])
+    return name, tuple([each._name if isinstance(each, _Followed) else _constant(each) for each in values])
 
 
 def _again(name: str, values: tuple[Any, ...]) -> Function | None:

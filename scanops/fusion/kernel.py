@@ -14,16 +14,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.dtypes import DTYPES, number_in
 from scanops.codegen.operator import Operator
+from scanops.codegen.operator_rules import is_field_name
+from scanops.codegen.operators.recurrences import EXPRESSIONS
+from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.expressions import Graph, Node, Printer, Term, arguments_of, indented, wide
+from scanops.fusion.expressions import (
+    LEAVES,
+    Graph,
+    Node,
+    Printer,
+    Term,
+    arguments_of,
+    check_nodes,
+    indented,
+    is_place,
+    wide,
+)
 from scanops.fusion.rows import Field, of_states, row_with
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Result
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
+_MOST_FIELDS = 64  # of a state, and operands
+_MOST_CHARACTERS = 2**20  # of a text
 
 
 class Operand(NamedTuple):
@@ -38,6 +54,23 @@ class Output(NamedTuple):
 
     at: int
     dtype: str
+
+
+def _require(right: bool, wrong: str) -> None:
+    if not right:
+        raise ValueError(wrong)
+
+
+def _is_dtype(name: object) -> bool:
+    return isinstance(name, str) and name in DTYPES and DTYPES[name].kind != "complex"
+
+
+def _rows(value: Any, name: str, least: int, most: int, size: int) -> list[list[Any]]:
+    """Return a list of lists of one size."""
+    right = isinstance(value, list) and least <= len(value) <= most
+    _require(right and all(isinstance(each, list) and len(each) == size for each in value), f"the {name} are no rows")
+    found: list[list[Any]] = value
+    return found
 
 
 @dataclass(frozen=True, eq=False)  # that of a text is one object: ``fusion_of``
@@ -69,15 +102,59 @@ class Fusion:
 
     @staticmethod
     def of_text(text: str) -> Fusion:
-        """Return the fusion with this text."""
-        nodes, operands, elements, scanned, outputs, fields, combine, append = json.loads(text)
+        """Return the fusion with this text. Raises ValueError for a text that is not that of a fusion."""
+        if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"it is no string of at most {_MOST_CHARACTERS} characters")
+        try:
+            parts = json.loads(text)
+        except RecursionError:
+            raise ValueError("its lists are nested too deeply") from None
+        _require(isinstance(parts, list) and len(parts) == 8, "it has not the eight parts of a fusion")
+        nodes, operands, elements, scanned, outputs, fields, combine, append = parts
+        rows = _rows(operands, "operands", 1, _MOST_FIELDS, 2)  # of which a kernel reads some
+        for dtype, layout in rows:
+            _require(_is_dtype(dtype) and layout in (*LAYOUTS, LINE), "an operand is no dtype and layout of tensors")
+        _require(rows[0][1] != LINE, "the first operand has one item for a line")
+        _require(_is_dtype(scanned), "what is scanned has no dtype")
+        states = _rows(fields, "fields", 0, _MOST_FIELDS, 3)
+        for name, dtype, number in states:
+            _require(is_field_name(name) and _is_dtype(dtype), "a field has no name and dtype")
+            _require(type(number) in (bool, int, float), "the identity of a field is no number")
+            number_in(number, DTYPES[dtype], f"the identity of the field {name!r}")
+        _require(len({name for name, *_ in states}) == len(states), "two fields have one name")
+        dtypes = [dtype for _, dtype, _ in states]
+        results = dtypes or [scanned]
+        leaves = {"operand": [dtype for dtype, _ in rows], "result": results, "older": dtypes, "newer": dtypes}
+        checked = check_nodes(nodes, leaves)
+        stored = _rows(outputs, "outputs", 1, MOST_OUTPUTS, 2)
+        for at, dtype in stored:
+            _require(is_place(at, len(checked)) and _is_dtype(dtype) and DTYPES[dtype].stored, "an output is no result")
+            _require(checked[at][1] == wide(dtype), "an output is of another dtype than its node")
+        count = (len(states),) if states else (1, 2)
+        for name, roots, counts in (
+            ("elements", elements, count), ("combine", combine, (len(states),)), ("append", append, (0, len(states)))
+        ):  # fmt: skip
+            right = isinstance(roots, list) and len(roots) in counts and all(is_place(at, len(checked)) for at in roots)
+            _require(right, f"{name} are no nodes, one for each value")
+            wanted = dtypes or [scanned] * len(roots)
+            found = [checked[at][1] for at in roots]
+            _require(
+                found == [wide(each) for each in wanted[: len(roots)]], f"{name} are of other dtypes than the state"
+            )
+        graph = Graph(checked)
+        for roots, legal in (
+            (elements, ("operand",)), ([at for at, _ in stored], ("operand", "result")),
+            ([*combine, *append], ("older", "newer")),
+        ):  # fmt: skip
+            used = {checked[at][0] for at in graph.reached(*roots)}.intersection(LEAVES)
+            _require(used <= set(legal), f"nodes read {', '.join(sorted(used.difference(legal)))} where there is none")
         return Fusion(
-            tuple(map(tuple, nodes)),
-            tuple(Operand(*each) for each in operands),
+            checked,
+            tuple(Operand(*each) for each in rows),
             tuple(elements),
             scanned,
-            tuple(Output(*each) for each in outputs),
-            tuple(Field(*each) for each in fields),
+            tuple(Output(*each) for each in stored),
+            tuple(Field(*each) for each in states),
             tuple(combine),
             tuple(append),
         )
@@ -177,6 +254,30 @@ class Fusion:
         The further fields belong to single elements, as those of gradients do: they are not exchanged. Raises
         UnsupportedRequest where a ScanSpec has fields that do not go with expressions.
         """
+        differing = [
+            f"{name}={told!r}"
+            for name, told, found in (
+                ("op", spec.op if (spec.op == EXPRESSIONS.name) != bool(self.fields) else None, None),
+                ("dtype", spec.dtype, self.operands[0].dtype),
+                ("out_dtype", spec.out_dtype, self.outputs[0].dtype),
+            )
+            if told != found
+        ]
+        if differing:
+            raise UnsupportedRequest(
+                f"{spec.op}: map is of another scan",
+                allowed=f"dtype={self.operands[0].dtype!r}, out_dtype={self.outputs[0].dtype!r}, "
+                f"op={EXPRESSIONS.name!r} for states of fields and no other",
+                value=", ".join(differing),
+                hint="take map and the other fields from one recording",
+            )
+        if len(self.operands) > MOST_OPERANDS:
+            raise UnsupportedRequest(
+                f"{spec.op}: map is of too many tensors for a kernel",
+                allowed=f"1 to {MOST_OPERANDS} tensors",
+                value=f"{len(self.operands)} tensors",
+                hint="combine some of them before the scan",
+            )
         wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
         if wrong or row.indices or row.gives == "index":
             raise UnsupportedRequest(
@@ -253,11 +354,11 @@ def fusion_of(text: str) -> Fusion:
     """Return the fusion with this text: of equal texts the same object. Raises UnsupportedRequest for any other."""
     try:
         return _read(text)
-    except (ValueError, TypeError, IndexError, KeyError) as problem:
+    except ValueError as problem:
         raise UnsupportedRequest(
-            "map must be the text of expressions that scanops traced",
-            allowed="Fusion.text",
-            value=shown(text),
+            f"map must be the text of expressions that scanops traced: {shown(str(problem))[1:-1]}",
+            allowed="the text that a recording or a spec file has",
+            value=f"map={shown(text)}",
             hint="call scanops.scan with functions, or read a spec file of a program that does",
         ) from problem
 

@@ -156,6 +156,7 @@ _TORCH: dict[str, Any] = {
     **{"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "not": torch.bitwise_not},
     "softplus": lambda x: torch.nn.functional.softplus(x, threshold=40),  # where log(1 + exp(x)) rounds to x
     "detach": torch.Tensor.detach,
+    "floor_divide": lambda x, y: torch.div(x, y, rounding_mode="floor"),  # which has a derivative, 0
 }
 
 

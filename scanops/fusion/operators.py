@@ -148,6 +148,17 @@ class FieldOperator:
     def __post_init__(self) -> None:
         set_derived(self, handle=type("Handle", (), {"operator": self}))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its functions, which pickle finds by the names of their modules: it refuses lambdas, and names them.
+        functions = (self.combine, self.lift, self.project, self.step)
+        return FieldOperator, (self.name, dict(self.dtypes), self.start, *functions)
+
+    def __copy__(self) -> FieldOperator:
+        return self
+
+    def __deepcopy__(self, memo: object) -> FieldOperator:
+        return self  # nothing of it changes
+
     @functools.cached_property
     def _state(self) -> Any:
         return namedtuple("State", self.dtypes, rename=True)
@@ -228,6 +239,7 @@ class FieldOperator:
 def _promoted(values: Sequence[Traced]) -> torch.dtype:
     """The dtype of fields that hold these values."""
     metas = [each._meta for each in values] or [torch.empty(1, device="meta")]
+    metas = [each if dtype_named(each.dtype).stored else each.float() for each in metas]  # of 8-bit floats
     whole = functools.reduce(lambda one, other: torch.empty_like(one + other), metas)
     small = not whole.dtype.is_floating_point and whole.dtype not in _FIELDS
     return torch.int64 if small else whole.dtype

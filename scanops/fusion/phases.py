@@ -7,7 +7,10 @@ import math
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from scanops import torch_private as private
+from scanops.codegen.dtypes import DTYPES, dtype_named, nearest
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.operators import FieldOperator, operator
 from scanops.requests import checks
@@ -16,26 +19,50 @@ from scanops.requests import checks
 def phase_of(x: torch.Tensor, modulo: float, dtype: torch.dtype | None) -> FieldOperator:
     """Return the operator of ``cumsum`` with ``modulo``. Raises UnsupportedRequest for an invalid period or dtype."""
     checks.check_tensor("cumsum", "x", x)
-    dtype = dtype or x.dtype
-    for name, value, legal, allowed in (
-        ("modulo", modulo, isinstance(modulo, int | float) and 0 < modulo < math.inf, "a positive number"),
-        ("dtype", dtype, dtype.is_floating_point, "a floating dtype"),
-    ):
-        if not legal:
-            what, hint = f"cumsum: {name} must be {allowed} beside modulo", f"pass {allowed}, or leave modulo out"
-            raise UnsupportedRequest(what, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)
+    if is_dynamo_compiling() and isinstance(modulo, int | float):
+        modulo = private.constant_of(modulo)
+    if dtype is None:
+        dtype = torch.float32 if x.dtype in _EIGHT_BITS else x.dtype  # which no result has
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype in _EIGHT_BITS:
+        raise _refused("dtype", dtype, "float16, bfloat16, float32 or float64", "dtype=torch.float32")
+    is_number = isinstance(modulo, int | float) and not isinstance(modulo, bool)
+    if not (is_number and 0 < modulo < math.inf):
+        raise _refused("modulo", modulo, "a positive finite number", "the period, for example modulo=2 * math.pi")
+    least, highest = _LIMITS[dtype]
+    if not least <= modulo <= highest:
+        raise _refused(
+            "modulo", modulo, f"a number from {least:.3g} to {highest:.5g} for {dtype} results", "a wider dtype"
+        )
     return _phase(float(modulo), dtype)
 
 
-@functools.lru_cache(maxsize=64)
+def _refused(name: str, value: object, allowed: str, example: str) -> UnsupportedRequest:
+    asked, hint = f"cumsum: {name} must be {allowed} beside modulo", f"pass {example}, or leave modulo out"
+    return UnsupportedRequest(asked, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)
+
+
+_LIMITS = {  # of periods: the least and the greatest number of a dtype
+    getattr(torch, row.name): (2.0 ** (row.format.least - row.format.digits + 1), row.format.highest)
+    for row in DTYPES.values()
+    if row.stored and row.format is not None
+}
+_EIGHT_BITS = tuple(getattr(torch, row.name) for row in DTYPES.values() if row.kind == "float" and not row.stored)
+
+
+@private.at_tracing  # Dynamo makes no operators: it is given this one
 def _phase(period: float, dtype: torch.dtype) -> FieldOperator:
+    return _made(period, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _made(period: float, dtype: torch.dtype) -> FieldOperator:
     """Return the operator of sums modulo a period: the state is the remainder, in float64, folded at each combine.
 
-    float64 results keep what rounding has lost of it beside it (TwoSum). What is subtracted has no derivative, so that
-    gradients are those of a sum.
+    Remainders of items are exact, of any size. float64 results keep what rounding has lost of a sum beside it (TwoSum).
+    What is subtracted has no derivative, so that gradients are those of a sum.
     """
     wide = dtype == torch.float64
-    high, limit = (float(torch.tensor(period, dtype=each)) for each in (torch.float32, dtype))
+    limit = nearest(period, dtype_named(dtype))
 
     def added(x: Any, y: Any, lost: Any) -> Any:
         total = x + y
@@ -48,12 +75,8 @@ def _phase(period: float, dtype: torch.dtype) -> FieldOperator:
         return value, (lost - (value - whole)).detach()
 
     def lift(x: Any) -> Any:
-        x = x.double()
-        periods = torch.floor(x / period)
-        if not wide:
-            return x - periods * period
-        value, lost = added(x, periods * -high, 0.0)  # the products are exact: high has 24 bits
-        return added(value, periods * (high - period), lost)
+        rest = torch.fmod(x.double(), period)  # exact, with the sign of x
+        return added(rest, (rest < 0).double() * period, 0.0)
 
     def combine(older: Any, newer: Any) -> Any:
         return added(older[0], newer[0], older[1] + newer[1] if wide else 0.0)

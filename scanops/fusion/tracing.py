@@ -93,15 +93,36 @@ def _pow(graph: Graph, to: str, input: Any, exponent: Any) -> Term:
 
 
 def _div(graph: Graph, to: str, input: Any, other: Any, *, rounding_mode: str | None = None) -> Term:
-    if rounding_mode not in (None, "floor") or not is_float(wide(to)):
+    if rounding_mode == "floor":
+        return _of_floats("floor_divide")(graph, to, input, other)
+    if rounding_mode not in (None, "trunc") or not is_float(wide(to)):
         raise _Unsupported(f"div with rounding_mode={rounding_mode!r}, of dtype {to}")
     found = graph.apply("div", to, input, other)
-    return found if rounding_mode is None else found.apply("floor")
+    return found if rounding_mode is None else found.apply("trunc")
+
+
+def _of_floats(name: str) -> Callable[..., Term]:
+    def compute(graph: Graph, to: str, input: Any, other: Any) -> Term:
+        if not is_float(wide(to)):  # whose division by 0 ends a program
+            raise _Unsupported(f"{name} of dtype {to}")
+        return graph.apply(name, to, input, other)
+
+    return compute
+
+
+def _to(graph: Graph, to: str, input: Term, other: Any) -> Term:
+    if not dtype_named(to).stored:
+        raise _Unsupported(f"a conversion to {to}, which kernels read and never round to")
+    return input.cast(to)
 
 
 def _relu(graph: Graph, to: str, input: Term) -> Term:
     x = graph.term(input, to)
     return x.compare("le", 0).select(0, x)
+
+
+def _rounded(name: str) -> Callable[..., Term]:
+    return lambda graph, to, input: graph.apply(name, to, input) if is_float(input.dtype) else input
 
 
 _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and of the method
@@ -121,8 +142,8 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
     "isnan": lambda graph, to, input: input.compare("ne", input),
-    **dict.fromkeys(("to", "type_as"), lambda graph, to, input, other: input.cast(to)),
-    "floor": lambda graph, to, input: graph.apply("floor", to, input) if is_float(input.dtype) else input,
+    **{"to": _to, "type_as": _to, "fix": _rounded("trunc"), "floor": _rounded("floor"), "trunc": _rounded("trunc")},
+    **{name: _of_floats(name) for name in ("fmod", "remainder", "floor_divide")},
 }
 _CASTS = {
     **{"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16},
@@ -225,7 +246,10 @@ for _name in COMPARISONS:
     setattr(Traced, f"__{_name}__", _operator(_name, getattr(operator, _name)))
 for _name, _torch_name in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
     setattr(Traced, f"__{_name}__", _operator(_torch_name, getattr(operator, _name)))
-for _name in ("floordiv", "mod", "matmul", "lshift", "rshift"):
+for _name, _torch_name in (("floordiv", "floor_divide"), ("mod", "remainder")):
+    setattr(Traced, f"__{_name}__", _operator(_torch_name, getattr(operator, _name)))
+    setattr(Traced, f"__r{_name}__", _operator(_torch_name, getattr(operator, _name), mirrored=True))
+for _name in ("matmul", "lshift", "rshift"):
     setattr(Traced, f"__{_name}__", lambda self, other, name=_name: self._apply(name, None, (self, other), {}))
     setattr(Traced, f"__r{_name}__", lambda self, other, name=_name: self._apply(name, None, (self, other), {}))
 Traced.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -20,7 +20,16 @@ from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast, is_memory, is_symbol, is_traced, is_transformed, runs_kernels
+from scanops.requests.call import (
+    Call,
+    autocast,
+    is_batched,
+    is_memory,
+    is_symbol,
+    is_traced,
+    is_transformed,
+    runs_kernels,
+)
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
 from scanops.requests.packed_sequences import is_jagged
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
@@ -136,7 +145,7 @@ def followed(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
 def is_followed(inputs: tuple[Any, ...]) -> bool:
     """Whether a call is traced, transformed or watched by a mode, and must be one operator of the graph.
 
-    Otherwise it is plain code on CPU tensors, or a call with an invalid argument.
+    Otherwise it is plain code on CPU tensors or on batches of gradients, or a call with an invalid argument.
     """
     if is_compiling():
         return isinstance(inputs[0], torch.Tensor)  # whose layout cannot be asked in the backward of a function
@@ -145,6 +154,8 @@ def is_followed(inputs: tuple[Any, ...]) -> bool:
         return False
     if is_transformed() or count_modes() or is_traced():
         return True
+    if any(map(is_batched, tensors)):
+        return False
     return not all(map(is_memory, tensors)) or inputs[0].device.type != "cpu"
 
 

@@ -290,6 +290,11 @@ def is_memory(tensor: torch.Tensor) -> bool:
     return not (tensor.is_neg() or tensor.is_conj() or private.is_zero(tensor)) and private.has_storage(tensor)
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a batch of gradients, of ``is_grads_batched``: operators of lists of tensors have no rule."""
+    return bool(private.dispatch_keys(tensor).has(private.batched))
+
+
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
     return x.is_cuda or (emulator.ACTIVE.get() is not None if x.is_cpu else not x.is_meta)

@@ -213,3 +213,51 @@ def test_sums_modulo_a_period(dtype: torch.dtype) -> None:
     for wrong in ({"modulo": 0.0}, {"modulo": math.inf}, {"modulo": 1.0, "dtype": torch.int64}):
         assert "beside modulo" in str(refused(UnsupportedRequest, lambda wrong=wrong: scanops.cumsum(x, 1, **wrong)))
     assert "initial" in str(refused(UnsupportedRequest, lambda: scanops.cumsum(x, 1, modulo=1.0, initial=1.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_phases_stay_within_the_period(dtype: torch.dtype) -> None:
+    """Items of any size, of either sign, and such that are next to multiples of the period."""
+    generator = torch.Generator().manual_seed(4)
+    highest = torch.finfo(dtype).max
+    periods = (2 * math.pi, 0.1, 1 / 3, 1.0, 1e-3, 6e4, *((1e-30, 1e30) if highest > 1e38 else ()))
+    for period in periods:
+        drawn = (torch.rand(200, generator=generator, dtype=torch.float64) - 0.5).sign() * torch.logspace(
+            -30, 30, 200, dtype=torch.float64
+        )
+        near = period * torch.tensor([1.0, -1.0, 2.0**30, -(2.0**30) + 1, 0.5], dtype=torch.float64)
+        tiny = torch.tensor([-5e-324, -1e-300, 1e-300, -1e-20, 0.0, -0.0], dtype=torch.float64)
+        x = torch.cat([drawn, near, tiny, tiny, -near, drawn.flip(0)]).clamp(-highest, highest).to(dtype)
+        total, wanted = Fraction(0), []
+        for item in x.tolist():
+            total = (total + Fraction(item)) % Fraction(period)
+            wanted.append(total)
+        for place in (torch.enable_grad(), scanops.emulate(seed=2)):
+            with place:
+                y = scanops.cumsum(x, 0, modulo=period)
+            assert ((y >= 0) & (y.double() < period)).all(), (period, y.min(), y.max())
+            if 1e-3 <= period <= 1e3:
+                far = [abs(Fraction(one) - other) for one, other in zip(y.tolist(), wanted, strict=True)]
+                eps = max(torch.finfo(dtype).eps, 1e-13)  # the state has 53 bits
+                assert max(min(each, Fraction(period) - each) for each in far) <= eps * period
+    for place in (torch.enable_grad(), scanops.emulate(seed=2)):
+        with place:
+            y = scanops.cumsum(torch.tensor([math.inf, 1.0], dtype=dtype), 0, modulo=1.5)
+            assert y.isnan().all()
+            repeated = scanops.cumsum(torch.full((20_000,), -1e4, dtype=dtype), 0, modulo=0.1)
+            assert ((repeated >= 0) & (repeated.double() < 0.1)).all()
+
+
+def test_periods_that_are_none() -> None:
+    x = torch.rand(5)
+    for modulo in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, 10**400, True, "1", 1j, torch.tensor(1.0), [1.0]):
+        error = refused(UnsupportedRequest, lambda m=modulo: scanops.cumsum(x, 0, modulo=m))
+        assert "cumsum: modulo must be a " in str(error) and "beside modulo: got modulo=" in str(error)
+    for modulo, dtype in ((1e5, torch.float16), (1e-8, torch.float16), (1e39, torch.float32), (1e-50, torch.bfloat16)):
+        error = refused(UnsupportedRequest, lambda m=modulo, d=dtype: scanops.cumsum(x, 0, modulo=m, dtype=d))
+        assert "cumsum: modulo must be a number from" in str(error)
+    for dtype in (5, "float32", torch.int64, torch.complex64, torch.bool, torch.float8_e5m2):
+        error = refused(UnsupportedRequest, lambda d=dtype: scanops.cumsum(x, 0, modulo=1.0, dtype=d))
+        assert "dtype must be float16, bfloat16, float32 or float64 beside modulo" in str(error)
+    assert "dtype=torch.int64" in str(refused(UnsupportedRequest, lambda: scanops.cumsum(x.long(), 0, modulo=2)))
+    assert scanops.cumsum(torch.ones(3), 0, modulo=2).tolist() == [1, 0, 1]

@@ -254,3 +254,71 @@ def test_traced_by_fx() -> None:
     close(torch.fx.symbolic_trace(scan)(x, keep), scan(x, keep))
     with pytest.raises(UnsupportedRequest, match=r"x=Proxy\(x\)\n(.|\n)*torch.fx.wrap"):
         torch.fx.symbolic_trace(lambda x: scanops.cumprod(x, 1))
+
+
+# ---- numbers that functions see, and that change
+
+FACTOR: Any = 2.0
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_numbers_that_change(fullgraph: bool, dynamic: bool | None) -> None:
+    """Globals and closures, in products, comparisons and as results; a program is followed anew for each number."""
+    global FACTOR
+    limit: Any = 1.5
+    settings = {name: getattr(torch._dynamo.config, name) for name in ("specialize_int", "specialize_float")}
+
+    def function(x: torch.Tensor, step: Any) -> torch.Tensor:
+        y = x * step + FACTOR  # also read outside
+        y = scanops.scan(
+            (y,), "sum", 0, map=lambda y: y * FACTOR + step, then=lambda s, y: torch.where(s > limit, s, y)
+        )
+        count = scanops.scan((x,), "sum", 0, map=lambda x: (x < limit).to(torch.float32) * 2 + (x == limit))
+        return y + count + scanops.scan((x,), "max", 0, map=lambda x: x / step)
+
+    compiled = torch.compile(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+    x = torch.tensor([0.5, 1.5, 2.5, 40.0])
+    for numbers in ((2.0, 1.5, 1), (5.0, 1.5, 1), (5, 2.5, 2), (-1.0, 2.5, 3), (-1.0, 40, 0.5), (7, 0.5, 0.25)):
+        FACTOR, limit, step = numbers
+        torch.testing.assert_close(compiled(x, step), function(x, step))
+    assert settings == {name: getattr(torch._dynamo.config, name) for name in settings}
+
+
+def test_settings_of_the_compiler_outlive_a_function_that_fails() -> None:
+    names = ("specialize_int", "specialize_float")
+    settings = [getattr(torch._dynamo.config, name) for name in names]
+    x = torch.rand(4)
+    for fullgraph in (True, False):
+        call = torch.compile(
+            lambda x: scanops.scan((x,), "sum", 0, map=lambda x: torch.fft.fft(x)), fullgraph=fullgraph, backend="eager"
+        )
+        with pytest.raises(Exception, match="fft"):
+            call(x)
+        assert settings == [getattr(torch._dynamo.config, name) for name in names]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_phases_in_compiled_programs(dynamic: bool | None) -> None:
+    """``modulo`` with a period that changes, under fullgraph and strict export, with gradients."""
+    x = torch.rand(2, 6, requires_grad=True)
+
+    def function(x: torch.Tensor, period: float) -> torch.Tensor:
+        return scanops.cumsum(x * 4, -1, modulo=period, reverse=True)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for period in (6.25, 1.5, 2, 0.3):
+        y, wanted = compiled(x, period), function(x, period)
+        torch.testing.assert_close(y, wanted)
+        for found in (torch.autograd.grad(each.sin().sum(), x)[0] for each in (y, wanted)):
+            torch.testing.assert_close(found, torch.autograd.grad(function(x, period).sin().sum(), x)[0])
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x, 2.5)
+
+    for strict in (True, False):
+        program = torch.export.export(Model(), (x.detach(),), strict=strict).module()
+        torch.testing.assert_close(program(x.detach()), function(x.detach(), 2.5))
+    with pytest.raises(Exception, match="modulo must be a positive finite number"):
+        compiled(x, -1.0)
