@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from scanops._version import __version__
 
 if TYPE_CHECKING:
+    from scanops import compat as compat
+    from scanops import distributed as distributed
     from scanops import errors as errors
     from scanops import nn as nn
     from scanops.api import cumsum as cumsum
@@ -63,7 +65,7 @@ _NAMES = {  # of each module
     "runtime.policies": ("policy",),
 }
 _HOMES = {name: f"scanops.{module}" for module, names in _NAMES.items() for name in names}
-_MODULES = ("errors", "nn")
+_MODULES = ("compat", "distributed", "errors", "nn")
 
 __all__ = ["__version__", *_MODULES, *sorted(_HOMES)]
 

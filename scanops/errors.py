@@ -37,6 +37,11 @@ __all__ = [
     "UnusableFile",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Problem = TypeVar("Problem", bound=Exception)
 _MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         mask: Tensor | None
         reverse: bool
         exclusive: bool
+        initial: Tensor | complex | None
+        return_final: bool
         dtype: torch.dtype | None
 
 

@@ -14,6 +14,10 @@ from scanops.relatives import cumprod
 __all__ = ["CumProd", "CumSum", "LinearRecurrence", "MaskedCumSum"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class _Scan(torch.nn.Module):
     """Base of the modules: dimension, direction, and whether items are left out."""
 

@@ -25,6 +25,11 @@ from scanops.requests.request import Inputs
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _REFUSED = {
     "chunk": "cut the dimension where chunks begin, and pass the cuts as offsets",
     "complete": "ranks would return n + 1 results for n items: pass exclusive=True and return_final=True",

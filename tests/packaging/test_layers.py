@@ -72,11 +72,11 @@ def named_in(path: Path) -> bool:
     return any(word == KEYWORD and before != "itertools" for before, word in pairwise(["", *words]))
 
 
-def test_a_keyword_is_named_in_at_most_six_files() -> None:
+def test_a_keyword_is_named_in_few_files() -> None:
     """Counted are layers that pass it along, which should hand on ``Call`` whole, and those that give it a meaning.
 
-    The latter are the public functions, ``Call`` itself, its check, ``ScanSpec``, the short names of specs and the
-    command line. The fallback and the gradients ask ``Call`` what follows from it.
+    The latter are the two modules of public functions, ``Call`` itself, its check, ``ScanSpec``, the short names of
+    specs and the command line. The fallback and the gradients ask ``Call`` what follows from it.
     """
     folders = (ROOT, Path(__file__).parents[2] / "codegen")
     files = {
@@ -84,4 +84,4 @@ def test_a_keyword_is_named_in_at_most_six_files() -> None:
     }
     naming = sorted(str(path) for path in files if named_in(path))
     assert any(name.endswith("api.py") for name in naming)
-    assert len(naming) <= 6, naming
+    assert len(naming) <= 7, naming

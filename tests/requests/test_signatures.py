@@ -16,10 +16,11 @@ from tests.scripts import ROOT
 
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan", "scan")
 # modules, and classes whose fields are described where they are
-OTHERS = ("errors", "nn", "__version__", "Kernel", "Operator", "Plan", "ScanSpec")
+OTHERS = ("compat", "distributed", "errors", "nn", "__version__", "Kernel", "Operator", "Plan", "ScanSpec")
 PUBLIC = {
     **{name: getattr(scanops, name) for name in scanops.__all__ if name not in OTHERS},
     **{f"nn.{name}": getattr(scanops.nn, name) for name in scanops.nn.__all__},
+    **{f"compat.{name}": getattr(scanops.compat, name) for name in scanops.compat.__all__},
 }
 ROW = re.compile(r"^    (\w+): ", re.MULTILINE)
 
@@ -85,3 +86,11 @@ def test_types_of_calls(wrong: str, tmp_path: Path) -> None:
     cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
     done = subprocess.run([*command, *cache], cwd=typed, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == (not wrong), done.stdout
+
+
+def test_modules_are_attributes_and_list_their_public_names() -> None:
+    """After ``import scanops`` alone."""
+    program = "import scanops; print([dir(getattr(scanops, name)) == sorted(getattr(scanops, name).__all__)"
+    program += " for name in ('compat', 'distributed', 'errors', 'nn')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([True] * 4)

@@ -1,0 +1,485 @@
+"""Functions of other packages with their own names and arguments, computed by scanops: change one import.
+
+``selective_scan_fn`` of mamba_ssm, ``chunk_local_cumsum`` and ``chunk_global_cumsum`` of fla, ``scan`` of
+accelerated_scan, ``generalized_advantage_estimate`` of torchrl, and ``associative_scan`` of torch. Each has gradients
+with respect to every tensor of a floating dtype, and runs on CPU tensors as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from scanops import api, relatives
+from scanops.errors import UnsupportedRequest, shown
+from scanops.fusion.operators import FieldOperator
+from scanops.fusion.operators import operator as operator_of_fields
+from scanops.requests import checks
+
+__all__ = [
+    "associative_scan",
+    "chunk_global_cumsum",
+    "chunk_local_cumsum",
+    "generalized_advantage_estimate",
+    "scan",
+    "selective_scan_fn",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the output of a selective state-space layer: mamba_ssm's ``selective_scan_fn``.
+
+    With ``d = softplus(delta + delta_bias)`` each channel and state has ``h[t] = exp(d[t] A) h[t-1] + d[t] B[t] u[t]``;
+    the result is ``(sum over states of C[t] h[t] + D u[t]) * silu(z[t])``. Gates and items are computed in the kernel
+    of the scan and not written to memory; the products ``C[t] h[t]`` of all states are. Computed in float32, or in
+    float64 for a float64 u.
+
+    Args:
+        u: the input, [batch, channels, length].
+        delta: the step sizes, of u's shape.
+        A: [channels, states], real or complex.
+        B: [channels, states], or varying with time: [batch, states, length] or [batch, groups, states, length]. With a
+            complex A, complex or, where it varies, with real and imaginary parts in turns along a length twice as long.
+        C: as B.
+        D: [channels]; weights of u in the result.
+        z: a tensor of u's shape; the result is multiplied by ``silu(z)``.
+        delta_bias: [channels]; added to delta.
+        delta_softplus: pass the step sizes through softplus.
+        return_last_state: also return the last h, [batch, channels, states].
+
+    Returns:
+        A tensor of u's shape and dtype; with ``return_last_state`` a pair of that and of the last state.
+
+    Raises:
+        UnsupportedRequest: shapes that do not go together.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import selective_scan_fn
+        >>> one = torch.ones(1, 1, 3)
+        >>> selective_scan_fn(one, one, torch.zeros(1, 1), one, one)  # A = 0 forgets nothing
+        tensor([[[1., 2., 3.]]])
+
+    Gradient: by the kernels of a fused recurrence, which compute h again; nothing of the size of h is saved.
+
+    Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), algorithm 2.
+    """
+    batch, channels, length = _sizes("selective_scan_fn", "u", u, "[batch, channels, length]", 3)
+    wide = torch.promote_types(u.dtype, torch.float32)
+    states = _sizes("selective_scan_fn", "A", A, "[channels, states]", 2)[1]
+    check = functools.partial(_check_shape, "selective_scan_fn")
+    check("delta", delta, (batch, channels, length))
+    check("A", A, (channels, states))
+    for name, each in (("D", D), ("delta_bias", delta_bias)):
+        check(name, each, (channels,))
+    check("z", z, (batch, channels, length))
+    groups = next((each.shape[1] for each in (B, C) if each.ndim == 4), 1)
+    if channels % groups:
+        raise _refused("selective_scan_fn", f"groups that divide {channels} channels", f"{groups} groups", "repeat B")
+
+    def by_channel(tensor: Tensor) -> Tensor:  # batch, group, channel of the group, state, time
+        return tensor.reshape(1, groups, channels // groups, -1, 1)
+
+    def varying(name: str, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 2:
+            check(name, tensor, (channels, states))
+            return by_channel(tensor)
+        if A.is_complex() and not tensor.is_complex() and tensor.shape[-1] == 2 * length:
+            tensor = torch.view_as_complex(tensor.to(wide).reshape(*tensor.shape[:-1], length, 2))
+        middle = () if tensor.ndim == 3 else (groups,)
+        check(name, tensor, (batch, *middle, states, length))
+        return tensor.reshape(batch, -1, 1, states, length)
+
+    b, c = varying("B", B), varying("C", C)
+    inputs, steps = (each.reshape(batch, groups, -1, 1, length) for each in (u, delta))
+    bias = () if delta_bias is None else (by_channel(delta_bias),)
+    size = functional.softplus if delta_softplus else _unchanged
+
+    def gate_and_item(
+        u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        d = size(delta + bias[0] if bias else delta)
+        return torch.exp(d * a), d * b * u
+
+    def output(h: Tensor, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *bias: Tensor) -> Tensor:
+        return h * c
+
+    if any(each.is_complex() for each in (A, b, c)):
+        tensors = (inputs.to(wide), steps.to(wide), by_channel(A), b, c, *(each.to(wide) for each in bias))
+        gate, item = gate_and_item(*tensors)
+        h, last = api.linear_scan(gate, item, -1, return_final=True)
+        products = h * c
+    else:
+        tensors = (inputs, steps, by_channel(A), b, c, *bias)
+        found = api.scan(
+            tensors, "linear", -1, dtype=wide, map=gate_and_item, then=output, return_final=return_last_state
+        )
+        products, last = found if return_last_state else (found, found)
+    y = products.sum(3).reshape(batch, channels, length)
+    y = 2 * y.real if y.is_complex() else y
+    y = y if D is None else y + u.to(wide) * D.unsqueeze(-1)
+    y = y if z is None else y * functional.silu(z.to(wide))
+    y = y.to(u.dtype)
+    return (y, last.reshape(batch, channels, states)) if return_last_state else y
+
+
+def chunk_local_cumsum(
+    g: Tensor,
+    chunk_size: int,
+    reverse: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    head_first: bool = False,
+    output_dtype: torch.dtype | None = torch.float,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """Return cumulative sums along time that start again in each chunk: ``fla.ops.utils.chunk_local_cumsum``.
+
+    Args:
+        g: [batch, time, heads] or [batch, time, heads, dim].
+        chunk_size: the number of items in a chunk; any positive number.
+        reverse: sum from the end of each chunk.
+        scale: a number that multiplies the result.
+        cu_seqlens: boundaries of packed sequences, for a batch of 1; chunks start again in each sequence.
+        head_first: g is [batch, heads, time] or [batch, heads, time, dim].
+        output_dtype: the dtype of the result and of the sums; None for g's.
+        chunk_indices: ignored: the kernel finds the chunks itself.
+
+    Returns:
+        A contiguous tensor of g's shape.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import chunk_local_cumsum
+        >>> chunk_local_cumsum(torch.ones(1, 5, 1), 2).flatten()
+        tensor([1., 2., 1., 2., 1.])
+
+    Gradient: the same sums of the gradient in the other direction.
+    """
+    return _cumsum("chunk_local_cumsum", g, chunk_size, reverse, scale, cu_seqlens, head_first, output_dtype)
+
+
+def chunk_global_cumsum(
+    s: Tensor,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    head_first: bool = False,
+    output_dtype: torch.dtype | None = torch.float,
+) -> Tensor:
+    """Return cumulative sums along time, of whole sequences: ``fla.ops.utils.chunk_global_cumsum``.
+
+    Args:
+        s: [batch, time, heads] or [batch, time, heads, dim].
+        reverse: sum from the end of each sequence.
+        cu_seqlens: boundaries of packed sequences, for a batch of 1.
+        scale: a number that multiplies the result.
+        head_first: s is [batch, heads, time] or [batch, heads, time, dim].
+        output_dtype: the dtype of the result and of the sums; None for s's.
+
+    Returns:
+        A contiguous tensor of s's shape.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import chunk_global_cumsum
+        >>> chunk_global_cumsum(torch.ones(1, 5, 1), cu_seqlens=torch.tensor([0, 3, 5])).flatten()
+        tensor([1., 2., 3., 1., 2.])
+
+    Gradient: the same sums of the gradient in the other direction.
+    """
+    return _cumsum("chunk_global_cumsum", s, None, reverse, scale, cu_seqlens, head_first, output_dtype)
+
+
+def _cumsum(
+    who: str,
+    x: Tensor,
+    chunk: int | None,
+    reverse: bool,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    head_first: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    checks.check_tensor(who, "the input", x)
+    if x.ndim not in (3, 4):
+        hint = "add a dimension: x.unsqueeze(-1)"
+        raise _refused(who, "[batch, time, heads] or [batch, time, heads, dim]", f"shape {tuple(x.shape)}", hint)
+    if cu_seqlens is not None and x.shape[0] != 1:
+        raise _refused(
+            who, "a batch of 1 beside cu_seqlens", f"a batch of {x.shape[0]}", "pack the batch: flatten(0, 1)"
+        )
+    dim = 2 if head_first else 1
+    weight = None if scale is None else torch.full((), scale, dtype=torch.float32, device=x.device)
+    return api.cumsum(x, dim, mask=weight, chunk=chunk, reverse=reverse, offsets=cu_seqlens, dtype=dtype or x.dtype)
+
+
+def scan(gates: Tensor, tokens: Tensor) -> Tensor:
+    """Return ``h[t] = gates[t] * h[t-1] + tokens[t]`` along the last dimension: ``accelerated_scan.warp.scan``.
+
+    Args:
+        gates: [batch, channels, length]; any length.
+        tokens: a tensor of the same shape.
+
+    Returns:
+        h, of the same shape and dtype.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import scan
+        >>> scan(torch.full((1, 1, 3), 0.5), torch.tensor([[[8.0, 0.0, 0.0]]]))
+        tensor([[[8., 4., 2.]]])
+
+    Gradient: a linear recurrence in the other direction, by a kernel, with respect to both.
+    """
+    checks.check_tensor("scan", "gates", gates)
+    checks.check_tensor("scan", "tokens", tokens)
+    _check_shape("scan", "gates", gates, tuple(tokens.shape))
+    return api.linear_scan(gates, tokens, -1)
+
+
+def generalized_advantage_estimate(
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    reward: Tensor,
+    done: Tensor,
+    terminated: Tensor | None = None,
+    *,
+    time_dim: int = -2,
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and value targets: ``torchrl.objectives.value.functional.generalized_advantage_estimate``.
+
+    ``A[t] = delta[t] + gamma lmbda (1 - done[t]) A[t+1]`` with ``delta[t] = reward[t] + gamma (1 - terminated[t])
+    next_state_value[t] - state_value[t]``. An episode that is truncated ends the sum and keeps the value of its next
+    state; one that is terminated has no next state.
+
+    Args:
+        gamma: the discount: a number, or a tensor that broadcasts to the shape of reward.
+        lmbda: the exponential weight: a number, or a tensor that broadcasts to the shape of reward.
+        state_value: values of the states, of one shape with the next four; by default [..., time, 1].
+        next_state_value: values of the states after each step, before any reset.
+        reward: rewards of the steps.
+        done: True where an episode ends, terminated or truncated; bool or numbers 0 and 1.
+        terminated: True where an episode ends in a terminal state; by default ``done``.
+        time_dim: the dimension of time.
+
+    Returns:
+        A pair of tensors of that shape: advantages, and ``advantages + state_value``.
+
+    Raises:
+        UnsupportedRequest: an argument that is not as described.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import generalized_advantage_estimate
+        >>> value, reward = torch.zeros(3, 1), torch.ones(3, 1)
+        >>> done = torch.tensor([[False], [True], [False]])
+        >>> generalized_advantage_estimate(0.5, 1.0, value, value, reward, done)[0].flatten()
+        tensor([1.5000, 1.0000, 1.0000])
+
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016).
+    """
+    who = "generalized_advantage_estimate"
+    checks.check_tensor(who, "reward", reward)
+    terminated = done if terminated is None else terminated
+    given = {"state_value": state_value, "next_state_value": next_state_value, "done": done, "terminated": terminated}
+    for name, each in given.items():
+        checks.check_tensor(who, name, each)
+        _check_shape(who, name, each, tuple(reward.shape))
+    going, lives = (1 - each.to(state_value.dtype) for each in (done, terminated))
+    delta = reward + gamma * lives * next_state_value - state_value
+    advantage = api.linear_scan(gamma * lmbda * going, delta, time_dim, reverse=True)
+    return advantage, advantage + state_value
+
+
+def associative_scan(
+    combine_fn: Callable[[Any, Any], Any],
+    xs: Any,
+    dim: int,
+    reverse: bool = False,
+    combine_mode: str = "pointwise",
+) -> Any:
+    """Return the inclusive scan of ``xs`` along ``dim`` by a function: ``torch.associative_scan``, also in eager code.
+
+    A function that is the sum, the product, the maximum, the minimum, ``logaddexp`` or a bitwise or logical operation
+    of two tensors runs the kernel of that operator, and ``(a, b), (c, d) -> (a * c, b * c + d)`` those of products and
+    linear recurrences. Any other pointwise function becomes an operator of scanops, as ``scanops.operator`` makes it.
+
+    Args:
+        combine_fn: an associative pointwise function of two trees such as xs, the older one first.
+        xs: a tensor, or a tree (tuple, list, dict) of at most four tensors of one shape.
+        dim: the dimension to scan along.
+        reverse: scan from the last item to the first.
+        combine_mode: ``"pointwise"``, or ``"generic"`` for a function that happens to be pointwise.
+
+    Returns:
+        A tree as xs, of contiguous tensors.
+
+    Raises:
+        UnsupportedRequest: more than four tensors, other shapes, or a function that no kernel computes: one that moves
+            items, reads other tensors or branches on values.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import associative_scan
+        >>> associative_scan(lambda a, b: torch.maximum(a, b), torch.tensor([1.0, 3.0, 2.0]), 0)
+        tensor([1., 3., 3.])
+
+    Gradient: by the kernels of the operators named above; of other functions as of ``scanops.operator``.
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990).
+    """
+    who = "associative_scan"
+    leaves, tree = pytree.tree_flatten(xs)
+    if not callable(combine_fn):
+        raise _refused(who, "a function of two trees", f"combine_fn={shown(combine_fn)}", "pass combine_fn=torch.add")
+    if combine_mode not in ("pointwise", "generic"):
+        raise _refused(who, "'pointwise' or 'generic'", f"combine_mode={shown(combine_mode)}", "leave it out")
+    if not 1 <= len(leaves) <= MOST_TENSORS:
+        raise _refused(who, f"1 to {MOST_TENSORS} tensors", f"{len(leaves)} tensors", "scan in several calls")
+    for each in leaves:
+        checks.check_tensor(who, "xs", each)
+        _check_shape(who, "xs", each, tuple(leaves[0].shape))
+
+    def combine(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = combine_fn(pytree.tree_unflatten(list(older), tree), pytree.tree_unflatten(list(newer), tree))
+        return tuple(pytree.tree_leaves(found))
+
+    name = _name_of(combine, len(leaves))
+    if name == "linear":
+        a, b = leaves
+        results: tuple[Any, ...] = (
+            relatives.cumprod(a, dim, reverse=reverse, dtype=a.dtype),
+            api.linear_scan(a, b, dim, reverse=reverse),
+        )
+    elif name is not None:
+        (x,) = leaves
+        results = (api.scan(x, name, dim, reverse=reverse, dtype=None if x.dtype == torch.bool else x.dtype),)
+    else:
+        found = api.scan(tuple(leaves), _completed(combine, leaves), dim, reverse=reverse)
+        results = found if isinstance(found, tuple) else (found,)
+    return pytree.tree_unflatten(list(results), tree)
+
+
+Combine = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
+Term = tuple[Any, ...]  # ("older", place), ("newer", place), or the name of an operator and two terms
+
+MOST_TENSORS = 4  # results of one kernel
+_OLDER, _NEWER = ("older", 0), ("newer", 0)
+_LINEAR = (("prod", _NEWER, _OLDER), ("sum", ("newer", 1), ("prod", _NEWER, ("older", 1))))
+_FUNCTIONS = {  # by name of a function, a method or an operator: the operator of the same result
+    "add": "sum", "mul": "prod", "multiply": "prod", "maximum": "max", "minimum": "min", "logaddexp": "logcumsumexp",
+    "and_": "bitwise_and", "or_": "bitwise_or", "xor": "bitwise_xor", "bitwise_and": "bitwise_and",
+    "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor", "logical_and": "logical_and", "logical_or": "logical_or",
+}  # fmt: skip
+
+
+def _name_of(combine: Combine, count: int) -> str | None:
+    """Return the name of the operator that a function is, operands in any order; None for any other function."""
+    graph = torch.fx.Graph()
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    items = [torch.fx.Proxy(graph.placeholder(f"item{n}"), tracer) for n in range(2 * count)]
+    try:
+        results = combine(tuple(items[:count]), tuple(items[count:]))
+    except Exception:  # what cannot be traced so may still be an operator of fields
+        return None
+    terms = {item.node: ("older", n) if n < count else ("newer", n - count) for n, item in enumerate(items)}
+    found = tuple(_term(each.node, terms) if isinstance(each, torch.fx.Proxy) else None for each in results)
+    if found == _LINEAR:
+        return "linear"
+    name, *operands = found[0] if found[0] is not None else (None,)
+    return name if count == len(found) == 1 and operands == [_NEWER, _OLDER] else None
+
+
+def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, Term]) -> Term | None:
+    """Return a tree of operators' names with sorted operands; None where a function is not that of an operator."""
+    if node in terms:
+        return terms[node]
+    name = _FUNCTIONS.get(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+    operands = [_term(each, terms) if isinstance(each, torch.fx.Node) else None for each in node.args]
+    if name is None or node.kwargs or len(operands) != 2:
+        return None
+    known = [each for each in operands if each is not None]
+    return (name, *sorted(known, key=repr)) if len(known) == 2 else None
+
+
+def _completed(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
+    """Return an operator with an identity: a state tells whether it is of any item, else the other one counts."""
+    fields = {f"field{n}": each.dtype for n, each in enumerate(leaves)}
+
+    def joined(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+        (*before, met), (*after, meets) = older, newer
+        both = combine(tuple(before), tuple(after))
+        states = zip(both, before, after, strict=True)
+        chosen = (torch.where(met, torch.where(meets, state, x), y) for state, x, y in states)
+        return (*chosen, torch.logical_or(met, meets))
+
+    return operator_of_fields(
+        fields={**fields, "met": torch.bool},
+        combine=joined,
+        lift=lambda *items: (*items, torch.logical_or(items[0] == 0, items[0] != 0)),  # True, also of NaN
+        project=lambda state: tuple(state)[:-1],
+        name="associative_scan",
+    )
+
+
+# ---- checks
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def _sizes(who: str, name: str, tensor: Any, allowed: str, count: int) -> tuple[int, ...]:
+    checks.check_tensor(who, name, tensor)
+    if tensor.ndim != count:
+        raise _refused(who, f"{name} of shape {allowed}", f"{name}.shape={tuple(tensor.shape)}", f"reshape {name}")
+    return tuple(tensor.shape)
+
+
+def _check_shape(who: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+    if tensor is not None and tuple(tensor.shape) != shape:
+        value = f"{name}.shape={tuple(tensor.shape)}"
+        raise _refused(who, f"{name} of shape {shape}", value, f"pass {name} with the shape of the other tensors")
+
+
+def _refused(who: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:
+    return UnsupportedRequest(f"{who}: an argument is not as described", allowed=allowed, value=value, hint=hint)

@@ -1,0 +1,266 @@
+"""scanops.compat: functions of other packages, held to their formulas item by item, with gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import scanops
+from scanops import compat
+from scanops.errors import UnsupportedRequest
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def hold(call: Callable[..., Any], reference: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    """Compare results, and the gradients of the tensors of floats."""
+    results = []
+    for function in (call, reference):
+        leaves = [each.detach().requires_grad_(each.is_floating_point() or each.is_complex()) for each in tensors]
+        found = function(*leaves)
+        found = found if isinstance(found, tuple) else (found,)
+        total = sum((each.abs() * torch.linspace(0.5, 1.5, each.numel()).view(each.shape)).sum() for each in found)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        results.append([*found, *torch.autograd.grad(total, wanted)])
+    torch.testing.assert_close(*results)
+
+
+def selective(
+    u: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *others: torch.Tensor
+) -> Tensors:
+    """The recurrence of mamba step by step, all tensors [batch, channels, states, length] or broadcast to it."""
+    d, z, bias = others
+    steps = functional.softplus(delta + bias[:, None])
+    h, found = torch.zeros(*u.shape[:2], a.shape[1], dtype=b.dtype), []
+    for t in range(u.shape[2]):
+        step, x = steps[:, :, t, None], u[:, :, t, None]
+        h = torch.exp(step * a) * h + step * b[..., t] * x
+        y = (h * c[..., t]).sum(-1)
+        found.append(2 * y.real if y.is_complex() else y)
+    return (torch.stack(found, -1) + u * d[:, None]) * functional.silu(z), h
+
+
+B, CHANNELS, N, LENGTH, GROUPS = 2, 4, 3, 11, 2
+
+
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """B or C of any of its shapes as [batch, channels, states, length]."""
+    if tensor.ndim == 2:
+        return tensor[None, :, :, None].expand(B, -1, -1, LENGTH)
+    if tensor.ndim == 3:
+        return tensor[:, None].expand(-1, CHANNELS, -1, -1)
+    return tensor.repeat_interleave(CHANNELS // GROUPS, 1)
+
+
+SHAPES = ((CHANNELS, N), (B, N, LENGTH), (B, GROUPS, N, LENGTH))
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 1), (2, 2), (0, 2), (1, 0)])
+def test_selective_scan(b: int, c: int, emulated: bool) -> None:
+    def call(u: torch.Tensor, delta: torch.Tensor, *others: torch.Tensor) -> Any:
+        a, b, c, d, z, bias = others
+        return compat.selective_scan_fn(u, delta, a, b, c, d, z, bias, delta_softplus=True, return_last_state=True)
+
+    def reference(u: torch.Tensor, delta: torch.Tensor, *others: torch.Tensor) -> Tensors:
+        a, b, c, *rest = others
+        return selective(u, delta, a, spread(b), spread(c), *rest)
+
+    make = torch.Generator().manual_seed(0)
+    shapes = (
+        ((B, CHANNELS, LENGTH),) * 2,
+        ((CHANNELS, N), SHAPES[b], SHAPES[c]),
+        ((CHANNELS,), (B, CHANNELS, LENGTH), (CHANNELS,)),
+    )
+    tensors = [torch.randn(shape, generator=make, dtype=torch.float64) for shape in itertools.chain(*shapes)]
+    if emulated:
+        with scanops.emulate():
+            hold(call, reference, *tensors)
+    else:
+        hold(call, reference, *tensors)
+
+
+def test_selective_scan_without_extras() -> None:
+    u, delta = torch.randn(B, CHANNELS, LENGTH, dtype=torch.bfloat16), torch.rand(B, CHANNELS, LENGTH)
+    a, b = -torch.rand(CHANNELS, N), torch.randn(B, N, LENGTH)
+    found = compat.selective_scan_fn(u, delta, a, b, b)
+    zero = torch.zeros(CHANNELS)
+    h = [torch.zeros(B, CHANNELS, N)]
+    for t in range(LENGTH):
+        step = delta[:, :, t, None]
+        h.append(torch.exp(step * a) * h[-1] + step * b[:, None, :, t] * u[:, :, t, None].float())
+    expected = torch.stack([(state * b[:, None, :, t]).sum(-1) for t, state in enumerate(h[1:])], -1)
+    assert found.dtype == torch.bfloat16 and zero.sum() == 0
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=0.02, atol=0.02)
+
+
+def test_selective_scan_of_complex_states() -> None:
+    """Varying B and C have real and imaginary parts in turns."""
+    make = torch.Generator().manual_seed(0)
+    real = {"generator": make, "dtype": torch.float64}
+    u, delta = (torch.randn(B, CHANNELS, LENGTH, **real) for _ in range(2))  # type: ignore[call-overload]
+    a = torch.complex(-torch.rand(CHANNELS, N, **real), torch.randn(CHANNELS, N, **real))  # type: ignore[call-overload]
+    b, c = (torch.randn(B, N, 2 * LENGTH, **real) for _ in range(2))  # type: ignore[call-overload]
+    rest = [torch.randn(shape, **real) for shape in ((CHANNELS,), (B, CHANNELS, LENGTH), (CHANNELS,))]  # type: ignore[call-overload]
+
+    def reference(*given: torch.Tensor) -> Tensors:
+        u, delta, a, b, c, *rest = given
+        b, c = (spread(torch.view_as_complex(each.unflatten(-1, (LENGTH, 2)))) for each in (b, c))
+        return selective(u, delta, a, b, c, *rest)
+
+    hold(lambda *given: compat.selective_scan_fn(*given, True, True), reference, u, delta, a, b, c, *rest)
+
+
+@pytest.mark.parametrize("head_first", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("width", [(), (3,)])
+def test_chunked_sums(width: tuple[int, ...], chunk: int | None, packed: bool, reverse: bool, head_first: bool) -> None:
+    bounds = [0, 3, 3, 10] if packed else [0, 10]
+    x = torch.randn(1 if packed else 2, 10, 5, *width, dtype=torch.float64)
+    x = x.transpose(1, 2).contiguous() if head_first else x
+    dim = 2 if head_first else 1
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        pieces = []
+        for start, stop in itertools.pairwise(bounds):
+            for each in x.narrow(dim, start, stop - start).split(chunk or 10, dim):
+                pieces.append(each.flip(dim).cumsum(dim).flip(dim) if reverse else each.cumsum(dim))
+        return torch.cat(pieces, dim) * 0.5
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        offsets = torch.tensor(bounds) if packed else None
+        options: dict[str, Any] = {"reverse": reverse, "scale": 0.5, "cu_seqlens": offsets, "head_first": head_first}
+        if chunk is None:
+            return compat.chunk_global_cumsum(x, output_dtype=None, **options)
+        return compat.chunk_local_cumsum(x, chunk, output_dtype=None, **options)
+
+    hold(call, reference, x)
+    assert compat.chunk_local_cumsum(x.bfloat16(), 4, head_first=head_first).dtype == torch.float32
+
+
+def test_a_recurrence_along_the_last_dimension() -> None:
+    def reference(gates: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        h, found = torch.zeros(2, 3, dtype=torch.float64), []
+        for gate, token in zip(gates.unbind(-1), tokens.unbind(-1), strict=True):
+            h = gate * h + token
+            found.append(h)
+        return torch.stack(found, -1)
+
+    hold(compat.scan, reference, torch.rand(2, 3, 37, dtype=torch.float64), torch.randn(2, 3, 37, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("time_dim", [-2, 0, 1])
+def test_advantages(time_dim: int) -> None:
+    """A truncated episode keeps the value of its next state; a terminated one does not."""
+    make = torch.Generator().manual_seed(0)
+    value, following, reward = (torch.randn(3, 20, 1, generator=make, dtype=torch.float64) for _ in range(3))
+    terminated = torch.rand(3, 20, 1, generator=make) < 0.2
+    done = terminated | (torch.rand(3, 20, 1, generator=make) < 0.2)
+    tensors = [each.movedim(-2, time_dim) for each in (value, following, reward, done, terminated)]
+
+    def reference(value: torch.Tensor, following: torch.Tensor, reward: torch.Tensor, *ends: torch.Tensor) -> Tensors:
+        going, lives = (1 - each.double() for each in ends)
+        last, found = torch.zeros_like(reward.select(time_dim, 0)), []
+        for t in reversed(range(reward.shape[time_dim])):
+            at = [each.select(time_dim, t) for each in (value, following, reward, going, lives)]
+            delta = at[2] + 0.9 * at[4] * at[1] - at[0]
+            last = delta + 0.9 * 0.8 * at[3] * last
+            found.append(last)
+        advantage = torch.stack(found[::-1], time_dim)
+        return advantage, advantage + value
+
+    hold(lambda *t: compat.generalized_advantage_estimate(0.9, 0.8, *t, time_dim=time_dim), reference, *tensors)
+    found = compat.generalized_advantage_estimate(0.9, 0.8, *tensors[:4], time_dim=time_dim)
+    torch.testing.assert_close(found, reference(*tensors[:4], tensors[3]))
+
+
+def stepwise(combine: Callable[..., Any], reverse: bool, *leaves: torch.Tensor) -> Tensors:
+    """The scan of tensors of a tree of one tensor or of a tuple, item by item, along dimension 1."""
+    order = range(leaves[0].shape[1])
+    states: list[Any] = []
+    for t in reversed(order) if reverse else order:
+        item = tuple(each[:, t] for each in leaves)
+        item = item if len(leaves) > 1 else item[0]
+        states.append(combine(states[-1], item) if states else item)
+    states = states[::-1] if reverse else states
+    states = [each if isinstance(each, tuple) else (each,) for each in states]
+    return tuple(torch.stack(each, 1) for each in zip(*states, strict=True))
+
+
+COMBINES: dict[str, tuple[int, Callable[..., Any], str | None]] = {  # tensors, function, operator that it is
+    "add": (1, torch.add, "sum"),
+    "sum written the other way": (1, lambda x, y: y + x, "sum"),
+    "product": (1, lambda x, y: x * y, "prod"),
+    "maximum": (1, torch.maximum, "max"),
+    "minimum": (1, lambda x, y: y.minimum(x), "min"),
+    "logaddexp": (1, torch.logaddexp, "logcumsumexp"),
+    "recurrence": (2, lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), "linear"),
+    "recurrence, other order": (2, lambda x, y: (y[0] * x[0], y[1] + x[1] * y[0]), "linear"),
+    "the older one": (1, lambda x, y: x + 0 * y, None),
+    "probability of either": (1, lambda x, y: x + y - x * y, None),
+    "greatest of the negatives": (1, lambda x, y: torch.maximum(x, y) * 1.0, None),
+    "two sums": (2, lambda x, y: (x[0] + y[0], x[1] + y[1]), None),
+    "rotation": (2, lambda x, y: (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]), None),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", COMBINES)
+def test_associative_scan(name: str, reverse: bool) -> None:
+    count, combine, operator = COMBINES[name]
+    leaves = [torch.rand(3, 37, dtype=torch.float64) - 1.5 for _ in range(count)]
+
+    def call(*leaves: torch.Tensor) -> Any:
+        return compat.associative_scan(combine, leaves if count > 1 else leaves[0], 1, reverse=reverse)
+
+    def pairs(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = combine(*((older, newer) if count > 1 else (older[0], newer[0])))
+        return found if count > 1 else (found,)
+
+    assert compat._name_of(pairs, count) == operator
+    hold(call, lambda *leaves: stepwise(combine, reverse, *leaves), *leaves)
+    with scanops.emulate():
+        found = call(*leaves)
+    torch.testing.assert_close(found if count > 1 else (found,), stepwise(combine, reverse, *leaves))
+
+
+def test_trees_and_integers() -> None:
+    x = torch.randint(-5, 5, (2, 9), dtype=torch.int32)
+    found = compat.associative_scan(lambda a, b: {"k": a["k"] + b["k"]}, {"k": x}, 1)
+    assert found["k"].dtype == torch.int32 and torch.equal(found["k"], x.cumsum(1).int())
+    flags = x > 0
+    assert torch.equal(compat.associative_scan(torch.logical_or, flags, 1), flags.cumsum(1) > 0)
+    assert torch.equal(compat.associative_scan(lambda a, b: a | b, flags, 1), flags.cumsum(1) > 0)
+
+
+X = torch.rand(2, 4, 5)
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "u": (lambda: compat.selective_scan_fn(X[0], X[0], X[0], X[0], X[0]), r"u.shape=\(4, 5\)"),
+    "delta": (lambda: compat.selective_scan_fn(X, X[:1], X[0], X, X), r"delta.shape=\(1, 4, 5\)"),
+    "B": (lambda: compat.selective_scan_fn(X, X, torch.rand(4, 3), X, X), r"B.shape=\(2, 4, 5\)"),
+    "D": (lambda: compat.selective_scan_fn(X, X, torch.rand(4, 4), X, X, X), r"D.shape=\(2, 4, 5\)"),
+    "sums": (lambda: compat.chunk_local_cumsum(X[0], 2), r"shape \(4, 5\)"),
+    "batch": (lambda: compat.chunk_global_cumsum(X, cu_seqlens=torch.tensor([0, 4])), "a batch of 2"),
+    "gates": (lambda: compat.scan(X[:1], X), r"gates.shape=\(1, 4, 5\)"),
+    "done": (lambda: compat.generalized_advantage_estimate(0.9, 0.9, X, X, X, X[0]), r"done.shape=\(4, 5\)"),
+    "combine_fn": (lambda: compat.associative_scan(3, X, 1), "combine_fn=3"),  # type: ignore[arg-type]
+    "combine_mode": (lambda: compat.associative_scan(torch.add, X, 1, combine_mode="x"), "combine_mode='x'"),
+    "leaves": (lambda: compat.associative_scan(lambda a, b: a, (X,) * 5, 1), "5 tensors"),
+    "shapes": (lambda: compat.associative_scan(lambda a, b: a, (X, X[0]), 1), r"xs.shape=\(4, 5\)"),
+    "not pointwise": (lambda: compat.associative_scan(lambda a, b: a @ b, X, 1), "not supported"),
+    "other tensors": (lambda: compat.associative_scan(lambda a, b: a + b + X, X, 1), "not an argument"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refused(name: str) -> None:
+    call, said = WRONG[name]
+    with pytest.raises(UnsupportedRequest, match=said):
+        call()
