@@ -29,7 +29,7 @@ REFERENCE = {  # pages of the reference: title and public names
         "Kernels",
         "ScanSpec make_plan Plan generate export compile prepare record calls policy Kernel emulate",
     ),
-    "modules": ("Modules", "nn"),
+    "modules": ("Modules", "nn compat"),
     "sharded": ("Sharded dimensions", "distributed"),
     "errors": ("Errors", "errors"),
 }
