@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from scanops.errors import shown
+
 __all__ = ["FIELDS", "MOST_BLOCKS", "Launch", "Numbers"]
 
 WARP, MOST_THREADS = 32, 1024  # threads of a warp, and of a block at most
@@ -17,6 +19,7 @@ MOST_BLOCKS = 2**31 - 1  # of a grid; a launch of more tiles is refused, even if
 TICKET_BYTES, WORD_BYTES = 16, 8  # of a workspace: its head, and a status word
 NAME = re.compile(r"[a-z]\w{0,127}", re.ASCII)  # of a kernel's function
 MOST = 2**40  # of any number in a Launch
+MOST_STATUSES = 3  # numbers of statuses of a line
 
 # The fields of ScanArguments whose bytes can be a kernel's parameter, in the order of parameters; operands come first,
 # in the order of the spec. Numbers are little-endian: a parameter of 32 bits is the low half of a field of 64.
@@ -96,8 +99,10 @@ class Launch(NamedTuple):
     def read(cls, mapping: Mapping[str, Any]) -> Launch:
         """Return the launch whose ``_asdict``, or that from JSON, is ``mapping``.
 
-        Raises TypeError or ValueError for any other fields, types, names or numbers.
+        Raises TypeError or ValueError for anything else: another type, other fields, types, names or numbers.
         """
+        if not isinstance(mapping, Mapping):
+            raise TypeError(f"no kernel has the launch {shown(mapping)}")
         values: dict[str, Any] = {name: tuple(each) if type(each) is list else each for name, each in mapping.items()}
         launch = cls(**values)
         tuples = launch.parameters, launch.statuses, launch.chosen
@@ -107,12 +112,13 @@ class Launch(NamedTuple):
             all(type(each) is tuple for each in tuples),
             all(type(each) is int and 0 <= each <= MOST for each in numbers) and all(launch.statuses),
             launch.chosen in CHOSEN and set(launch.chosen) <= set(launch.parameters) <= set(FIELDS),
+            len(set(launch.parameters)) == len(launch.parameters) and len(launch.statuses) <= MOST_STATUSES,
             launch.threads in range(WARP, MOST_THREADS + 1, WARP) and launch.width > 0,
             launch.room >= bool(launch.chosen) and launch.stripe >= ("stripes" in launch.chosen),
             ("workspace" in launch.parameters) is (launch.words > 0) and launch.tile >= bool(launch.statuses),
         )
         if not all(sound):
-            raise ValueError(f"no kernel has {launch}")
+            raise ValueError(f"no kernel has {shown(mapping)}")
         return launch
 
 

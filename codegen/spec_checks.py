@@ -11,7 +11,7 @@ from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in
 from scanops.codegen.slugs import LAYOUTS, LINE
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, shown
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -69,7 +69,7 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
     """Yield what is wrong with the fields that a spec was given: values, then those that do not go together."""
 
     def told(*names: str) -> str:
-        return ", ".join(f"{name}={getattr(spec, name)!r}" for name in names)
+        return ", ".join(f"{name}={shown(getattr(spec, name))}" for name in names)
 
     for name, legal in LEGAL.items():
         value = getattr(spec, name)

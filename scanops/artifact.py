@@ -80,8 +80,8 @@ _HOST_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden")
 LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-s", "-Wl,--build-id=none")
 
 # Compiled at import and not at a lookup: it takes as long as dlopen.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}")
-_TARGET = re.compile(r"sm_(\d+[af]?)")
+KERNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}")
+KERNEL_TARGET = re.compile(rf"sm_\d{{1,6}}[af]?|{CPU}|{HOST}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +101,14 @@ class BuildRequest:
     identity: str = field(init=False, repr=False)  # of the library, even where the builders make none
 
     def __post_init__(self) -> None:
-        known = self.target in (CPU, HOST) or _TARGET.fullmatch(self.target)
+        known = KERNEL_TARGET.fullmatch(self.target)
         for what, given, sound, allowed in (
-            ("name", self.name, _NAME.fullmatch(self.name), "a file name of letters, digits and _.+-, at most 151"),
+            (
+                "name",
+                self.name,
+                KERNEL_NAME.fullmatch(self.name),
+                "a file name of letters, digits and _.+-, at most 151",
+            ),
             ("target", self.target, known, "sm_ and a compute capability (sm_90), or cpu"),
         ):
             if not sound:

@@ -205,6 +205,11 @@ def search_path() -> str:
     return os.environ.get("PATH", os.defpath)
 
 
+def python_path() -> list[str]:
+    """Return the absolute folders that ``PYTHONPATH`` names. A relative or empty one leads to the current folder."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(folder).is_absolute()]
+
+
 def child(**changes: str) -> dict[str, str]:
     """Return the environment for a program to start: that of this process, and ``changes``."""
     with NO_FORK:  # a copy fails if a variable is removed meanwhile

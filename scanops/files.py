@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import reprlib
 import shutil
 import stat
 import uuid
@@ -100,9 +101,14 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def require_form(value: object, form: Any, where: str) -> None:
     """Raise ValueError that names the field unless a JSON value has a form.
 
-    A form is a type; a pattern or a range that holds the value; a list of one form, that of every item; or an object:
-    name -> form of a field that must be there, or pattern -> form of every field, whose names must match.
+    A form is a type; a pattern or a range that holds the value; a tuple of forms, one of which it has; None; a list of
+    one form, that of every item; or an object: name -> form of a field that must be there, or pattern -> form of every
+    field, whose names must match.
     """
+    if isinstance(form, tuple):
+        if any(_has_form(value, each) for each in form):
+            return
+        raise ValueError(f"{where} is {_brief(value)}")
     if isinstance(form, type):
         sound = type(value) is form
     elif isinstance(form, re.Pattern):
@@ -112,7 +118,7 @@ def require_form(value: object, form: Any, where: str) -> None:
     else:
         sound = type(value) is type(form)
     if not sound:
-        raise ValueError(f"{where} is {value!r:.80}")
+        raise ValueError(f"{where} is {_brief(value)}")
     if isinstance(value, list) and isinstance(form, list):
         for number, item in enumerate(value):
             require_form(item, form[0], f"{where}[{number}]")
@@ -124,6 +130,21 @@ def require_form(value: object, form: Any, where: str) -> None:
                 if not isinstance(name, str):
                     require_form(key, name, f"a name in {where}")
                 require_form(value[key], each, f"{key!r} of {where}")
+
+
+def _has_form(value: object, form: Any) -> bool:
+    try:
+        require_form(value, form, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _brief(value: object) -> str:
+    """Return a value for a message. Prints a beginning alone: the whole of a nested list may take gigabytes."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short.repr(value)[:80]
 
 
 def write_owned(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -18,7 +18,9 @@ modules that define the operators, after which ``load`` returns their specs like
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -40,6 +42,13 @@ else:
 
 
 _LOCK_SECONDS = 10.0
+MAX_BYTES = 2**22  # of a file: some 30,000 specs
+_MAX_COUNT = 2**63 - 1
+# tomllib takes minutes for long dotted keys, which spec files have none of. Strings and comments are left out of a line
+# to count its dots; strings of several lines could hide them.
+_OUTSIDE = re.compile(r"""'[^'\n]*(?:'|$)|"(?:[^"\\\n]|\\.)*(?:"|\\?$)|#[^\n]*""", re.MULTILINE)
+_MANY_LINES = re.compile("'{3}|\"{3}")
+_MAX_DOTS = 4  # of a line
 _Key = tuple[str, "str | None", str]  # the short name of a spec, target, the text of expressions
 _TABLE = ("spec", "target", "count", "operator", "map")
 _TOP = ("scan", "specs", "targets")
@@ -127,7 +136,10 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
                 found[spec, target] += count
             total = {(spec.slug, target, spec.map): (n, _operator(spec)) for (spec, target), n in found.items()}
             total.update({key: (count, operator) for (key, operator), count in old.unknown.items()})
-            write_text(path, "".join(_text(total)), f"the spec file {path}")
+            text = "".join(_text(total))
+            if (size := len(text.encode())) > MAX_BYTES:
+                raise _bad(path, "the text", f"at most {MAX_BYTES} bytes", f"{size} bytes", "record into another file")
+            write_text(path, text, f"the spec file {path}")
 
 
 def check_writable(path: Path) -> None:
@@ -172,10 +184,17 @@ def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
     for (slug, target, text), (count, operator) in sorted(
         total.items(), key=lambda item: [str(each) for each in item[0]]
     ):
-        named = f'target = "{target}"\n' if target else ""
-        of_program = f'operator = "{operator}"\n' if operator else ""
-        of_program += f"map = '{text}'\n" if text else ""
-        yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
+        named = f"target = {_quoted(target)}\n" if target is not None else ""
+        of_program = f"operator = {_quoted(operator)}\n" if operator is not None else ""
+        of_program += f"map = {_quoted(text)}\n" if text else ""
+        yield f"\n[[scan]]\nspec = {_quoted(slug)}\n{named}count = {min(count, _MAX_COUNT)}\n{of_program}"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a TOML string: as it is between single quotes where it has double ones, or else escaped."""
+    if '"' in text and "'" not in text and text.isprintable():
+        return f"'{text}'"
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one escape in which TOML differs
 
 
 def _operator(spec: ScanSpec) -> str | None:
@@ -192,12 +211,26 @@ def _written(path: Path) -> SpecFile:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        with reading(f"the spec file {path}"):
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+        with reading(f"the spec file {path}"), path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise _bad(path, "the text", f"at most {MAX_BYTES} bytes", "more", "split it into several files")
+        text = data.decode()
+        if (found := _MANY_LINES.search(text)) or any(line.count(".") > _MAX_DOTS for line in _lines(text)):
+            what = "a string of several lines" if found else "a key of many parts"
+            raise _bad(path, "the text", "the tables, names and strings that a recording has", what)
+        return tomllib.loads(text)
     except UnicodeDecodeError as problem:
         raise _bad(path, "the text", "text in UTF-8", str(problem)) from problem
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+    except BadSpecFile:
+        raise
+    except (ValueError, RecursionError) as problem:  # no TOML; a number of more digits than Python converts
         raise _bad(path, "the text", "TOML", str(problem)) from problem
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text without their strings and comments."""
+    return _OUTSIDE.sub("", text).split("\n")
 
 
 def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -217,7 +250,7 @@ def _parsed(path: Path, where: str, slug: str, map: str = "") -> ScanSpec:
     try:
         return ScanSpec.parse(slug, map)
     except UnsupportedRequest as problem:
-        value = f"{slug}: {problem.asked}, {problem.value}"
+        value = f"{slug:.80}: {problem.asked:.300}, {problem.value!s:.300}"
         raise _bad(path, where, problem.allowed, value, problem.hint) from problem
 
 

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from scanops import environment
 from scanops.artifact import CUBIN, BuildReport, BuildRequest, flags_of
 from scanops.builders.programs import build_failure, parse_ptxas
+from scanops.builders.toolchain import wheel_folders
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import MissingCompiler, UnsupportedRequest
 from scanops.processes import NO_FORK, compiling
@@ -69,7 +69,7 @@ def require(target: str | None = None) -> Nvrtc:
     raise MissingCompiler(
         "find NVRTC",
         allowed=f"libnvrtc.so of CUDA {_OLDEST} or later, and libnvrtc-builtins.so beside it",
-        value="; ".join(problems) or "none in this process, in the wheels on sys.path or in a toolkit",
+        value="; ".join(problems) or "none in this process, in installed wheels or in a toolkit",
         hint=_CORRECT if chosen else _INSTALL,
     )
 
@@ -136,7 +136,7 @@ def _places() -> Iterator[tuple[str, Path]]:
     with contextlib.suppress(OSError):
         mapped = [line.split(maxsplit=5)[-1] for line in _MAPS.read_text(errors="surrogateescape").splitlines()]
     yield from _named("this process", dict.fromkeys(map(Path, mapped)))
-    yield from _named("wheel", (path for base in sys.path if base for path in Path(base).glob(_IN_WHEELS)))
+    yield from _named("wheel", (path for base in wheel_folders() for path in base.glob(_IN_WHEELS)))
     with contextlib.suppress(ImportError, RuntimeError):  # not installed; it finds none
         with NO_FORK:
             from cuda.pathfinder import load_nvidia_dynamic_lib

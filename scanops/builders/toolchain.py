@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -144,9 +146,25 @@ def ensure_runtime(soname: str, path: Path) -> None:
         ctypes.CDLL(str(path))
 
 
+def wheel_folders() -> list[Path]:
+    """Return the folders in which installed wheels lie: site-packages, that of torch, those that PYTHONPATH names.
+
+    sys.path is not used: its first entry is the folder in which a program was started, or that of its script, and a
+    library in a folder that somebody else filled would be loaded from there.
+    """
+    found = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    found += [str(Path(torch).parents[1])] if torch else []
+    found += [] if sys.flags.ignore_environment else environment.python_path()
+    here = os.path.realpath(".")
+    elsewhere = [folder for folder in found if Path(folder).is_absolute() and os.path.realpath(folder) != here]
+    installed = site.getsitepackages()  # even where it is the current folder
+    return [Path(folder) for folder in dict.fromkeys([*installed, *elsewhere])]
+
+
 def runtimes(soname: str) -> list[Path]:
-    """Return the files called ``soname`` in the wheels on sys.path and in the toolkit, in this order."""
-    places = [Path(base) for base in sys.path if base]
+    """Return the files called ``soname`` in installed wheels and in the toolkit, in this order."""
+    places = wheel_folders()
     found = [match for base in places for folder in _WHEEL_FOLDERS for match in base.glob(f"{folder}/{soname}")]
     with contextlib.suppress(BuildFailure):
         runtime = find_nvcc().runtime

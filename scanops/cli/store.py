@@ -14,7 +14,7 @@ from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import format_size, size_of
 from scanops.store import archive
 from scanops.store.entry import MANIFEST, Entry, checked
-from scanops.store.layers import Place, entries_of, places
+from scanops.store.layers import Place, entries_of, folders_of, places
 from scanops.store.packs import PACK, SIGNATURE, finish, parse
 from scanops.store.packs import verify as verify_pack
 from scanops.store.root import check_root
@@ -44,7 +44,11 @@ def list_() -> Answer:
     """
     searched = places()
     found = [(place, entry) for place in searched if not place.unused for entry in entries_of(place.root)]
-    unused = [place for place in searched if place.problem]
+    unused = [(place.kind, place.root, place.unused) for place in searched if place.problem]
+    read = {entry.directory for _, entry in found}
+    for place in (place for place in searched if not place.unused):
+        damaged = [path for path in folders_of(place.root) if path not in read]
+        unused += [(place.kind, path, f"{MANIFEST} cannot be read; scanops store verify") for path in damaged]
     width = min(39, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
     total = 0
     lines: list[str | tuple[str, str]] = []
@@ -56,9 +60,9 @@ def list_() -> Answer:
             facts = f"{entry.target:<6}  {format_size(size):>8}  {entry.identity[:7]} {entry.builder}"
             lines.append(f"  {entry.slug:<{width}}  {facts}")
     lines.append(f"{len(found)} kernels, {format_size(total)}")
-    for place in [] if as_json() else unused:
-        say(f"{place.kind} {place.root}: not used: {place.unused}", stderr=True)
-    skipped = [{"kind": place.kind, "root": str(place.root), "problem": place.unused} for place in unused]
+    for kind, path, problem in [] if as_json() else unused:
+        say(f"{kind} {path}: not used: {problem}", stderr=True)
+    skipped = [{"kind": kind, "root": str(path), "problem": problem} for kind, path, problem in unused]
     return Answer({"kernels": [_fields(*row) for row in found], "unused": skipped}, lines)
 
 
@@ -203,8 +207,8 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
             value=f"no {PACK}",
             hint=f"scanops pack {shlex.quote(str(root))} --sign KEY.pem -o FILE",
         )
-    found = list(entries_of(root)) if check_root(root) else []
-    verdicts = ((entry.directory.name, checked(entry.directory, entry.identity)) for entry in found)
+    found = list(folders_of(root)) if check_root(root) else []
+    verdicts = ((path.name, checked(path, path.name[-16:])) for path in found)
     problems = [f"{name}: {verdict}" for name, verdict in verdicts if isinstance(verdict, str)]
     if problems:
         raise BadStoreEntry(

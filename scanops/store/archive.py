@@ -3,13 +3,17 @@
 An archive holds pack.json and machine code, and no sources; unpacking writes the files that follow from pack.json.
 
 Unpacking trusts nothing but what it has checked: an archive yields only the files that its pack.json lists, at their
-sizes and with their digests, and needs less than 200 MB of memory whatever it claims to hold.
+sizes and with their digests. Memory stays below 100 MB whatever it claims to hold. Disk and time are bounded by what it
+is: files may be some hundred times as large as the archive, each is compared with its digest as it is written, and the
+files that follow from pack.json are written last.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import lzma
+import os
 import shutil
 import struct
 import tarfile
@@ -22,9 +26,10 @@ from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.files import format_size, replaced, writing
 from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, files_of, following, parse, verify
 
-MAX_BYTES = 16 * 2**30  # of an unpacked pack, whose pack.json has room for some 12,000 kernels
+MAX_BYTES = 16 * 2**30  # of an unpacked pack, whose pack.json has room for some 6,000 kernels
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
+_FREE_BYTES, _MOST_RATIO = 2**26, 200  # bytes of any pack; beyond, bytes of files for a byte of the archive
 _DAMAGED = (
     *(tarfile.TarError, lzma.LZMAError, struct.error, EOFError),
     *(ValueError, LookupError, ArithmeticError, RuntimeError),  # the last: JSON that is nested too deeply
@@ -79,7 +84,8 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with file.open("rb") as raw:
-            _extract(_members(raw), file, draft, max_bytes)
+            most = min(max_bytes, max(_FREE_BYTES, _MOST_RATIO * os.fstat(raw.fileno()).st_size))
+            _extract(_members(raw), file, draft, most)
         contents = verify(draft)
         draft.chmod(0o755)
         draft.rename(directory)
@@ -112,20 +118,25 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
         raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pack its kernels in several files")
     draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
     (draft / PACK).write_bytes(data)
-    for path, text in following(contents):
-        (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (draft / path).write_bytes(text)
-    left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
+    left: dict[str, dict[str, Any]] = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
     for name, size, plain, stream in members:
         facts = left.pop(name, None)
         if facts is None or not plain or size != facts["size"]:
             raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(name, size))
-        target = draft / name
+        target, digest = draft / name, hashlib.sha256()
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with target.open("xb") as out:
             while size > 0 and (chunk := stream.read(min(_CHUNK, size))):
                 out.write(chunk)
+                digest.update(chunk)
                 size -= len(chunk)
+        if facts.get("sha256", digest.hexdigest()) != digest.hexdigest():
+            raise _bad(file, f"the files that {PACK} lists", f"{name}: SHA-256 differs")
+    if missing := [name for name in left if name != SIGNATURE]:
+        raise _bad(file, f"all files that {PACK} lists", f"{missing[0]!r:.200}: No such file")
+    for path, text in following(contents):
+        (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (draft / path).write_bytes(text)
     for each in draft.rglob("*"):
         each.chmod(0o755 if each.is_dir() else 0o644)  # whatever the umask: others may read and not write
 

@@ -18,7 +18,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scanops.artifact import ABI, CUBIN, LIBRARY, LINK_FLAGS, SCHEMA, Resources, flags_of
+from scanops.artifact import (
+    ABI,
+    CUBIN,
+    KERNEL_NAME,
+    KERNEL_TARGET,
+    LIBRARY,
+    LINK_FLAGS,
+    SCHEMA,
+    Resources,
+    flags_of,
+)
 from scanops.codegen.launch import MOST_BLOCKS, Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
@@ -36,14 +46,24 @@ MANIFEST = "manifest.json"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20  # at most; a manifest has about 2,000
 _RESOURCES = re.compile("|".join(field.name for field in fields(Resources)))
-_FORM = {  # of a manifest: see require_form
-    **dict.fromkeys(("name", "target"), str),
+_WORD = re.compile(r"[^\x00-\x1f\x7f]{1,300}")  # a compiler flag, or a version
+MAX_FILE_BYTES = 2**26  # of a source or of machine code; the largest kernels take some 2 MB
+_FORM = {  # of a manifest, which packs repeat: see require_form. Everything has a limit, so that a manifest has one.
+    "name": KERNEL_NAME,
+    "target": KERNEL_TARGET,
     "schema": int,
     "identity": DIGEST,
-    "flags": [str],
-    "toolchain": {re.compile(r"\w+"): str},
-    "files": {re.compile(r"kernel\.\w+"): {"size": range(2**63), "sha256": DIGEST}},
+    "flags": [_WORD],
+    "toolchain": {re.compile(r"\w{1,30}", re.ASCII): _WORD},
+    "files": {re.compile(r"kernel\.\w{1,30}"): {"size": range(MAX_FILE_BYTES), "sha256": DIGEST}},
 }
+_FORMS: Mapping[str, Mapping[str, Any]] = {  # of the fields of one form of kernel
+    LIBRARY: {"abi": range(2**31), "link_flags": [_WORD]},
+    CUBIN: {"launch": dict},
+}
+_OPTIONAL = {"form": str, "launch": dict, "built": _WORD, "sha256": DIGEST}
+_MOST = {"flags": 64, "link_flags": 64, "toolchain": 16}  # items
+_SECONDS = 10**7  # of a build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +137,9 @@ def spec_of(slug: str) -> ScanSpec | None:
 
 
 def read_entry(directory: Path) -> Entry:
-    """Return the entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
+    """Return the entry in ``directory``, its files unverified. Raises OSError or ValueError for a bad manifest."""
     manifest = parse_object(read_file(directory / MANIFEST, _MANIFEST_BYTES, trusted=False))
+    require_manifest(manifest, MANIFEST)
     return Entry(directory=directory, identity=str(manifest["identity"]), manifest=manifest)
 
 
@@ -151,24 +172,39 @@ def checked(directory: Path, identity: str, stated: bytes | None = None, signer:
         return Entry(directory=directory, identity=manifest["identity"], manifest=manifest, signer=signer)
     except OSError as problem:
         return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
-    except (ValueError, KeyError, TypeError) as problem:
-        return f"{MANIFEST}: unreadable ({problem!r})"
+    except ValueError as problem:
+        return f"{MANIFEST}: unreadable ({problem})"
 
 
 def require_manifest(manifest: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError, KeyError or TypeError unless a manifest, which is called ``where``, has the form of one."""
-    if manifest["schema"] != SCHEMA:
-        raise ValueError(f"schema {manifest['schema']!r:.80} instead of {SCHEMA}")
+    """Raise ValueError unless a manifest, which is called ``where``, has the form of one: no other fields, no surplus.
+
+    Its text takes some 50 KB at most, whatever it holds.
+    """
+    require_form(manifest, {"schema": int, "form": str} if "form" in manifest else {"schema": int}, where)
+    form = manifest.get("form", LIBRARY)
+    if manifest["schema"] != SCHEMA or form not in FILES:
+        raise ValueError(
+            f"schema {manifest['schema']} and form {form!r:.80} instead of {SCHEMA} and {' or '.join(FILES)}"
+        )
     require_form(manifest, _FORM, where)
-    form, resources = manifest.get("form", LIBRARY), manifest["resources"]
     if {*manifest["files"]} != {*FILES[form]}:
         raise ValueError(f"'files' of {where} are {sorted(manifest['files'])!r:.80}")
-    require_form(manifest, {"abi": int, "link_flags": [str]} if form == LIBRARY else {}, where)
-    if resources is not None:
-        require_form(resources, {}, f"'resources' of {where}")
-        found = {each: value for each, value in resources.items() if value is not None}
-        require_form(found, {_RESOURCES: int}, f"'resources' of {where}")
-    launch_of(manifest)
+    own = {**_FORM, **_FORMS[form], **{name: each for name, each in _OPTIONAL.items() if name in manifest}}
+    require_form(manifest, own, where)
+    if unknown := manifest.keys() - own.keys() - {"resources", "build_seconds"}:
+        raise ValueError(f"{where} has the unknown field {min(unknown)!r:.80}")
+    if long := [name for name, most in _MOST.items() if len(manifest.get(name, ())) > most]:
+        raise ValueError(f"{long[0]!r} of {where} has more than {_MOST[long[0]]} items")
+    seconds = manifest.get("build_seconds", 0.0)
+    if type(seconds) not in (int, float) or not 0 <= seconds <= _SECONDS:
+        raise ValueError(f"'build_seconds' of {where} is {seconds!r:.80}")
+    if manifest.get("resources", 0) is not None:
+        require_form(manifest, {"resources": {_RESOURCES: (range(2**31), None)}}, where)
+    try:
+        launch_of(manifest)
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"'launch' of {where}: {problem}") from None
 
 
 def launch_of(manifest: Mapping[str, Any]) -> Launch | None:

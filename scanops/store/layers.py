@@ -11,6 +11,7 @@ to none that states another spec than the one asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -225,11 +226,15 @@ def _place(kind: str, root: Path) -> Place:
         return Place(kind=kind, root=root, problem=problem, unused=f"{problem.value}; {problem.hint}")
 
 
-def entries_of(root: Path) -> Iterator[Entry]:
-    """Yield the entries below a root whose manifest can be read, unverified, by name."""
+def folders_of(root: Path) -> Iterator[Path]:
+    """Yield the folders below a root that have a manifest, by name."""
     for path in sorted(root.iterdir()):
         if not path.name.startswith(".") and (path / MANIFEST).is_file():
-            try:
-                yield read_entry(path)
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+            yield path
+
+
+def entries_of(root: Path) -> Iterator[Entry]:
+    """Yield the entries below a root whose manifest can be read, unverified, by name."""
+    for path in folders_of(root):
+        with contextlib.suppress(OSError, ValueError):
+            yield read_entry(path)

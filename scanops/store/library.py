@@ -29,9 +29,13 @@ _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map 
 _OPENED = Path("/proc/self/fd")
 _BOUND = os.RTLD_NOW | os.RTLD_LOCAL
 _SERIAL = itertools.count(1)
-_ELF = b"\x7fELF\x02"  # of 64 bits
+_ELF = b"\x7fELF\x02\x01"  # of 64 bits, little-endian
 _HEADER_BYTES = 64
 _CUDA = 190  # e_machine of a cubin
+_TABLES, _TABLE_SIZES = 32, 52  # offsets in an ELF header of both tables' offsets, and of the sizes of headers
+# Type, offset and size of a segment or section, as its header of 56 or 64 bytes has them
+_PROGRAM, _SECTION = struct.Struct("<I4xQ16xQ16x"), struct.Struct("<4xI16xQQ24x")
+_NO_BITS = 8  # sections that the file has no bytes of
 _VERSION, _MACHINE, _FLAGS = 8, 18, 48  # offsets in an ELF header
 _TARGET_BITS = {7: 0, 8: 8}  # EI_ABIVERSION -> the bit of e_flags where the number of the target begins
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
@@ -85,8 +89,8 @@ def load(entry: Entry) -> Code:
         assert launch is not None
         return Cubin(entry, launch, read_cubin(entry))
     with _verified(entry, "kernel.so") as file:
-        if wrong := machine_problem(os.pread(file.fileno(), _HEADER_BYTES, 0), entry):
-            raise _bad(entry, "a library for this processor", wrong)
+        if wrong := machine_problem(os.pread(file.fileno(), entry.manifest["files"]["kernel.so"]["size"], 0), entry):
+            raise _bad(entry, "a whole library for this processor", wrong)
         path = loadable(file.fileno(), entry.directory / "kernel.so")
         try:
             # Bound at load: a missing symbol shows here and not in the middle of a launch.
@@ -151,12 +155,13 @@ def unsigned(root: Path) -> BadSignature:
 
 
 def machine_problem(data: bytes, entry: Entry) -> str | None:
-    """Return why this processor, or the target of a cubin, cannot run what begins with ``data``; None when it can.
+    """Return why this processor, or the target of a cubin, cannot run the machine code ``data``; None when it can.
 
-    A cubin states its target in the layout of CUDA 12 for targets up to sm_90, or of CUDA 13 and of later targets.
+    Neither the loader nor the driver, which is not told a size, reads beyond the end of what passes. A cubin states its
+    target in the layout of CUDA 12 for targets up to sm_90, or of CUDA 13 and of later targets.
     """
     name, machine = entry.library_path.name, os.uname().machine
-    if data[:5] != _ELF or len(data) < _HEADER_BYTES:
+    if data[:6] != _ELF or len(data) < _HEADER_BYTES:
         return f"{name}: no ELF file of 64 bits"
     (found,), (flags,) = struct.unpack_from("<H", data, _MACHINE), struct.unpack_from("<I", data, _FLAGS)
     expected = _CUDA if entry.form == CUBIN else _MACHINES.get(machine, found)
@@ -164,12 +169,32 @@ def machine_problem(data: bytes, entry: Entry) -> str | None:
         return (
             f"{name}: built for ELF machine {found}, {'not for a GPU' if entry.form == CUBIN else f'this is {machine}'}"
         )
+    if wrong := _truncated(data):
+        return f"{name}: {wrong}"
     if entry.form != CUBIN:
         return None
     if data[_VERSION] not in _TARGET_BITS:
         return f"{name}: ELF ABI version {data[_VERSION]}, which this scanops does not know"
     built = f"sm_{flags >> _TARGET_BITS[data[_VERSION]] & 0xFF}"
     return None if built == entry.target.rstrip("af") else f"{name}: built for {built}, not for {entry.target}"
+
+
+def _truncated(data: bytes) -> str | None:
+    """Return which header of an ELF file leads beyond its end, or None. Both tables of headers have to be there."""
+    tables = struct.unpack_from("<QQ", data, _TABLES)
+    _, *sizes = struct.unpack_from("<HHHHH", data, _TABLE_SIZES)
+    # (name, first byte, bytes of a header and how many there are, their layout, the type that takes no bytes)
+    for what, begin, size, count, layout, empty in (
+        ("program", tables[0], sizes[0], sizes[1], _PROGRAM, None),
+        ("section", tables[1], sizes[2], sizes[3], _SECTION, _NO_BITS),
+    ):
+        if size != layout.size or count == 0 or begin + size * count > len(data):
+            return f"its {what} headers lie beyond its end: {len(data)} bytes"
+        for number in range(count):
+            kind, offset, length = layout.unpack_from(data, begin + size * number)
+            if kind != empty and offset + length > len(data):
+                return f"{what} {number} lies beyond its end: {len(data)} bytes"
+    return None
 
 
 def loadable(handle: int, path: Path) -> str:

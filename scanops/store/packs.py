@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.artifact import ABI, LIBRARY, PLATFORM, planned, request_of, sources_key
+from scanops.artifact import ABI, KERNEL_TARGET, LIBRARY, PLATFORM, planned, request_of, sources_key
 from scanops.codegen.lines import situations
 from scanops.errors import BadStoreEntry
 from scanops.files import read_file, require_form, write_owned
@@ -41,15 +41,17 @@ SIGNATURE_BYTES = 64
 GROUP = "scanops.packs"  # the entry point group of installed packs
 SUBFOLDER = "pack"  # folder of the pack in the package that the entry point names
 
-# Limits that bound the memory of reading a pack from an untrusted source. A kernel takes about 1.3 KB and 50 values.
-MAX_PACK_BYTES = 2**24
-_MAX_PACK_VALUES = 10**6
+# Limits that bound memory and time of reading an untrusted pack. A kernel takes about 1.3 KB and 50 values.
+MAX_PACK_BYTES = 2**23
+_MAX_PACK_VALUES = 400_000
+_MAX_RECORDS = 16  # of the index, per kernel: several versions of scanops may have found it
 
 _FORM = {
-    "scanops": str,
-    "abi": int,
-    "platform": re.compile(rf"\w+-\w+|{ANY}"),
-    "targets": [str],
+    "schema": int,
+    "scanops": re.compile(r"[\w.+!-]{1,100}", re.ASCII),
+    "abi": range(2**31),
+    "platform": re.compile(rf"\w{{1,50}}-\w{{1,50}}|{ANY}", re.ASCII),
+    "targets": [KERNEL_TARGET],
     "entries": {FOLDER: dict},  # folder of a kernel -> its manifest, without times
     "index": {DIGEST: FOLDER},  # SHA-256 of a key -> folder
 }
@@ -70,13 +72,13 @@ def read_bytes(directory: Path) -> bytes:
 
 
 def parse(data: bytes, name: object) -> dict[str, Any]:
-    """Parse and validate the bytes of a pack.json. Uses at most about 130 MB of memory, whatever the bytes are.
+    """Parse and validate the bytes of a pack.json. Uses at most about 60 MB of memory, whatever the bytes are.
 
-    Raises BadStoreEntry, which calls the pack ``name``, for malformed or oversized JSON, another schema, missing fields
-    and paths outside the pack.
+    Raises BadStoreEntry, which calls the pack ``name``, for malformed or oversized JSON, another schema, missing or
+    unknown fields, values without a limit and paths outside the pack.
     """
     try:
-        # An empty list takes 3 bytes of JSON and 64 bytes of memory, so the number of values is limited, too.
+        # An empty list takes 3 bytes of JSON and 64 bytes of memory, so values are counted before they are parsed.
         if len(data) > MAX_PACK_BYTES or sum(map(data.count, (b",", b"[", b"{"))) > _MAX_PACK_VALUES:
             raise ValueError(f"more than {MAX_PACK_BYTES} bytes or {_MAX_PACK_VALUES} values")
         pack: dict[str, Any] = json.loads(data.decode("ascii"))
@@ -84,13 +86,17 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
         if pack["schema"] != PACK_SCHEMA:
             raise _bad(name, "read", f"schema {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
         require_form(pack, _FORM, PACK)
+        if unknown := pack.keys() - _FORM.keys():
+            raise ValueError(f"{PACK} has the unknown field {min(unknown)!r:.80}")
+        if len(pack["index"]) > _MAX_RECORDS * len(pack["entries"]):
+            raise ValueError(f"'index' has {len(pack['index'])} records of {len(pack['entries'])} kernels")
         for folder, manifest in pack["entries"].items():
             require_manifest(manifest, folder)
             if not folder.endswith(f"-{manifest['identity'][:16]}"):
                 raise ValueError(f"the folder {folder!r:.80} does not end in its identity")
-        if unknown := {*pack["index"].values()} - pack["entries"].keys():
-            raise ValueError(f"'index' leads to {min(unknown)!r:.80}, which is no entry")
-    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+        if lost := {*pack["index"].values()} - pack["entries"].keys():
+            raise ValueError(f"'index' leads to {min(lost)!r:.80}, which is no entry")
+    except (ValueError, RecursionError) as problem:
         allowed, hint = f"a {PACK} as `scanops pack` writes it", "fetch or unpack the pack again"
         raise _bad(name, "read", allowed, problem, hint) from problem
     return pack
@@ -190,8 +196,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the kernel in a folder, from which the times are dropped."""
     try:
         found = checked(path, read_entry(path).identity)
-    except (ValueError, KeyError) as problem:
-        found = f"{MANIFEST}: {problem!r}"
+    except ValueError as problem:
+        found = f"{MANIFEST}: {problem}"
     manifest: dict[str, Any] = {}
     if isinstance(found, str):
         wrong: str | None = found

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import subprocess
 import sys
 from contextvars import ContextVar
 from dataclasses import replace
@@ -309,7 +310,10 @@ def test_the_order_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     maps.write_text(f"7f00-7f01 r-xp 0 00:00 1   {tmp_path / files[0]}\n" * 2 + "7f02-7f03 rw-p 0 00:00 0\n")
     monkeypatch.setattr(nvrtc, "_MAPS", maps)
     monkeypatch.setattr(nvrtc, "_USUAL_ROOT", tmp_path / "absent")
-    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "site")])
+    monkeypatch.setattr(toolchain.site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    monkeypatch.setattr(toolchain.site, "ENABLE_USER_SITE", False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SCANOPS_NVRTC", raising=False)
     found = [(how, path.relative_to(tmp_path).parts[0], path.name) for how, path in nvrtc._places()]
@@ -322,6 +326,69 @@ def test_the_order_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingCompiler, match=r"libnvrtc\.so\.12\.4\.127") as caught:  # none of the files is a library
         nvrtc.require("sm_90")
     assert "pip install nvidia-cuda-nvrtc" in caught.value.hint
+
+
+PLANTED = """
+#include <cstdio>
+#include <cstdlib>
+__attribute__((constructor)) static void run() { if (FILE* file = fopen(getenv("PLANTED"), "w")) fclose(file); }
+"""
+SEARCH = """
+from scanops.builders import nvrtc, toolchain
+places = [str(path) for _, path in nvrtc._places()] + [str(path) for path in toolchain.runtimes("libcudart.so.13")]
+print(*places, sep="\\n")
+try:
+    nvrtc.require("sm_90")
+except nvrtc.MissingCompiler:
+    pass
+"""
+WAYS: dict[str, tuple[str, ...]] = {
+    "-m scanops doctor": ("-m", "scanops", "doctor"),
+    "-m scanops build": ("-m", "scanops", "build", "sum-f32-n8", "--target", "sm_90", "--builder", "nvrtc"),
+    "-m of a module": ("-m", "search"),
+    "a script": ("search.py",),
+    "-c": ("-c", SEARCH),
+    "-c in another folder": ("-c", f"import os; os.chdir('below')\n{SEARCH}"),
+}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with libraries that are called as NVIDIA's, as another user may leave one for people to work in."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "planted.cpp").write_text(PLANTED)
+    ran("g++", "-shared", "-fPIC", "planted.cpp", "-o", "planted.so", folder=folder)
+    for place in ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.13"):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_bytes((folder / "planted.so").read_bytes())
+    for name in ("cu13/lib/libnvrtc-builtins.so.13.0", "cu13/lib/libcudart.so.13"):
+        (folder / "nvidia" / name).write_bytes((folder / "planted.so").read_bytes())
+    (folder / "nvidia_cuda_nvrtc-99.dist-info").mkdir()
+    facts = "Metadata-Version: 2.1\nName: nvidia-cuda-nvrtc\nVersion: 99\n"
+    (folder / "nvidia_cuda_nvrtc-99.dist-info" / "METADATA").write_text(facts)
+    (folder / "nvidia_cuda_nvrtc-99.dist-info" / "RECORD").write_text("nvidia/cu13/lib/libnvrtc.so.13,,\n")
+    (folder / "search.py").write_text(SEARCH)
+    (folder / "below").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_library_of_the_current_folder_is_loaded(way: str, planted: Path, tmp_path: Path) -> None:
+    """Nor one of the folder of a script, or of the folder in which Python was started."""
+    mark, root = tmp_path / "ran", str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PLANTED": str(mark), "SCANOPS_STORE": str(tmp_path / "store")}
+    paths = os.pathsep.join((root, "", ".", str(planted))) if way.endswith("doctor") else root
+    done = subprocess.run(
+        [sys.executable, *WAYS[way]],
+        cwd=planted,
+        env={**environment, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert not mark.exists(), done.stdout
+    assert str(planted) not in done.stdout.replace(f"PYTHONPATH={paths}", ""), done.stdout
+    ran(sys.executable, "-c", "import ctypes; ctypes.CDLL('./planted.so')", folder=planted, PLANTED=str(mark))
+    assert mark.exists()  # what loading one would have done
 
 
 NAMED = """

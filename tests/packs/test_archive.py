@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import io
 import json
 import lzma
@@ -13,17 +15,20 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import scanops
 from scanops.artifact import ABI, BuildRequest, sources_key
+from scanops.cli import main
 from scanops.cli.doctor import settings
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import (
@@ -40,13 +45,25 @@ from scanops.store import Store, archive, library
 from scanops.store import signatures as signing
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
-from scanops.store.entry import MANIFEST, SOURCE, facts_of, read_entry
+from scanops.store.entry import MANIFEST, SOURCE, Entry, checked, facts_of, manifest_bytes, read_entry
 from scanops.store.library import load
 from scanops.store.packs import PACK, SIGNATURE, files_of, finish, following, parse, read, verify
 from scanops.store.root import read_index
 from tests.packs.conftest import OTHER, PKCS8, PRIVATE, SPEC, SPKI, edit_pack, keep, kernel
 from tests.scripts import ran
-from tests.store.sources import CPU_SOURCE, DAMAGES, ENTRIES, RECORDS, Harm, each_case, flipped, linked, resealed, umask
+from tests.store.sources import (
+    CPU_SOURCE,
+    DAMAGES,
+    ENTRIES,
+    RECORDS,
+    Harm,
+    each_case,
+    flipped,
+    linked,
+    replaced,
+    resealed,
+    umask,
+)
 
 
 def test_an_archive_is_reproducible(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,17 +232,72 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
+PEAK = r"""
+import re, sys
+from pathlib import Path
+from scanops.errors import BadStoreEntry
+from scanops.store.archive import unpack
+try:
+    unpack(Path(sys.argv[1]), Path(sys.argv[1]).with_name("out"))
+except BadStoreEntry:
+    print(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_memory_stays_bounded_whatever_the_archive_says(tmp_path: Path, name: str) -> None:
     file = tmp_path / "k.tar.xz"
     file.write_bytes(BOMBS[name]())
-    code = (
-        "import re, sys\nfrom pathlib import Path\nfrom scanops.errors import BadStoreEntry\n"
-        "from scanops.store.archive import unpack\n"
-        "try: unpack(Path(sys.argv[1]), Path(sys.argv[1]).with_name('out'))\n"
-        "except BadStoreEntry: print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
-    )
-    assert int(ran(sys.executable, "-c", code, file).stdout) < 200_000  # KB
+    assert int(ran(sys.executable, "-c", PEAK, file).stdout) < 100_000  # KB
+
+
+def test_repeated_fields_take_little_memory_disk_and_time(pack: Path, tmp_path: Path) -> None:
+    """Archives whose pack.json is near its limits, or whose files are: each is refused before it is written out."""
+    contents = read(pack)
+    (folder, manifest), *_ = contents["entries"].items()
+
+    def stated(**fields: object) -> bytes:
+        return listed(json.dumps({**contents, "entries": {folder: {**manifest, **fields}}, "index": {}}).encode())
+
+    def nested(depth: int, leaves: int) -> object:
+        value: object = [0] * leaves
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    def zeros(size: int, count: int) -> bytes:
+        """Files of zeros with the right digests, as many as there are kernels."""
+        facts = {"size": size, "sha256": hashlib.sha256(bytes(size)).hexdigest()}
+        files = {**manifest["files"], "kernel.so": facts}
+        names = [f"x-{number:016x}" for number in range(count)]
+        entries = {name: {**manifest, "files": files, "identity": f"{name[2:]}{48 * '0'}"} for name in names}
+        text = json.dumps({**contents, "entries": entries, "index": {}}).encode()
+        packer = lzma.LZMACompressor(preset=0)
+        data = packer.compress(member(PACK, size=len(text)).tobuf() + text + bytes(-len(text) % 512))
+        for name in names:
+            data += packer.compress(member(f"{name}/kernel.so", size=size).tobuf() + bytes(size))
+        return data + packer.compress(bytes(1024)) + packer.flush()
+
+    many = dict.fromkeys(map(str, range(150_000)))
+    records = {f"{number:064x}": folder for number in range(50_000)}
+    bombs = {
+        "abi": stated(abi=nested(400, 390_000)),
+        "link_flags": stated(link_flags=nested(300, 390_000)),
+        "flags": stated(flags=["-g"] * 390_000),
+        "resources": stated(resources={f"r{name}": None for name in many}),
+        "toolchain": stated(toolchain={f"r{name}": "" for name in many}),
+        "files": stated(files={f"kernel.r{name}": {} for name in many}),
+        "more": stated(more=nested(900, 390_000)),
+        "index": listed(json.dumps({**contents, "index": records}).encode()),
+        "files of zeros": zeros(2**24, 8),
+        "too large a file": zeros(2**26 + 512, 1),
+    }
+    for name, data in bombs.items():
+        (tmp_path / "k.tar.xz").write_bytes(data)
+        begun = time.monotonic()
+        kilobytes = int(ran(sys.executable, "-c", PEAK, tmp_path / "k.tar.xz").stdout)
+        assert kilobytes < 100_000 and time.monotonic() - begun < 10, (name, kilobytes)
+        assert {path.name for path in tmp_path.iterdir()} == {"k.tar.xz", "pack"}, name
 
 
 def test_pip_installs_a_package_and_its_pack_is_found(pack: Path, tmp_path: Path) -> None:
@@ -449,6 +521,83 @@ def test_pack_json_of_another_form_is_refused_by_the_field(pack: Path, name: str
     for reader in (read, verify):
         with pytest.raises(BadStoreEntry, match=words):
             reader(pack)
+
+
+DEEP: Any = [[[[[["x"] * 100]]]]]
+ODD = (None, True, -1, 0, 2**63, 1e300, float("nan"), "", "x" * 5000, "\x1b[2J", [], {}, ["x"], {"x": 1}, DEEP, [None])
+
+
+def places_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value within a document."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places_of(value[key], (*path, key))
+
+
+def changed(manifest: dict[str, Any], path: tuple[Any, ...], odd: object) -> dict[str, Any]:
+    """Return a manifest with another value in a place, or without the place."""
+    copy = json.loads(json.dumps(manifest))
+    where = functools.reduce(lambda value, key: value[key], path[:-1], copy)
+    if odd == "removed":
+        del where[path[-1]]
+    else:
+        where[path[-1]] = odd
+    return copy
+
+
+def test_changed_manifests_are_refused_by_each_reader_or_by_none(pack: Path) -> None:
+    """Each value is replaced or removed, and the manifest sealed again: one validator decides, with typed errors."""
+    entry, contents, outcomes = kernel(pack), read(pack), Counter[bool]()
+    good = contents["entries"][entry.name]
+    for path in places_of(good):
+        for odd in (*ODD, "removed"):
+            manifest = changed(good, path, odd)
+            replaced(entry / MANIFEST, manifest_bytes(manifest))
+            verdict = checked(entry, good["identity"])
+            sound = isinstance(verdict, Entry) or "kernel." in verdict or "identity" in verdict
+            contents["entries"][entry.name] = manifest
+            try:
+                parse(json.dumps(contents).encode(), "x")
+                assert sound, (path, odd)
+            except BadStoreEntry as problem:
+                assert len(str(problem)) < 1000
+                assert not isinstance(verdict, Entry), (path, odd)
+            if isinstance(verdict, Entry):
+                assert verdict.builder and verdict.form and verdict.build_seconds == 0 and not verdict.resources
+            else:
+                assert len(verdict) < 1000
+            outcomes[sound] += 1
+    assert outcomes[False] > 300 and outcomes[True] > 10
+
+
+# What a manifest of another kernel states -> how it is changed
+MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a launch that is a number": lambda manifest: manifest.update(launch=5),
+    "a launch that is a list": lambda manifest: manifest.update(launch=[1]),
+    "a launch of lists": lambda manifest: manifest.update(launch={name: [[]] for name in manifest["launch"]}),
+    "no toolchain": lambda manifest: manifest.pop("toolchain"),
+    "a toolchain that is a list": lambda manifest: manifest.update(toolchain=[]),
+    "a form that is a list": lambda manifest: manifest.update(form=[]),
+    "no files": lambda manifest: manifest.pop("files"),
+    "an unknown field": lambda manifest: manifest.update(more=1),
+    "a time that is no number": lambda manifest: manifest.update(build_seconds=float("nan")),
+}
+
+
+@pytest.mark.parametrize("what", MANIFESTS)
+def test_a_bad_manifest_stops_no_command(pack: Path, deployed: pytest.MonkeyPatch, what: str) -> None:
+    """It is a miss; `store list` lists the others and names it, and `store verify` says what is wrong with it."""
+    deployed.setenv("SCANOPS_PACKS", str(pack))
+    resealed(kernel(pack), MANIFESTS[what])
+    assert kernels.find(SPEC, "cpu") is None and Store().find(OTHER.identity) is not None
+    listed = CliRunner().invoke(main, ["store", "list", "--json"])
+    facts = json.loads(listed.stdout)
+    assert [each["slug"] for each in facts["kernels"]] == ["of-a-user"]
+    assert [each["root"] for each in facts["unused"]] == [str(kernel(pack))]
+    (pack / PACK).unlink()
+    shutil.rmtree(pack / "index")
+    verified = CliRunner().invoke(main, ["store", "verify", str(pack)])
+    assert verified.exit_code == 1 and f"{kernel(pack).name}: manifest.json: unreadable" in verified.stderr
 
 
 TEXTS = ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "[" * 100_000, "9" * 5000, "\xff", '{"schema": "é"}']

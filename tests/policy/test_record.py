@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import stat
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from scanops import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest, UnusableFile
 from scanops.files import replaced, write_text
 from scanops.precompile import expected
-from scanops.specfile import add, check_writable, load
+from scanops.specfile import MAX_BYTES, add, check_writable, load
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
 
@@ -168,6 +171,77 @@ def test_what_makes_no_sense(text: str, place: str, value: str, tmp_path: Path) 
         load(path)
     assert str(path) in caught.value.asked and place in caught.value.asked
     assert value in str(caught.value.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[scan]]\nspec = 'sum-f32-n9'\ncount = " + "9" * 5000,
+        "specs = ['sum-f32-n" + "9" * 5000 + "']",
+        "specs = [" + "9" * 5000 + "]",
+        "a" + ".a" * 50_000 + " = 1",  # which tomllib takes minutes for
+        "[[scan]]\nspec = {" + "a." * 50_000 + "a = 1}",
+        "[" + "a." * 50_000 + "a]",
+        "'a'" + ' . "a"' * 20_000 + " = 1",
+        "x = ['''\n''', {" + "a." * 50_000 + "a = 1}]",
+        '"' + '\\"' * 100_000,
+        "x = " + "[" * 100_000,
+        "x = " + "{x=" * 100_000,
+        "specs = ['" + "x" * (MAX_BYTES + 1) + "']",
+        "\x00",
+    ],
+    ids=lambda text: f"{text[:30]!r}",
+)
+def test_a_file_of_any_text_is_refused_in_time(text: str, tmp_path: Path) -> None:
+    path, begun = written(tmp_path, text), time.monotonic()
+    with pytest.raises(BadSpecFile) as caught:
+        load(path)
+    assert time.monotonic() - begun < 5 and len(str(caught.value)) < 3000
+
+
+NAMES = ("it's", 'a "b"', "a\nb", "\x1b[2J", "\x7f", "back\\slash", "ä\U0001f600", "a\tb", "#", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_from_a_file_are_written_so_that_it_can_be_read(name: str, tmp_path: Path) -> None:
+    """Names of operators that are not known here, and targets: recording into a file breaks none of them."""
+    text = "".join(f"\\U{ord(char):08X}" for char in name)
+    path = written(tmp_path, f'[[scan]]\nspec = "x-f32-n9"\ntarget = "{text}"\noperator = "{text}"\nmap = "{text}"\n')
+    for count in (0, 1):
+        assert load(path).unknown == {(("x-f32-n9", name, name), name): 0}
+        assert load(path).wanted == ({(PROD, "cpu"): count} if count else {})
+        add(path, {(PROD, "cpu", False): 1})
+
+
+def test_counts_end_at_the_greatest_number_of_toml(tmp_path: Path) -> None:
+    path = written(tmp_path, f'[[scan]]\nspec = "prod-f32-n60"\ntarget = "cpu"\ncount = {2**63 - 1}\n')
+    for _ in range(2):
+        add(path, {(PROD, "cpu", False): 1})
+        assert load(path).wanted == {(PROD, "cpu"): 2**63 - 1}
+
+
+PIECES = ("[[scan]]\n", "[scan]\n", "specs = [", *"]\"'\\\n=.#{}é\x00", "9" * 30, "-1", "nan")
+
+
+def test_changed_files_are_read_or_refused(tmp_path: Path) -> None:
+    """A mutation each, drawn from a seed: what can be read can be added to, and is read again."""
+    pick, outcomes = random.Random(5), Counter[bool]()
+    add(tmp_path / "good.toml", {(PROD, "cpu", False): 3, (SPEC, "sm_90", True): 2})
+    good = (tmp_path / "good.toml").read_text() + '[[scan]]\nspec = "other-f32-n9"\noperator = "other"\n'
+    for _ in range(1500):
+        begin, piece = pick.randrange(len(good)), pick.choice((*PIECES, pick.choice(good), ""))
+        path = written(tmp_path, good[:begin] + piece + good[begin + pick.choice((0, 1, 1, 5)) :])
+        try:
+            found = load(path)
+        except BadSpecFile as problem:
+            assert len(str(problem)) < 3000
+            outcomes[False] += 1
+            continue
+        add(path, {})
+        again = load(path)
+        assert (again.wanted, again.unknown) == (found.wanted, found.unknown)
+        outcomes[True] += 1
+    assert outcomes[True] > 100 and outcomes[False] > 300
 
 
 # ---- files that people name: whole or not at all, links and pipes as they are

@@ -18,13 +18,14 @@ from scanops import artifact
 from scanops.artifact import CUBIN
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import MissingKernel, UnsupportedRequest
+from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store import Store
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
 from scanops.store.entry import Entry, checked, facts_of, read_entry
+from scanops.store.library import load, machine_problem
 from scanops.store.packs import ANY, finish, read, troubles
 from tests.store.sources import flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
 
@@ -55,6 +56,21 @@ def root(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def folder(root: Path, target: str = "sm_90") -> Path:
     return next(path for path in root.glob(f"{SPEC.slug}-*") if read_entry(path).target == target)
+
+
+def test_truncated_cubins_are_not_loaded(root: Path) -> None:
+    """With a manifest that agrees: the driver is not told where a cubin ends."""
+    for target in TARGETS:
+        entry = read_entry(folder(root, target))
+        data = entry.library_path.read_bytes()
+        assert machine_problem(data, entry) is None
+        for size in (*range(0, len(data), 50), len(data) - 1):
+            assert machine_problem(data[:size], entry), size
+        cut = data[: len(data) // 2]
+        replaced(entry.library_path, cut)
+        resealed(entry.directory, lambda manifest, cut=cut: manifest["files"].update({"kernel.cubin": facts_of(cut)}))
+        with pytest.raises(BadStoreEntry, match="beyond its end"):
+            load(read_entry(entry.directory))
 
 
 @needs_nvcc

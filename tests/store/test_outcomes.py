@@ -21,7 +21,7 @@ from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
 from scanops.store import Store
 from scanops.store.entry import Entry, checked, read_entry
-from scanops.store.library import load
+from scanops.store.library import load, machine_problem
 from scanops.store.root import read_index, write_index
 from tests.store.sources import (
     CPU_SOURCE,
@@ -193,6 +193,22 @@ def test_every_byte_of_an_entry_counts(filled: Path, tmp_path: Path) -> None:
         for changed in (flipped(data, at, 1 << chosen.randrange(8)), data[:at]):
             path.write_bytes(changed)
             assert read_index(tmp_path, key) is None
+
+
+def test_truncated_machine_code_is_not_loaded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a manifest that agrees: the loader would map what the file lacks, and end the process."""
+    entry = read_entry(folder(root))
+    data = entry.library_path.read_bytes()
+    assert machine_problem(data, entry) is None
+    for size in (*range(0, len(data), 100), len(data) - 1):
+        assert machine_problem(data[:size], entry), size
+    for at in (32, 40, 54, 56, 58, 60):  # where its headers are, their sizes and how many there are
+        assert machine_problem(data[:at] + b"\xff\xff" + data[at + 2 :], entry), at
+    replaced(entry.library_path, data[: len(data) // 2])
+    relisted(entry.directory)
+    monkeypatch.setattr("scanops.store.library.Library", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(BadStoreEntry, match="beyond its end"):
+        load(read_entry(entry.directory))
 
 
 def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
