@@ -94,6 +94,8 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
         registry.find(name).fake_impl.register(function, __name__, lib=library)
 
 
+# The process group of a name, which operators have in its place; a build of torch without torch.distributed has none.
+group_named: Callable[[str], Any] = private("distributed.distributed_c10d._resolve_process_group", lambda _: None)
 _numbers: dict[str, bool] = {}  # settings of Dynamo while numbers are constants
 
 

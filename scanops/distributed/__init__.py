@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from scanops.codegen.operators import Operator
-from scanops.distributed.calls import How, scan_shards
-from scanops.distributed.groups import group_of
+from scanops.distributed.calls import How, key_of, scan_shards
+from scanops.distributed.groups import Group, group_of
 from scanops.errors import UnsupportedRequest
 from scanops.keywords import Pair, ValuesAndIndices
 from scanops.ops.dispatch import broadcast_gates, plain_name
@@ -31,6 +32,7 @@ def __dir__() -> list[str]:
 
 
 _REFUSED = {
+    "modulo": "scan with scanops.cumsum on one GPU, or take the remainder of the sums",
     "chunk": "cut the dimension where chunks begin, and pass the cuts as offsets",
     "complete": "ranks would return n + 1 results for n items: pass exclusive=True and return_final=True",
     "map": "compute the elements first, or scan on one GPU",
@@ -38,6 +40,7 @@ _REFUSED = {
     "out": "leave it out: results are new tensors",
 }
 _TENSORS = {"mask": "mask", "segment_starts": "starts", "offsets": "offsets", "initial": "initial"}
+_OPTIONS = ("return_final", *Call.__slots__[2:4], *Call.__slots__[5:7])  # those of a call beside op and dim
 
 
 def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pair:
@@ -152,7 +155,19 @@ def _called(
         from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
 
         return scan_placed(*_request(who, x, op, dim, options, gate), how, group)
-    return scan_shards(who, partial(_request, who, x, op, dim, options, gate), group_of(group), how)
+    return _sharded(who, x, op, dim, options, gate, group_of(group), how)
+
+
+def _sharded(
+    who: str, x: Tensor, op: Any, dim: int, options: dict[str, Any], gate: Tensor | None, group: Group, how: How
+) -> tuple[Tensor, ...]:
+    get = options.get
+    given = Inputs(x, get("mask"), gate, get("segment_starts"), get("offsets"), get("initial"))
+    key = None
+    if not is_compiling():
+        said = [(name, type(each), each) for name, each in options.items() if name not in _TENSORS]
+        key = key_of((who, op, type(dim), dim, how, *said), given[:6])
+    return scan_shards(who, partial(_request, who, x, op, dim, options, gate), group, how, key, given)
 
 
 def answered(
@@ -167,7 +182,7 @@ def answered(
     given |= {"return_final": given.pop("final"), "chunk": chunk}
     given["out"] = next((each for each in outs if each is not None), None)
     name = Call(op, dim).name
-    found = scan_shards(name, partial(_request, name, x, op, dim, given, gate), block.group, block.how)
+    found = _sharded(name, x, op, dim, given, gate, block.group, block.how)
     return found if len(found) > 1 else found[0]
 
 
@@ -211,6 +226,9 @@ def _request(
                 value=f"{name} given",
                 hint=instead,
             )
+    unknown = [name for name in options if name not in _TENSORS and name not in _OPTIONS]
+    if unknown:
+        raise TypeError(f"{who}() got an unexpected keyword argument {unknown[0]!r}")
     op = plain_name(op) if who == "scan" else op
     x = x if gate is None else broadcast_gates(gate, x)
     tensors = {field: options.pop(name, None) for name, field in _TENSORS.items()}

@@ -1,29 +1,35 @@
-"""Sharded calls: checks, and the exchanges of one rank. Every rank of a group makes the same calls."""
+"""Sharded calls: checks, what equal calls have in common, and the exchanges of one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from scanops import torch_private as private
 from scanops.distributed import node, shards
-from scanops.distributed.groups import CHECKS, Agreed, Group, is_captured
+from scanops.distributed.exchange import CHECKS, Message, Turn, digest_of, refuse, take_turn
+from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.shards import Carry, Shard, recorded_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
+from scanops.distributed.trade import Exchange, trade
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs
 from scanops.requests.segments import check_offsets, flags_along
 
-__all__ = ["How", "answered", "scan_shards"]
+__all__ = ["How", "ShardedScan", "answered", "key_of", "scan_shards"]
 
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
+Starts = Sequence[int] | Tensor
 METHODS = ("auto", "twopass")
+MOST_CALLS = 1024  # prepared calls of a group
 
 
 class How(NamedTuple):
@@ -39,34 +45,58 @@ class How(NamedTuple):
         return cls(**{name: options.pop(name) for name in cls._fields if name in options})
 
 
-def scan_shards(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:
+# ---- repeated calls
+
+
+def key_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
+    """Return what is equal of equal calls of a group, or None for calls that are prepared anew.
+
+    ``options`` are what is no tensor, ``tensors`` are as ``Inputs`` has them, the carry-in possibly a number.
+    """
+    if private.are_transforms_active() or private.dual_level() >= 0 or private.count_modes():
+        return None
+    try:
+        kinds = [_kind_of(each) for each in tensors]
+        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), private.is_autograd_excluded())
+        key = (*options, *kinds, *modes)
+        hash(key)
+    except (TypeError, RuntimeError):  # a list among the options, or a tensor without sizes
+        return None
+    return key
+
+
+def _kind_of(each: Any) -> Any:
+    if isinstance(each, Tensor):
+        if type(each) is not Tensor and type(each) is not torch.nn.Parameter:
+            raise TypeError
+        return each.shape, each.dtype, each.device, each.requires_grad, each.layout
+    return type(each), each
+
+
+def scan_shards(
+    who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How, key: Any, given: Inputs
+) -> Outputs:
     """Return this rank's results, and the carry-out of the whole line if the call asks for it.
 
-    ``request`` makes the call and its tensors, or raises; ``who`` is the public function. Raises UnsupportedRequest,
-    PeerMismatch or PeerLost.
+    ``request`` makes the call and its tensors, or raises; ``who`` is the public function; ``key`` is that of
+    ``key_of``, and ``given`` are the tensors that it is of. Raises UnsupportedRequest, PeerMismatch or PeerLost.
     """
-    shard, problem, parts = None, None, dict.fromkeys(_PARTS, "")
-    captured = not is_compiling() and is_captured()
-    try:
-        call, given = request()
-        shard = _checked(call, given, how)
-        if captured and (group.size > 1 or how.spans is not None):
-            group.check_captured(who)
-        table = span_table(who, how.spans, group.size, shard.length)
-        layout = layout_of(who, table, group.size, group.position, shard.length)
-        parts = parts if is_compiling() else {**_parts(given, shard), "spans": described(table)}
-    except Exception as refused:  # whatever it is: the other ranks have to hear of it
-        shard, problem = None, refused
-    size = 0 if shard is None else shard.length
-    agreed = Agreed([] if is_compiling() else [size], size)
-    if not is_compiling() and group.size > 1:
-        agreed = group.agree({"function": who, **parts}, size, problem, how.check if how.check in CHECKS else "first")
-    if shard is None:
-        assert problem is not None
-        raise problem
-    if group.size == 1 and layout.width == 1:
-        return answered(call, given)
-    return Work(shard, group, layout).outputs(given.initial, agreed)
+    if is_compiling():
+        return _scan_traced(who, request, group, how)
+    calls = group.ledger.calls
+    known = None if key is None else calls.get(key)
+    if known is None:
+        try:
+            known = prepare(who, *request(), group, how)
+        except Exception as problem:  # whatever it is: the other ranks have to hear of it
+            refuse(group, Message(who, {}, 0), problem, given.x)
+        if key is not None:
+            if len(calls) >= MOST_CALLS:
+                calls.clear()
+            calls[key] = known
+    if is_captured(given.x) and (group.size > 1 or how.spans is not None):
+        group.check_captured(who)
+    return known.run(given)
 
 
 def answered(call: Call, given: Inputs) -> Outputs:
@@ -75,11 +105,36 @@ def answered(call: Call, given: Inputs) -> Outputs:
     return found if isinstance(found, tuple) else (found,)
 
 
+def prepare(who: str, call: Call, given: Inputs, group: Group, how: How) -> ShardedScan:
+    """Return what equal calls have in common; the arguments are checked but for the values of offsets."""
+    shard = _checked(call, given, how)
+    table = span_table(who, how.spans, group.size, shard.length)
+    layout = layout_of(who, table, group.size, group.position, shard.length)
+    parts = {"function": who, **_parts(given, shard), "spans": described(table)}
+    tensors = shard.tensors
+    carry_in = given.initial if isinstance(given.initial, Tensor) else None
+    recorded = tensors._replace(initial=carry_in).differentiates
+    return ShardedScan(
+        group=group,
+        message=Message(who, parts, digest_of(str(parts)), how.check),
+        call=shard.call,
+        whole=call,
+        carry=shard.carry,
+        result=shard.result,
+        final=shard.final,
+        layout=layout.towards(shard.call.reverse),
+        shape=tensors.x.shape,
+        dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
+        recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
+    )
+
+
 def _checked(call: Call, given: Inputs, how: How) -> Shard:
     for name, words in (("check", CHECKS), ("method", METHODS)):
         if getattr(how, name) not in words:
+            *others, last = map(repr, words)
             raise UnsupportedRequest(
-                f"{call.name}: {name} must be a word: {name}={shown(getattr(how, name))}",
+                f"{call.name}: {name} must be {', '.join(others)} or {last}",
                 allowed=", ".join(map(repr, words)),
                 value=f"{name}={shown(getattr(how, name))}",
                 hint=f"leave {name} out",
@@ -94,153 +149,363 @@ def _checked(call: Call, given: Inputs, how: How) -> Shard:
     return shards.shard_of(call, given._replace(offsets=None), given.offsets)
 
 
-_PARTS = (
-    "operator", "dimension", "lines", "dtypes", "options", "operands", "initial", "offsets", "gradients", "spans",
-)  # fmt: skip
-
-
 def _parts(given: Inputs, shard: Shard) -> dict[str, str]:
     """Describe a call: what has to be equal on all ranks, in words for a message."""
     row, call, tensors, initial, offsets = shard.row, shard.call, shard.tensors, given.initial, given.offsets
-    said = (
-        f"{row.name} {row.lift} {row.combine} {row.identity}",
-        f"dim={call.dim} of {tensors.x.ndim}",
-        f"lines of shape {tuple(shard.lines)}",
-        f"{tensors.x.dtype} to {shard.result}, carried in {shard.carry}",
-        f"reverse={call.reverse}, exclusive={call.exclusive}, return_final={shard.final}, "
+    differentiable = tensors._replace(initial=initial if isinstance(initial, Tensor) else None)
+    return {
+        "operator": f"{row.name} {row.lift} {row.combine} {row.identity}",
+        "dimension": f"dim={call.dim} of {tensors.x.ndim}",
+        "lines": f"lines of shape {tuple(shard.lines)}",
+        "dtypes": f"{tensors.x.dtype} to {shard.result}, carried in {shard.carry}",
+        "options": f"reverse={call.reverse}, exclusive={call.exclusive}, return_final={shard.final}, "
         f"compensated={call.compensated}",
-        ", ".join(name for name in ("mask", "gate", "starts") if getattr(tensors, name) is not None),
-        f"{tuple(initial.shape)} {initial.dtype}" if isinstance(initial, Tensor) else f"{initial}",
-        "" if offsets is None else shown(offsets.tolist() if offsets.is_cpu else tuple(offsets.shape)),
-        f"gradients={_with_tensor(given, initial).differentiates}",
-    )
-    return dict(zip(_PARTS, said, strict=False))
+        "operands": ", ".join(name for name in ("mask", "gate", "starts") if getattr(tensors, name) is not None),
+        "initial": f"{tuple(initial.shape)} {initial.dtype}" if isinstance(initial, Tensor) else f"{initial}",
+        "offsets": "" if offsets is None else f"offsets of shape {tuple(offsets.shape)}",
+        "gradients": f"gradients={differentiable.differentiates}",
+    }
 
 
-def _with_tensor(tensors: Inputs, initial: Initial) -> Inputs:
-    """The tensors with the initial value among them if it is one and not a number."""
-    return tensors._replace(initial=initial if isinstance(initial, Tensor) else None)
+# ---- one call of a rank
 
 
-class Work:
-    """One rank's part of a call, which is one span of the line or several, and the exchanges."""
+class Sent(NamedTuple):
+    """What a rank knows after the exchange of a forward pass."""
 
-    def __init__(self, shard: Shard, group: Group, layout: Layout) -> None:
-        self.shard, self.group, self.layout = shard, group, layout.towards(shard.call.reverse)
+    shard: Shard  # with head flags in place of offsets
+    total: tuple[Tensor, ...]  # the states of this rank's spans, stacked
+    carries: list[Carry]  # into each span
+    starts: list[Any]  # where each span begins, 0 where that does not count
+    number: int  # of the exchange, the same on all ranks
 
-    @property
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedScan:
+    """A call whose arguments have been checked, without its tensors: what equal calls have in common."""
+
+    group: Group
+    message: Message
+    call: Call  # for a shard alone
+    whole: Call  # as it was given
+    carry: torch.dtype
+    result: torch.dtype
+    final: bool
+    layout: Layout  # positions in scan order
+    shape: torch.Size  # of x
+    dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
+    recorded: bool  # whether autograd records the call
+
+    def run(self, given: Inputs) -> Outputs:
+        """Return the outputs for tensors that the call was prepared for."""
+        x, mask, gate = (
+            each if each is None or each.dtype == dtype else each.to(dtype)
+            for each, dtype in zip(given[:3], self.dtypes, strict=True)
+        )
+        assert x is not None
+        x = x if x.shape == self.shape else x.expand(self.shape)
+        if self.group.size == 1 and self.layout.width == 1:
+            return answered(self.whole, given._replace(x=x))
+        tensors, initial = given._replace(x=x, mask=mask, gate=gate, initial=None), given.initial
+        shard = self.shard_with(tensors)
+        if 0 in shard.lines:  # there is nothing to exchange, on any rank
+            return self.without_lines(shard, initial)
+        if self.recorded:
+            number = None if isinstance(initial, Tensor) else initial
+            leaves = (x, mask, gate, initial if isinstance(initial, Tensor) else None)
+            found: Outputs = node.TwoPass.apply(self, number, *leaves, given.starts, given.offsets)  # type: ignore[no-untyped-call]
+            return found
+        sent = self.send_forward(shard, initial)
+        return self.with_final(self.finished(sent), sent.carries[0].final)
+
+    def shard_with(self, tensors: Inputs) -> Shard:
+        """Return the shard of these tensors."""
+        return Shard(call=self.call, tensors=tensors, carry=self.carry, result=self.result, final=self.final)
+
+    @cached_property
     def is_first(self) -> bool:
         """Whether this rank has the first span in scan order, which the initial value enters."""
         return 0 in self.layout.positions
 
-    def outputs(self, initial: Initial, agreed: Agreed) -> Outputs:
-        """Return results and carry-out, with a node of autograd where gradients are recorded."""
-        shard, tensors = self.shard, self.shard.tensors
-        self.place(agreed.lengths)
-        tensors = self.shard.tensors
-        read = _with_tensor(tensors, initial)
-        if shard.lines.numel() == 0:  # there is nothing to exchange, on any rank
-            empty = tensors.x.new_empty(shard.lines, dtype=shard.carry)
-            return self.with_final(self.finished([Carry(None, empty)] * self.layout.width), empty)
-        recorded = torch.is_grad_enabled() if is_compiling() else read.differentiates
-        recorded = recorded and (shard.result.is_floating_point or shard.result.is_complex)
-        if not recorded:
-            carries = self.carried(self.totals(), initial)
-            return self.with_final(self.finished(carries), carries[0].final)
-        if is_compiling():
-            return self.composed(tensors, initial)
-        number = None if isinstance(initial, Tensor) else initial
-        found: Outputs = node.TwoPass.apply(self, number, *read.differentiable)  # type: ignore[no-untyped-call]
-        return found
+    @cached_property
+    def backward_message(self) -> Message:
+        """What ranks compare of the exchange of a backward pass."""
+        return self.message.derived("backward")
+
+    def without_lines(self, shard: Shard, initial: Initial) -> Outputs:
+        """Return the outputs of a shard without lines, which depend on the inputs as those of other ranks do."""
+        empty = shard.tensors.x.new_empty(shard.lines, dtype=self.carry)
+        with torch.no_grad():
+            found = joined([shards.finish(part, Carry(None, empty), 0) for part in self.parts(shard)], self.call.dim)
+        if self.recorded:
+            given = (*shard.tensors.differentiable[:3], initial)
+            for leaf in (each for each in given if isinstance(each, Tensor) and each.requires_grad):
+                found, empty = (recorded_with(leaf, found[0]), *found[1:]), recorded_with(leaf, empty)
+        return self.with_final(found, empty)
 
     def parts(self, shard: Shard) -> list[Shard]:
         """Return the spans of this rank's shard, each a shard of its own."""
+        if self.layout.width == 1:
+            return [shard]
         pieces = cut(shard.tensors, shard.call.dim, self.layout.lengths)
         return [replace(shard, tensors=each) for each in pieces]
 
-    def totals(self) -> tuple[Tensor, ...]:
-        """Return the states of this rank's spans, stacked."""
-        parts = zip(self.parts(self.shard), self.layout.starts, strict=True)
-        return _stacked([shards.totals(part, start) for part, start in parts])
+    # ---- forward
 
-    def carried(self, total: tuple[Tensor, ...], initial: Initial) -> list[Carry]:
-        """Return the carry into each span of this rank; the states of all ranks are exchanged."""
-        return shards.fold(self.shard, self.in_order(self.group.gathered(total)), initial, self.layout.positions)
+    def send_forward(self, shard: Shard, initial: Initial) -> Sent:
+        """Exchange states; return the carry into each span of this rank."""
+        offsets, indices = shard.tensors.offsets, bool(shard.row.indices)
+        gives = [self.carry, torch.int64] if indices else [self.carry]
+        common = [self.carry] if self.final else []
+        total: list[Any] = []
+        with take_turn(self.group, self.message, self.group.device_of(shard.tensors.x)) as turn:
+            turn.length = shard.length
+            self.plan(turn, shard, shard.model, gives, common, rides=offsets is None)
+            begins: Starts = ()
+            if offsets is not None:
+                turn.offsets = _digest_of_offsets(offsets)
+                turn.begin()
+                lengths = turn.lengths()
+                if not isinstance(lengths, Tensor):  # all ranks have the same offsets, and raise alike
+                    check_offsets(self.message.who, offsets, offsets.new_empty(1).expand(sum(lengths)), 0)
+                try:
+                    begins, shard = self.flagged(lengths, shard, offsets)
+                except Exception as problem:
+                    turn.refuse(problem)
 
-    def composed(self, tensors: Inputs, initial: Initial) -> Outputs:
-        """Return the outputs by differentiable scans and exchanges, which have derivatives of every order."""
-        shard = replace(self.shard, tensors=tensors)
-        valued, ranks = shard.valued, self.group.size
-        parts = self.parts(valued)
-        total = _stacked([shards.totals(part, 0, recorded=True) for part in parts])
-        read = (*tensors.differentiable, initial)
-        leaf = next((each for each in read if isinstance(each, Tensor) and each.requires_grad), tensors.x)
-        # Those of an empty shard may be constants, but ranks exchange the same gradients.
-        total = tuple(each if each.dtype == torch.bool else recorded_with(leaf, each) for each in total)
-        states = self.in_order(self.group.traded([each.expand(ranks, *each.shape) for each in total]))
-        carries = shards.fold(valued, states, initial, self.layout.positions, recorded=True)
-        found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], shard.call.dim)
-        if shard.row.indices:
-            with torch.no_grad():
-                found = (*found, self.finished(self.carried(self.totals(), initial))[1])
-        return self.with_final(found, carries[0].final)
+            def compute() -> tuple[Tensor, ...]:
+                total.extend(_stacked([shards.totals(part) for part in self.parts(shard)]))
+                return tuple(total)
 
-    def gradients(self, tensors: Sequence[Tensor | None], number: Any, needs: Any, grads: Any) -> list[Tensor | None]:
-        """Return the gradients as functions of inputs and incoming gradients, which can be differentiated."""
-        x, mask, gate, initial = tensors
-        assert x is not None
-        read = self.shard.tensors._replace(x=x, mask=mask, gate=gate)
-        outputs = self.composed(read, initial if number is None else number)
-        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
-        pairs = [(y, torch.zeros_like(y) if g is None else g) for y, g in pairs]
-        wanted = [each for each, need in zip(tensors, needs, strict=True) if need and each is not None]
-        found = iter(torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], create_graph=True,
-                                         allow_unused=True))  # fmt: skip
-        return [next(found) if need else None for need in needs]
+            def fold(states: Outputs, first: Initial) -> tuple[list[Tensor], list[Tensor]]:
+                begin = begins if len(begins) or not indices else self.starts(turn.lengths())
+                folded = shards.fold(shard, states, first, begin)
+                after = [each for each in folded if each is not None]
+                return after, [folded.after[-1]]
 
-    def exchanged_back(self, entry: Tensor, slope: Tensor, grad_final: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the gradients of the carries out of this rank's spans, and that of the initial value."""
-        *own, finals = self.group.gathered((entry, slope, grad_final))
-        entries, slopes = self.in_order(tuple(own))
-        into, of_initial = shards.fold_back(slopes, entries, finals.sum(0))
-        return [into[position] for position in self.layout.positions], of_initial
+            into, ends = self.combine(turn, shard, compute, shard.model, fold, initial, gives, common, behind=True)
+            begins = begins if len(begins) or not indices else self.starts(turn.lengths())
+            number = turn.ledger.count
+        carries = []
+        for k, position in enumerate(self.layout.positions):
+            before, *places = (each[k] for each in into)
+            if position == 0:
+                carries.append(Carry(_first_of(initial, shard, self.carry), ends[0] if ends else before))
+            else:
+                carries.append(Carry(before, ends[0] if ends else before, places[0] if places else None))
+        starts: list[Any] = [begins[position] if len(begins) else 0 for position in self.layout.positions]
+        return Sent(shard, tuple(total), carries, starts, number)
 
-    def finished(self, carries: list[Carry]) -> Outputs:
-        each = zip(self.parts(self.shard), carries, self.layout.starts, strict=True)
-        return joined([shards.finish(part, carry, start) for part, carry, start in each], self.shard.call.dim)
+    def starts(self, lengths: Tensor | Sequence[int]) -> Starts:
+        """Return where the span at each position begins in the line, from the lengths of all shards."""
+        return self.layout.starts_of(lengths, self.call.reverse)
 
-    def place(self, lengths: list[int]) -> None:
-        """Set where the shard lies if that counts, and turn offsets into head flags.
-
-        ``lengths`` are those of all shards; where they are not known they are exchanged.
-        """
-        shard, position, layout = self.shard, self.group.position, self.layout
-        if shard.tensors.offsets is None and not shard.row.indices:
-            return
-        x, offsets, dim = shard.tensors.x, shard.tensors.offsets, shard.call.dim
-        if layout.width == 1 and lengths:
-            layout = layout._replace(starts=(sum(lengths[:position]),))
-        elif layout.width == 1:
-            found = self.group.gathered([torch.full((), shard.length, device=x.device)])[0]
-            layout = layout._replace(starts=(found[:position].sum(),))
-        self.layout = layout
-        if offsets is None:
-            return
-        if lengths:
-            check_offsets(shard.call.name, offsets, x.new_empty(1).expand(sum(lengths)), 0)
+    def flagged(self, lengths: Tensor | Sequence[int], shard: Shard, offsets: Tensor) -> tuple[Starts, Shard]:
+        """Return where the spans of all positions begin, and the shard with head flags in place of offsets."""
+        dim, x, begins = self.call.dim, shard.tensors.x, self.starts(lengths)
+        begins = begins.to(x.device) if isinstance(begins, Tensor) else begins
         line = x.new_empty(1).expand([shard.length if d == dim else 1 for d in range(x.ndim)])
-        pieces = zip(cut(Inputs(line), dim, layout.lengths), layout.starts, strict=True)
-        of_spans: Any = [flags_along(None, offsets, piece.x, dim, shard.call.chunk, start) for piece, start in pieces]
+        pieces = zip(cut(Inputs(line), dim, self.layout.lengths_of(shard.length)), self.layout.positions, strict=True)
+        of_spans: Any = [flags_along(None, offsets, piece.x, dim, self.call.chunk, begins[at]) for piece, at in pieces]
         flags = of_spans[0] if len(of_spans) == 1 else torch.cat(of_spans, dim)
-        self.shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
+        return begins, replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
 
-    def in_order(self, stacked: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def finished(self, sent: Sent) -> Outputs:
+        """Return the results of this rank's spans."""
+        each = zip(self.parts(sent.shard), sent.carries, sent.starts, strict=True)
+        return joined([shards.finish(part, carry, start) for part, carry, start in each], self.call.dim)
+
+    def with_final(self, found: Outputs, final: Tensor) -> Outputs:
+        """Return results, with the carry-out if the call asks for it."""
+        return (*found, final.to(self.carry)) if self.final else found
+
+    # ---- exchanges
+
+    def plan(
+        self, turn: Turn, shard: Shard, model: Any, gives: Sequence[torch.dtype], common: Sequence[torch.dtype],
+        *, rides: bool,
+    ) -> None:  # fmt: skip
+        """Let a turn know the sizes of states, and of blocks of them."""
+        width, size = self.layout.width, -(-shard.lines.numel() // self.group.size)
+        out = [((width, size), dtype) for _, dtype in model]
+        back = [*[((width, size), dtype) for dtype in gives], *[((size,), dtype) for dtype in common]]
+        turn.plan([((width, *shape), dtype) for shape, dtype in model], rides=rides, blocks=(out, back))
+
+    def combine(
+        self, turn: Turn, shard: Shard, compute: Callable[[], Outputs], model: Any, fold: Callable[..., Any],
+        initial: Initial, gives: Sequence[torch.dtype], common: Sequence[torch.dtype], *, behind: bool,
+    ) -> tuple[list[list[Tensor]], list[Tensor]]:  # fmt: skip
+        """Fold the states of all ranks; return what each span of this rank gets of it, and what all ranks get.
+
+        ``fold`` maps states in scan order, and the carry-in of the line, to tensors with an item for each position, of
+        which a span gets the one of its own position, or with ``behind`` of that before, and to those for all.
+        """
+        layout, ranks = self.layout, self.group.size
+        at = [max(position - behind, 0) for position in layout.positions]
+        if not turn.trades:
+            found = turn.send_states(compute, [((layout.width, *shape), dtype) for shape, dtype in model])
+            by_position, for_all = fold(self.in_order(found), initial)
+            return [[each[k] for k in at] for each in by_position], for_all if common else []
+        states = turn.computed(compute)
+        lines, size = shard.lines, -(-shard.lines.numel() // ranks)
+        own = turn.trade_blocks([_in_blocks(each, ranks, size) for each in states],
+                                [((layout.width, size), each.dtype) for each in states])  # fmt: skip
+        if isinstance(initial, Tensor):
+            initial = _in_blocks(initial.expand(lines).unsqueeze(0), ranks, size)[self.group.position][0]
+        by_position, for_all = fold(self.in_order(own), initial)
+        rows = [max(layout.rows.index(row) - behind, 0) for row in range(ranks * layout.width)]
+        back = [in_order_of(rows, each).reshape(ranks, layout.width, -1) for each in by_position]
+        back += [each.expand(ranks, *each.shape) for each in for_all] if common else []
+        model = [((layout.width, size), dtype) for dtype in gives] + [((size,), dtype) for dtype in common]
+        whole = turn.trade_blocks(back, model, back=True)
+        each_of = [
+            each.movedim(0, -2).flatten(-2)[..., : lines.numel()].reshape(*each.shape[1:-1], *lines) for each in whole
+        ]
+        return [list(each.unbind(0)) for each in each_of[: len(gives)]], each_of[len(gives) :]
+
+    def in_order(self, stacked: Outputs) -> Outputs:
         """States [rank, span, ...] as [position in scan order, ...]."""
         return tuple(in_order_of(self.layout.rows, each.flatten(0, 1)) for each in stacked)
 
-    def with_final(self, found: Outputs, final: Tensor) -> Outputs:
-        return (*found, final.to(self.shard.carry)) if self.shard.final else found
+    def send_backward(
+        self, shard: Shard, compute: Callable[[], Outputs], number: int, *, has_slopes: bool
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the gradients of the carries out of this rank's spans, and that of the initial value.
+
+        ``compute`` returns the gradients of the carries into the spans from their own results, with ``has_slopes`` the
+        derivatives of carries out by carries in, and that of the carry-out where the call returns it.
+        """
+        slopes = self.wide_or_carry(shard)
+        model: list[Any] = [(shard.lines, self.carry), *[(shard.lines, slopes)] * has_slopes]
+        model += [(shard.lines, self.carry)] * self.final
+
+        def fold(states: Outputs, _: Initial) -> tuple[list[Tensor], list[Tensor]]:
+            entries, *others = states
+            rates = others.pop(0) if has_slopes else None
+            of_final = others[0].sum(0) if others else None
+            into, of_initial = shards.fold_back(rates, entries, of_final)
+            return [into], [of_initial]
+
+        gives = common = [self.carry]
+        with take_turn(self.group, self.backward_message, self.group.device_of(shard.tensors.x)) as turn:
+            turn.number, turn.length = number, shard.length
+            self.plan(turn, shard, model, gives, common, rides=True)
+            into, of_all = self.combine(turn, shard, compute, model, fold, None, gives, common, behind=False)
+        return into[0], of_all[0]
+
+    def wide_or_carry(self, shard: Shard) -> torch.dtype:
+        """Return the dtype of the derivatives of carries out by carries in."""
+        return shard.wide if shard.row.gated else self.carry
+
+    # ---- derivatives of higher order, and compiled code
+
+    def composed(self, shard: Shard, initial: Initial, exchange: Exchange) -> tuple[Outputs, Tensor]:
+        """Return the outputs by differentiable scans and exchanges; and a state that this rank has sent."""
+        valued, ranks = shard.valued, self.group.size
+        parts = self.parts(valued)
+        total = _stacked([shards.totals(part, recorded=True) for part in parts])
+        read = (*shard.tensors.differentiable[:3], initial)
+        leaf = next((each for each in read if isinstance(each, Tensor) and each.requires_grad), shard.tensors.x)
+        # Those of an empty shard may be constants, but ranks exchange the same gradients.
+        total = tuple(each if each.dtype == torch.bool else recorded_with(leaf, each) for each in total)
+        states = self.in_order(trade(self.group, exchange, [each.expand(ranks, *each.shape) for each in total]))
+        carries = shards.fold_recorded(valued, states, initial, self.layout.positions)
+        found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], self.call.dim)
+        return self.with_final(found, carries[0].final), total[0]
+
+    def gradients(
+        self, shard: Shard, tensors: Sequence[Tensor | None], number: Any, needs: Any, grads: Any, sent: int
+    ) -> list[Tensor | None]:
+        """Return the gradients as functions of inputs and incoming gradients, which can be differentiated."""
+        x, mask, gate, initial = tensors
+        assert x is not None
+        read = replace(shard, tensors=shard.tensors._replace(x=x, mask=mask, gate=gate))
+        exchange = Exchange("again", self.message.derived("again"), sent)
+        outputs, state = self.composed(read, initial if number is None else number, exchange)
+        grads = (grads[0], *grads[2:]) if shard.row.indices else grads
+        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
+        used = [(y, g) for y, g in pairs if g is not None]  # zeros would make second derivatives of 0 * inf
+        pairs = used or [(y, torch.zeros_like(y)) for y, _ in pairs]
+        wanted = [each for each, need in zip(tensors, needs, strict=True) if need and each is not None]
+        of_state, *found = torch.autograd.grad(
+            [y for y, _ in pairs], [state, *wanted], [g for _, g in pairs], create_graph=True, allow_unused=True
+        )
+        # A rank without items has gradients that depend on no exchange, but the others wait for it.
+        each_of = iter(
+            recorded_with(of_state, torch.zeros_like(leaf) if each is None else each)
+            for each, leaf in zip(found, wanted, strict=True)
+        )
+        return [next(each_of) if need else None for need in needs]
+
+
+def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:
+    """Return the outputs of a call that a compiler traces: differentiable scans, and exchanges by an operator."""
+    call, given = request()
+    shard = _checked(call, given, how)
+    table = span_table(who, how.spans, group.size, shard.length)
+    layout = layout_of(who, table, group.size, group.position, shard.length)
+    if group.size == 1 and layout.width == 1:
+        return answered(call, given)
+    recorded = torch.is_grad_enabled() and (shard.result.is_floating_point or shard.result.is_complex)
+    scan = ShardedScan(
+        group=group, message=Message(who, {}, 0), call=shard.call, whole=call, carry=shard.carry, result=shard.result,
+        final=shard.final, layout=layout.towards(shard.call.reverse), shape=shard.tensors.x.shape, dtypes=(),
+        recorded=recorded,
+    )  # fmt: skip
+    if shard.lines.numel() == 0:
+        return scan.without_lines(shard, given.initial)
+    name = f"{who} {call.op} {shard.call.dim} {shard.tensors.x.dtype} {shard.result} {call.reverse} {call.exclusive}"
+    offsets, begins, lengths = shard.tensors.offsets, scan.layout.starts, torch.empty(0)
+    starts: list[Any] = [0] * layout.width if begins is None else [begins[at] for at in scan.layout.positions]
+    if begins is None and (offsets is not None or shard.row.indices):
+        length = torch.full((group.size, 1), shard.length, device=shard.tensors.x.device)
+        lengths = trade(group, Exchange(f"lengths of {name}"), [length])[0][:, 0]
+        begins = scan.layout.starts_of(lengths, shard.call.reverse)  # type: ignore[assignment]
+        starts = [begins[at] for at in scan.layout.positions]  # type: ignore[index]
+    if offsets is not None:
+        begins, shard = scan.flagged(lengths, shard, offsets)  # type: ignore[assignment]
+    found: Outputs = ()
+    if recorded or not shard.row.indices:
+        found, _ = scan.composed(shard, given.initial, Exchange(name))
+    if not shard.row.indices:
+        return found
+    with torch.no_grad():
+        total = _stacked([shards.totals(part) for part in scan.parts(shard)])
+        states = [each.expand(group.size, *each.shape) for each in total]
+        in_order = scan.in_order(trade(group, Exchange(f"indices of {name}"), states))
+        folded = shards.fold(shard, in_order, given.initial, begins)  # type: ignore[arg-type]
+        first = Carry(_first_of(given.initial, shard, shard.carry), folded.after[-1])
+        carries = [
+            Carry(folded.after[at - 1], folded.after[-1], folded.places[at - 1]) if at else first  # type: ignore[index]
+            for at in scan.layout.positions
+        ]
+        values = scan.finished(Sent(shard, total, carries, starts, 0))
+    return (found[0], values[1], *found[1:]) if found else scan.with_final(values, folded.after[-1])
+
+
+def _first_of(initial: Initial, shard: Shard, dtype: torch.dtype) -> Tensor | None:
+    """The carry into the first span, with an item for each line."""
+    if initial is None:
+        return None
+    if isinstance(initial, Tensor):
+        return initial.expand(shard.lines)
+    return torch.full(shard.lines, initial, dtype=dtype, device=shard.tensors.x.device)
+
+
+def _digest_of_offsets(offsets: Tensor) -> Tensor:
+    """A number that equal positions have in common, where they are: a sum that wraps around."""
+    weights = torch.arange(1, offsets.numel() + 1, device=offsets.device) * 0x1E3779B97F4A7C15 | 1
+    return (offsets.long() * weights).sum()
+
+
+def _in_blocks(states: Tensor, ranks: int, size: int) -> Tensor:
+    """States [span, ...] as [block of lines, span, line]; the last blocks may hold lines that there are not."""
+    flat = states.flatten(1) if states.ndim > 1 else states.unsqueeze(1)
+    flat = torch.nn.functional.pad(flat, (0, ranks * size - flat.shape[1]))
+    return flat.reshape(-1, ranks, size).transpose(0, 1)
 
 
 def _stacked(states: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    if len(states) == 1:
+        return tuple([each.unsqueeze(0) for each in states[0]])
     return tuple(torch.stack(each) for each in zip(*states, strict=True))

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from scanops.codegen.operators import listed
-from scanops.distributed.calls import How, scan_shards
+from scanops.distributed.calls import How, key_of, scan_shards
 from scanops.distributed.groups import Group
 from scanops.distributed.shards import is_exchanged
 from scanops.errors import UnsupportedRequest
@@ -67,7 +67,8 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     call = replace(call, dim=dim)
     if axis is not None:
         along = _group(who, mesh, axis)
-        found = scan_shards(who, lambda: (call, read), along, how)
+        key = None if is_compiling() else key_of((who, call, how), read[:6])
+        found = scan_shards(who, lambda: (call, read), along, how, key, read)
         if call.final:
             once = _Once.apply(found[-1], along.position == 0)  # type: ignore[no-untyped-call]
             found = (*found[:-1], once)

@@ -27,12 +27,26 @@ from scanops.codegen.operators import Operator, listed
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call, autocast
+from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, checked
 from scanops.requests.segments import check_starts
 from scanops.runtime import native
 
-__all__ = ["Carry", "Shard", "entry", "finish", "fold", "fold_back", "recorded_with", "shard_of", "slope", "totals"]
+__all__ = [
+    "Carry",
+    "Folded",
+    "Shard",
+    "entry",
+    "finish",
+    "fold",
+    "fold_back",
+    "fold_recorded",
+    "recorded_with",
+    "shard_of",
+    "slope",
+    "totals",
+]
 
 States = tuple[Tensor, ...]
 OTHERS = ("mask", "gate", "starts", "offsets", "initial")  # the tensors of a scan beside x
@@ -53,7 +67,7 @@ class Shard:
 
     call: Call  # for this shard alone: dim counts from 0; ``final`` is not set
     tensors: Inputs  # offsets are head flags here
-    carry: torch.dtype  # of states and carries
+    carry: torch.dtype  # of carries, and of the states but for products of gates
     result: torch.dtype
     final: bool  # whether the carry-out of the whole line is returned
 
@@ -75,7 +89,29 @@ class Shard:
     @property
     def valued(self) -> Shard:
         """The scan that gives the values of ``cummax`` or ``cummin`` alone: its gradients are those of the values."""
+        if not self.row.indices:
+            return self
         return replace(self, call=replace(self.call, op=self.call.op.removeprefix("cum"), dtype=None))
+
+    @property
+    def is_plain_sum(self) -> bool:
+        """Whether the gradient is a sum of the results' gradients, whatever the items are."""
+        tensors = self.tensors
+        return self.row.name == "sum" and tensors.mask is tensors.starts is None and tensors.x.dtype == self.result
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of products of gates: that of carries may not hold them where the carry is 0 or small."""
+        if not self.carry.is_floating_point:
+            return torch.complex128 if self.carry.is_complex else self.carry
+        return torch.float64
+
+    @property
+    def model(self) -> list[tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of each tensor of ``totals``."""
+        others = [self.wide] * self.row.gated + [torch.int64] * bool(self.row.indices)
+        others += [torch.bool] * (self.tensors.starts is not None or self.tensors.offsets is not None)
+        return [(self.lines, each) for each in (self.carry, *others)]
 
 
 class Carry(NamedTuple):
@@ -96,6 +132,8 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
     request = checked(call, given)
     if given.starts is not None and offsets is not None:
         check_starts(call.name, given.starts, offsets, request.x)
+    if offsets is not None:
+        _check_positions(call.name, offsets, request.x)
     row = request.operator
     if not is_exchanged(row) or request.x.ndim == 0:
         raise UnsupportedRequest(
@@ -107,6 +145,20 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
     tensors = given._replace(mask=request.inputs.mask, gate=request.inputs.gate, offsets=offsets)
     local = replace(call, dim=request.call.dim, final=False)
     return Shard(call=local, tensors=tensors, carry=request.carry_dtype, result=request.dtype, final=call.final)
+
+
+def _check_positions(who: str, offsets: object, x: Tensor) -> None:
+    """Raise unless ``offsets`` may be positions of segments; their values are checked when the length is known."""
+    check_tensor(who, "offsets", offsets)
+    assert isinstance(offsets, Tensor)
+    check_device(who, "offsets", offsets, x)
+    if offsets.dtype not in (torch.int32, torch.int64) or offsets.ndim != 1 or offsets.numel() < 2:
+        raise UnsupportedRequest(
+            f"{who}: offsets must be positions in the whole line",
+            allowed="int32 or int64 in one dimension: 0, then where each segment begins, and the length of the line",
+            value=f"offsets of {offsets.dtype}, shape {tuple(offsets.shape)}",
+            hint="as cu_seqlens: torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])",
+        )
 
 
 def is_exchanged(row: Operator) -> bool:
@@ -131,17 +183,17 @@ def scanned(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor |
 # ---- forward
 
 
-def totals(shard: Shard, start: Tensor | int, *, recorded: bool = False) -> States:
-    """Return the state of each line of the shard alone, all of one shape; ``start`` is where the shard lies in a line.
+def totals(shard: Shard, *, recorded: bool = False) -> States:
+    """Return the state of each line of the shard alone, as ``Shard.model`` describes them.
 
-    The value; of recurrences also the product of the gates; of ``cummax`` and ``cummin`` also the index in the whole
-    line, -1 for none; with segments also whether one begins in the shard, which hides what is carried in. ``recorded``:
+    The value; of recurrences also the product of the gates; of ``cummax`` and ``cummin`` also the index in the shard,
+    -1 for none; with segments also whether one begins in the shard, which hides what is carried in. ``recorded``:
     whether gradients are taken of the states, and so follow the operator's own rules.
     """
     call, (x, mask, gate, starts, *_), row = shard.call, shard.tensors, shard.row
     local = replace(call, exclusive=False, final=True)
     if row.indices:
-        found = _last_of(shard, start)
+        found = _last_of(shard)
     elif not recorded and mask is starts is None and not call.compensated and _is_reducible(shard):
         found = (_REDUCED[row.name](x, call.dim, shard.carry),)
     else:
@@ -155,37 +207,48 @@ def totals(shard: Shard, start: Tensor | int, *, recorded: bool = False) -> Stat
     return found
 
 
-def fold(
-    shard: Shard, states: States, initial: Tensor | complex | None, positions: Sequence[int], *, recorded: bool = False
-) -> list[Carry]:
-    """Return the carry into the shards at ``positions`` of scan order, from the states of all shards in that order.
+class Folded(NamedTuple):
+    """The state of the line behind each position of scan order, stacked."""
 
-    ``recorded``: whether gradients are taken of it. Then the carry depends on the states of all shards at every
-    position, the first included: a backward pass is a graph of one shape on all ranks, with the same exchanges.
-    """
+    after: Tensor
+    places: Tensor | None = None  # of ``cummax`` and ``cummin``: where in the line it comes from, -1 for nowhere
+
+
+def fold(shard: Shard, states: States, initial: Tensor | complex | None, starts: Sequence[int] | Tensor) -> Folded:
+    """Return the states of the line from those of all shards, in scan order; ``starts``: where shards begin."""
     value, *others = states
     begins = others.pop() if shard.tensors.starts is not None else None
     call = replace(shard.call, dim=0, reverse=False, exclusive=False, dtype=shard.carry)
     given: dict[str, Any] = {"starts": begins, "initial": initial}
-    at = None
     if shard.row.indices:
-        places = others[0]
-        after, ranks = scanned(replace(call, dtype=None), value, mask=places >= 0, **given)[:2]
-        at = torch.where(ranks >= 0, places.gather(0, ranks.clamp(min=0)), -1)
-    elif shard.row.gated:
-        after = scanned(call, value, gate=others[0], **given)
-    else:
-        after = scanned(call, value, **given)
-    if recorded:
-        gate = others[0][:1] if others else None
-        first = scanned(replace(call, exclusive=True), value[:1], initial=initial, gate=gate)
-        into = torch.cat([first, after])
-        return [Carry(into[position], after[-1]) for position in positions]
-    first = initial if isinstance(initial, Tensor) or initial is None else torch.full_like(after[0], initial)
-    return [
-        Carry(after[k - 1], after[-1], None if at is None else at[k - 1]) if k else Carry(first, after[-1])
-        for k in positions
-    ]
+        indices = others[0]
+        after, ranks = scanned(replace(call, dtype=None), value, mask=indices >= 0, **given)[:2]
+        begin = starts if isinstance(starts, Tensor) else torch.tensor(starts, device=value.device)
+        places = indices + begin.to(indices.device).reshape(-1, *[1] * (indices.ndim - 1))
+        return Folded(after, torch.where(ranks >= 0, places.gather(0, ranks.clamp(min=0)), -1))
+    if shard.row.gated:
+        after = scanned(Call(call.op, 0, dtype=shard.wide), value, gate=others[0], **given)
+        return Folded(after.to(shard.carry))
+    return Folded(scanned(call, value, **given))
+
+
+def fold_recorded(
+    shard: Shard, states: States, initial: Tensor | complex | None, positions: Sequence[int]
+) -> list[Carry]:
+    """Return the carry into the shards at ``positions``, as a differentiable function of all shards' states.
+
+    It depends on all states at every position, the first included: a backward pass is a graph of one shape on all
+    ranks, with the same exchanges.
+    """
+    value, *others = states
+    begins = others.pop() if shard.tensors.starts is not None else None
+    call = replace(shard.call, dim=0, reverse=False, exclusive=False, dtype=shard.carry)
+    call = Call(call.op, 0, dtype=shard.wide) if shard.row.gated else call
+    gate = others[0] if others else None
+    after = scanned(call, value, gate=gate, starts=begins, initial=initial)
+    first = scanned(replace(call, exclusive=True), value[:1], initial=initial, gate=None if gate is None else gate[:1])
+    into = torch.cat([first, after]).to(shard.carry)
+    return [Carry(into[position], into[-1]) for position in positions]
 
 
 def finish(shard: Shard, carry: Carry, start: Tensor | int) -> States:
@@ -214,34 +277,39 @@ def _is_reducible(shard: Shard) -> bool:
 
 def _product_of_gates(shard: Shard, gate: Tensor, keep: Tensor | None) -> Tensor:
     if keep is None:
-        return gate.prod(shard.call.dim, dtype=shard.carry)
-    product = Call("prod", shard.call.dim, final=True, dtype=shard.carry)
-    found: Tensor = scanned(product, gate, mask=keep)[1]
-    return found.to(shard.carry)
+        found = gate.prod(shard.call.dim, dtype=shard.wide)
+    else:
+        product = Call("prod", shard.call.dim, final=True, dtype=shard.wide)
+        found = scanned(product, gate, mask=keep)[1]
+    if not found.is_floating_point():
+        return found
+    most = torch.finfo(found.dtype).max  # times a carry of 0 it is 0, as one scan has it, and infinity is not
+    return found.clamp(-most, most)
 
 
-def _last_of(shard: Shard, start: Tensor | int) -> States:
-    """The greatest or least item of each line, and where in the whole line it is."""
+def _last_of(shard: Shard) -> States:
+    """The greatest or least item of each line, and where in the shard it is."""
     call, (x, mask, _, starts, *_) = shard.call, shard.tensors
     if shard.length == 0:
         value = scanned(replace(call, final=True), x, mask=mask, starts=starts)[-1]
-        return value, torch.full(shard.lines, -1, dtype=torch.int64, device=x.device)
+        return value.to(shard.carry), torch.full(shard.lines, -1, dtype=torch.int64, device=x.device)
     values, indices = scanned(replace(call, exclusive=False), x, mask=mask, starts=starts)[:2]
     value, index = (each.select(call.dim, 0 if call.reverse else -1) for each in (values, indices))
     if call.reverse and starts is not None:  # items in front of a first item with a flag belong to another segment
         first = starts.expand(x.shape).select(call.dim, 0)
         nothing = scanned(replace(call, final=True), x.narrow(call.dim, 0, 0))[-1]
-        value, index = torch.where(first, nothing, value), torch.where(first, -1, index)
-    return value, torch.where(index < 0, -1, index + start)
+        value, index = torch.where(first, nothing.to(value.dtype), value), torch.where(first, -1, index)
+    return value.to(shard.carry), index
 
 
 # ---- backward
 
 
-def entry(shard: Shard, y: Tensor, before: Tensor, grad: Tensor) -> Tensor:
+def entry(shard: Shard, y: Tensor | None, before: Tensor | None, grad: Tensor) -> Tensor:
     """Return the gradient of the carry-in from the gradient of the shard's own results, one per line."""
     if shard.row.name == "sum" and shard.tensors.starts is None:  # each result contains the carry-in once
         return grad.sum(shard.call.dim, dtype=shard.carry)
+    assert y is not None and before is not None
     (found,) = torch.autograd.grad(y, before, grad, retain_graph=True, allow_unused=True, materialize_grads=True)
     return found.to(shard.carry)
 
@@ -264,11 +332,18 @@ def slope(shard: Shard, total: States, before: Tensor) -> Tensor:
     return found
 
 
-def fold_back(slopes: Tensor, entries: Tensor, grad_final: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the carry out of each shard in scan order, and of the line's initial value."""
-    call = Call("linear", 0, reverse=True)
-    into = scanned(call, entries, gate=slopes, initial=grad_final)
-    return torch.cat([into[1:], grad_final.unsqueeze(0)]), into[0]
+def fold_back(slopes: Tensor | None, entries: Tensor, grad_final: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the carry out of each shard in scan order, and of the line's initial value.
+
+    ``slopes`` are in the dtype of products of gates, None where they are 1; ``grad_final`` None is 0.
+    """
+    of_end = torch.zeros_like(entries[0]) if grad_final is None else grad_final
+    if slopes is None:
+        into = scanned(Call("sum", 0, reverse=True, dtype=entries.dtype), entries, initial=grad_final)
+    else:
+        call = Call("linear", 0, reverse=True, dtype=slopes.dtype)
+        into = scanned(call, entries, gate=slopes, initial=grad_final).to(entries.dtype)
+    return torch.cat([into[1:], of_end.unsqueeze(0)]), into[0]
 
 
 def _filled(shard: Shard) -> Tensor | None:

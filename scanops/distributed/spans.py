@@ -39,19 +39,37 @@ class Layout(NamedTuple):
     rows: tuple[int, ...]  # the row at each position
     positions: tuple[int, ...]  # of this rank's spans
     lengths: tuple[int, ...]  # of this rank's spans
-    starts: tuple[int | Tensor, ...]  # where this rank's spans lie in the line; of one shard set when ranks have agreed
+    starts: tuple[int, ...] | None  # where the span at each position begins; None: that follows from all lengths
 
     @property
     def width(self) -> int:
         """The number of spans of each rank: those with fewer have empty ones."""
         return len(self.positions)
 
+    def lengths_of(self, length: int) -> tuple[int, ...]:
+        """Return the lengths of a rank's spans, whose items are ``length`` in all."""
+        return (length,) if self.width == 1 else self.lengths
+
     def towards(self, reverse: bool) -> Layout:
         """Return the layout with positions in scan order."""
         if not reverse:
             return self
         last = len(self.rows) - 1
-        return self._replace(rows=self.rows[::-1], positions=tuple(last - each for each in self.positions))
+        return self._replace(
+            rows=self.rows[::-1],
+            positions=tuple(last - each for each in self.positions),
+            starts=None if self.starts is None else self.starts[::-1],
+        )
+
+    def starts_of(self, lengths: Tensor | Sequence[int], reverse: bool) -> list[int] | Tensor:
+        """Return where the span at each position begins in the line; ``lengths`` are those of the ranks' shards."""
+        if self.starts is not None:
+            return list(self.starts)
+        if isinstance(lengths, Tensor):
+            found = lengths.cumsum(0) - lengths
+            return found.flip(0) if reverse else found
+        starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+        return starts[::-1] if reverse else starts
 
 
 def span_table(who: str, spans: Any, ranks: int, length: int) -> Table | None:
@@ -98,7 +116,7 @@ def _illegal(who: str, allowed: str, value: str) -> UnsupportedRequest:
 def layout_of(who: str, table: Table | None, ranks: int, position: int, length: int) -> Layout:
     """Return the layout of a table. Raises UnsupportedRequest where ``length`` is not that of this rank's spans."""
     if table is None:
-        return Layout(tuple(range(ranks)), (position,), (length,), (0,))
+        return Layout(tuple(range(ranks)), (position,), (length,), None)
     own = sum(stop - start for start, stop in table[position])
     if own != length:
         raise _illegal(who, f"{length} items for the rank at position {position}, as x has", shown(table[position]))
@@ -110,7 +128,7 @@ def layout_of(who: str, table: Table | None, ranks: int, position: int, length: 
         rows=tuple(order),
         positions=tuple(map(order.index, mine)),
         lengths=tuple(rows[row][1] - rows[row][0] for row in mine),
-        starts=tuple(rows[row][0] for row in mine),
+        starts=tuple(rows[row][0] for row in order),
     )
 
 
@@ -151,4 +169,7 @@ def joined(results: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...
 
 def in_order_of(places: Sequence[int], rows: Tensor) -> Tensor:
     """Return the rows at these places. Indexing by a list would wait for the GPU, which no CUDA graph can."""
-    return rows if list(places) == list(range(len(rows))) else torch.stack([rows[place] for place in places])
+    places, rising = list(places), list(range(len(rows)))
+    if places == rising:
+        return rows
+    return rows.flip(0) if places == rising[::-1] else torch.stack([rows[place] for place in places])

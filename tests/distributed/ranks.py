@@ -20,8 +20,9 @@ import scanops
 import scanops.distributed as sd
 import scanops.nn
 from benchmarks.sharded_calls import LAYOUTS, OPERATORS, VARIANTS, WORLDS, Request, answer, difference, small_request
-from scanops.distributed.groups import Agreed, Group
+from scanops.distributed.groups import Group
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
+from tests.distributed.kinds import every_kind
 from tests.numbers.oracle import AFFINE as COMPOUND_STATE
 
 DTYPE = torch.float64
@@ -49,31 +50,37 @@ class Meeting:
         self.given: list[Any] = [None] * ranks
 
 
+class Seat:
+    """A rank's place in a meeting, in place of a process group."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+
+
 class Threads(Group):
-    """A group whose ranks are threads of a process; ``process_group`` is their meeting."""
+    """A group whose ranks are threads of a process; ``process_group`` is a seat in their meeting."""
+
+    @property
+    def backends(self) -> str:
+        return "cpu:threads"
 
     def everyones(self, mine: Any) -> list[Any]:
         """What each rank gives."""
-        meeting = self.process_group
+        meeting = self.process_group.meeting
         meeting.given[self.position] = mine
         meeting.barrier.wait()
         found = list(meeting.given)
         meeting.barrier.wait()
         return found
 
-    def _gathered_bytes(self, packed: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.everyones(packed))
+    def gather_words(self, own: Any) -> list[Any]:
+        return self.everyones(own)
 
-    def _traded_bytes(self, packed: torch.Tensor) -> torch.Tensor:
-        return torch.stack([each[self.position] for each in self.everyones(packed)])
+    def _gathered_bytes(self, row: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.everyones(row))
 
-    def agree(self, parts: dict[str, str], length: int, problem: Exception | None, check: str) -> Agreed:
-        rows = self.everyones((parts, length, problem))
-        if problem is not None:
-            raise problem
-        assert all(row[0] == parts and row[2] is None for row in rows)
-        lengths = [row[1] for row in rows]
-        return Agreed(lengths, sum(lengths))
+    def _traded_bytes(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each[self.position] for each in self.everyones(rows)])
 
 
 def by_threads(request: Request) -> None:
@@ -82,7 +89,7 @@ def by_threads(request: Request) -> None:
     meeting, problems = Meeting(ranks), []
 
     def rank_of(rank: int) -> None:
-        group = Threads(meeting, tuple(range(ranks)), rank)
+        group = Threads(Seat(meeting), tuple(range(ranks)), rank)
         try:
             found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
             wrong = difference(request, found, wanted, rank, lambda each: sum(group.everyones(each)))  # type: ignore[return-value]
@@ -132,8 +139,10 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
     differences: dict[str, dict[str, Any]] = {  # a word of the message on every rank -> what one rank does otherwise
         "complete is not for sharded": {"complete": True},
         "out is not for sharded": {"out": x},
-        "check must be a word": {"check": "sometimes"},
-        "method must be a word": {"method": "chain"},
+        "check must be 'first', 'always' or 'never'": {"check": "sometimes"},
+        "method must be 'auto' or 'twopass'": {"method": "chain"},
+        "modulo is not for sharded": {"modulo": 2.0},
+        "offsets must be a tensor": {"offsets": [0, 12]},
         "spans must be": {"spans": [[(0, 9)]] * 4},
         "spans hold|spans must be": {"spans": "head_tail"},
         "ranks differ in spans": {"spans": [[(9, 12)], [(3, 6)], [(0, 3)], [(6, 9)]]},
@@ -161,7 +170,7 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         with pytest.raises(UnsupportedRequest, match=message):
             sd.scan(**given | changed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scanops.distributed.calls.is_captured", lambda: True)
+        patch.setattr("scanops.distributed.calls.is_captured", lambda x: True)
         with pytest.raises(UnsupportedRequest, match="CUDA graph cannot hold"):
             sd.scan(**given)
     head_tail = torch.arange(16.0).reshape(8, 2)[[rank, 7 - rank]].flatten()
@@ -249,7 +258,7 @@ def ranks_that_leave(rank: int, wanted: Expected) -> None:
     if rank == 3:
         print("right", flush=True)
         os._exit(0)
-    with pytest.raises(PeerLost, match="late"):
+    with pytest.raises(PeerLost, match="did not respond within the timeout"):
         sd.cumsum(torch.ones(2), 0, group=late if rank < 2 else dead)
     if rank == 0:
         dist.barrier(group=GROUPS[2])
@@ -259,7 +268,9 @@ def work(rank: int, folder: str, wanted: Expected) -> None:
     """What one process does. Nothing is torn down: see tests/torch_integration/test_processes.py."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=max(WORLDS))
-    GROUPS.update({world: dist.new_group(range(world)) for world in WORLDS})
+    limit = timedelta(seconds=120)
+    GROUPS.update({world: dist.new_group(range(world), timeout=limit) for world in WORLDS})
+    every_kind(rank, GROUPS[2], GROUPS[4])
     for check in (every_request, calls_that_differ, dtensors, ranks_that_leave):
         check(rank, wanted)
     print("right", flush=True)

@@ -23,9 +23,9 @@ from benchmarks.sharded_calls import (
     small_request,
 )
 from scanops.distributed import shards
-from scanops.distributed.calls import Work
+from scanops.distributed.calls import How, Sent, prepare
 from scanops.distributed.groups import Group
-from scanops.distributed.spans import layout_of, span_table
+from scanops.distributed.shards import Carry
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
@@ -35,24 +35,30 @@ from tests.scripts import ROOT, ran
 
 def forward(request: Request) -> list[tuple[torch.Tensor, ...]]:
     """The results of every rank, the ranks one after the other: the exchange is a list."""
-    ranks, works, op = len(request.table), [], getattr(request.op, "name", request.op)
+    ranks, scans, op = len(request.table), [], getattr(request.op, "name", request.op)
     reverse, exclusive, final = (request.given.get(name, False) for name in ("reverse", "exclusive", "return_final"))
-    lengths = [len(request.places(rank)) for rank in range(ranks)]
+    lengths, initial = [len(request.places(rank)) for rank in range(ranks)], request.given.get("initial")
     for rank in range(ranks):
-        given = request.local(rank)
-        tensors = Inputs(given["x"], given.get("mask"), given.get("gate"), given.get("segment_starts"))
-        shard = shards.shard_of(Call(op, 1, reverse, exclusive, final), tensors, given.get("offsets"))
-        table = span_table("scan", request.how.get("spans"), ranks, lengths[rank])
-        group = Group(None, tuple(range(ranks)), rank)
-        works.append(Work(shard, group, layout_of("scan", table, ranks, rank, lengths[rank])))
-        works[-1].place(lengths)
-    states = tuple(map(torch.stack, zip(*(work.totals() for work in works), strict=True)))
+        given, group = request.local(rank), Group(None, tuple(range(ranks)), rank)
+        tensors = Inputs(*(given.get(name) for name in ("x", "mask", "gate", "segment_starts", "offsets")), initial)
+        scan = prepare("scan", Call(op, 1, reverse, exclusive, final), tensors, group, How(**request.how))
+        shard = scan.shard_with(tensors._replace(initial=None))
+        if tensors.offsets is not None:
+            _, shard = scan.flagged(lengths, shard, tensors.offsets)
+        scans.append((scan, shard, [shards.totals(part) for part in scan.parts(shard)]))
+    states = tuple(torch.stack([torch.stack([each[k] for each in of_rank]) for *_, of_rank in scans])
+                   for k in range(len(scans[0][2][0])))  # fmt: skip
     results = []
-    for work in works:
-        carries = shards.fold(
-            work.shard, work.in_order(states), request.given.get("initial"), work.layout.positions
-        )  # fmt: skip
-        results.append(work.with_final(work.finished(carries), carries[0].final))
+    for scan, shard, _ in scans:
+        begins = scan.starts(lengths)
+        after, places = shards.fold(shard, scan.in_order(states), initial, begins)
+        carries = [
+            Carry(after[at - 1], after[-1], None if places is None else places[at - 1])
+            if at else Carry(None if initial is None else torch.as_tensor(initial).expand(shard.lines), after[-1])
+            for at in scan.layout.positions
+        ]  # fmt: skip
+        starts = [begins[at] for at in scan.layout.positions]
+        results.append(scan.with_final(scan.finished(Sent(shard, (), carries, starts, 0)), after[-1]))
     return results
 
 

@@ -270,6 +270,14 @@ def forgotten(operator: Any, key: Any) -> list[bool]:
     return [before, key in operator._dispatch_cache]
 
 
+def raised(ask: Callable[[], Any]) -> bool:
+    """Whether torch refuses; a build without torch.distributed has no process groups, and says None."""
+    try:
+        return ask() is None
+    except (LookupError, RuntimeError, ValueError):
+        return True
+
+
 ONE, LEAF, KEYS, CUDA = torch.ones(2), torch.ones(2, requires_grad=True), names.DispatchKey, torch.cuda.is_available()
 opaque = names.at_tracing(lambda: float(len(str(Path()))))  # which a compiler cannot trace
 enabled, switch = partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")
@@ -289,6 +297,7 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "dual_level": (lambda: (names.dual_level(), within(forward_ad.dual_level(), names.dual_level)), (-1, 0)),
     "forget_kernel": (lambda: forgotten(torch.ops.aten.cosh.default, KEYS.CPU), [True, False]),
     "gpu_sleep": (lambda: names.gpu_sleep(100) if CUDA else None, None),
+    "group_named": (lambda: raised(lambda: names.group_named("no such group")), True),
     "has_storage": (lambda: [names.has_storage(ONE), names.has_storage(ONE.to_sparse())], [True, False]),
     "interpreters": (lambda: under(vmap, lambda _: str(names.interpreters()[0].key())), "TransformType.Vmap"),
     "is_autograd_excluded": (lambda: within(below(), names.is_autograd_excluded), True),

@@ -1,0 +1,357 @@
+"""The exchange of states between ranks, and the comparison of their calls, which travels with the states.
+
+An exchange begins with a *frame* of a fixed size from each rank: a header, then the rank's states if they fit. Larger
+states follow as a *body*, whose size the header tells. Ranks whose calls differ, or of which one refuses its call, so
+make the same first collective, and learn from the headers which others do. On the CPU each rank reads all headers
+before it goes on. Reading them on a GPU waits for it, so equal calls are read there at the first of them, and later
+ones when they have arrived: at the next exchange of the group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from scanops.distributed.groups import Group, Ledger, is_captured, pack, size_of, unpack
+from scanops.errors import PeerMismatch, UnsupportedRequest, shown
+
+__all__ = ["CHECKS", "Message", "Turn", "digest_of", "take_turn"]
+
+CHECKS = ("first", "always", "never")
+FIELDS = 8
+DIGEST, NUMBER, STATUS, LENGTH, OFFSETS, BODY, WAITS, TRADES = range(FIELDS)
+HEADER = 8 * FIELDS  # bytes
+FRAME = 2048  # bytes
+_EQUAL = (DIGEST, NUMBER, OFFSETS, BODY, TRADES)  # the fields that must be equal on all ranks
+ONCE = -1  # of TRADES: a body is traded, and nothing is sent back; else the bytes of what is sent back, 0: gathered
+MOST_UNREAD = 64  # comparisons on a GPU, before the next exchange waits for the first of them
+MOST_HEADERS = 1024
+Model = Sequence[tuple[Sequence[int], torch.dtype]]  # shape and dtype of each state of a rank
+States = tuple[Tensor, ...]
+# An all_to_all by blocks of lines moves twice a rank's states, an all_gather those of all others.
+TRADING_RANKS, TRADING_BYTES = 8, 1 << 16
+
+
+class Message(NamedTuple):
+    """What ranks compare of an exchange."""
+
+    who: str  # the public function
+    parts: dict[str, str]  # what has to be equal on all ranks, in words for a message
+    digest: int  # of the parts
+    check: str = "first"
+
+    def derived(self, name: str) -> Message:
+        """Return the message of an exchange that follows from this one, as those of its backward pass."""
+        return self._replace(digest=digest_of(f"{self.digest} {name}"), parts={**self.parts, "exchange": name})
+
+
+def digest_of(text: str) -> int:
+    """Return a positive number of 63 bits that equal texts have in common."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def bytes_of(model: Model) -> int:
+    """Return the bytes of states in a row."""
+    return sum(size_of(*each) for each in model)
+
+
+@contextmanager
+def take_turn(group: Group, message: Message, device: torch.device) -> Iterator[Turn]:
+    """Let one thread at a time exchange states over a group.
+
+    Raises UnsupportedRequest in a thread that had to wait for another, and in that one: nothing says which of them
+    comes first on other ranks. A thread that has waited refuses its call, so that all ranks hear of it.
+    """
+    ledger = group.ledger
+    waited = not ledger.lock.acquire(blocking=False)
+    if waited:
+        ledger.was_disturbed = True
+        ledger.lock.acquire()
+    outermost = ledger.owner is None
+    if outermost:
+        ledger.owner, ledger.was_disturbed = threading.get_ident(), False
+    ledger.device = device
+    try:
+        turn = Turn(group, ledger, message, device)
+        if waited:
+            turn.refuse(_disturbed(message.who))
+        yield turn
+        if ledger.was_disturbed:
+            raise _disturbed(message.who)
+    finally:
+        if outermost:
+            ledger.owner = None
+        ledger.lock.release()
+
+
+def _disturbed(who: str) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"{who}: two threads call the same process group at the same time",
+        allowed="one call of a group at a time: nothing says which thread's call comes first on other ranks",
+        value=f"thread {threading.current_thread().name!r}",
+        hint="make a group for each thread with torch.distributed.new_group, or hold a lock around the calls",
+    )
+
+
+class Turn:
+    """One exchange of this rank: ``send_states``, or ``begin``, ``lengths`` and ``send_states``, or ``refuse``."""
+
+    def __init__(self, group: Group, ledger: Ledger, message: Message, device: torch.device) -> None:
+        self.group, self.ledger, self.message, self.device = group, ledger, message, device
+        self.number = 0  # of the forward pass that this exchange belongs to
+        self.length = 0  # of this rank's shard
+        self.offsets: Tensor | int = 0  # a digest of the positions of segments
+        self.frames: Tensor | None = None
+        self.headers: list[list[int]] | None = None  # of all ranks, by position, where they have been read
+        self._body = self._trades = 0
+        self._waits = self._must_wait()
+
+    def _must_wait(self) -> bool:
+        if self.device.type == "cpu" or self.message.check == "always":
+            return True
+        return self.message.check == "first" and self.message.digest not in self.ledger.compared
+
+    # ---- the frame
+
+    def plan(self, model: Model, *, rides: bool, blocks: tuple[Model, Model] | None) -> None:
+        """Set how states of this model travel: in the frame if they fit and ``rides``, else in a body.
+
+        ``blocks``: the models of a block of lines that is sent to another rank, and of what that sends back.
+        """
+        size = bytes_of(model)
+        if rides and HEADER + size <= FRAME:
+            return
+        self._body = HEADER + size
+        if blocks is not None and self.group.size >= TRADING_RANKS and size >= TRADING_BYTES:
+            self._body, self._trades = (HEADER + bytes_of(each) for each in blocks)
+
+    def begin(self, states: Sequence[Tensor] = ()) -> None:
+        """Exchange the frames and compare them. Raises PeerMismatch on all ranks where they differ."""
+        self._read_unread()
+        if self._waits and self.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedRequest(
+                f"{self.message.who}: ranks cannot compare a call that a CUDA graph captures",
+                allowed="with check='first' a call that ranks have compared before, which reads an answer of the GPU",
+                value=f"check={self.message.check!r}, compared before: {self.message.digest in self.ledger.compared}",
+                hint="make the same call once before the capture, on every rank",
+            )
+        self._exchange_frames(self._row(0, states, FRAME))
+        if self._waits:
+            self._compare(self._read_headers())
+            self.ledger.compared.add(self.message.digest)
+        elif not torch.cuda.is_current_stream_capturing():
+            self._compare_later()
+
+    def refuse(self, problem: Exception) -> NoReturn:
+        """Let the other ranks hear that this one does not make the call, and raise the problem."""
+        if self.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
+            raise problem
+        text = str(problem).partition("\n")[0].encode()[: FRAME - HEADER]
+        said = torch.frombuffer(bytearray(text or b"?"), dtype=torch.uint8).to(self.device)
+        if self.frames is None:
+            self._exchange_frames(self._row(1, [said], FRAME))
+            self._join_rest(self._read_headers())
+        else:  # the others have begun to wait for a body
+            headers = self._read_headers()
+            if not self._is_alike(headers):
+                self._join_rest(headers)
+            else:
+                self._join_body(self._row(1, [said[: self._body - HEADER]], self._body))
+                if self._trades > 0 and any(not header[WAITS] for header in headers):
+                    self.group.trade(self._row(1, [], self._trades).repeat(self.group.size, 1))
+        raise problem
+
+    def _row(self, status: int, states: Sequence[Tensor], size: int) -> Tensor:
+        return pack(states, size, front=self._header(status))
+
+    def _header(self, status: int) -> Tensor:
+        fields = [self.message.digest, self.number, status, self.length, 0, self._body, int(self._waits), self._trades]
+        if self.device.type == "cpu":
+            fields[OFFSETS] = int(self.offsets)
+            return torch.tensor(fields, dtype=torch.int64).view(torch.uint8)
+        key = (*fields[:NUMBER], *fields[STATUS:])
+        known = self.ledger.headers
+        if key not in known:
+            if len(known) >= MOST_HEADERS:
+                known.clear()
+            fields[NUMBER] = 0
+            ones = [int(k == NUMBER) for k in range(FIELDS)]
+            known[key] = torch.tensor([fields, ones], dtype=torch.int64).to(self.device)
+        base, unit = known[key].unbind()
+        row = torch.add(base, unit, alpha=self.number) if self.number or isinstance(self.offsets, Tensor) else base
+        if isinstance(self.offsets, Tensor):
+            row[OFFSETS].copy_(self.offsets)
+        return row.view(torch.uint8)
+
+    def _exchange_frames(self, row: Tensor) -> None:
+        self.ledger.count += 1
+        self.frames = self.group.gather(row)
+
+    def _read_headers(self) -> list[list[int]]:
+        if self.headers is None:
+            assert self.frames is not None
+            self.headers = self.frames[:, :HEADER].contiguous().view(torch.int64).tolist()
+        return self.headers
+
+    def _is_alike(self, headers: list[list[int]]) -> bool:
+        first = headers[0]
+        return not any(h[STATUS] for h in headers) and all(h[k] == first[k] for h in headers for k in _EQUAL)
+
+    def _compare(self, headers: list[list[int]]) -> None:
+        if self._is_alike(headers):
+            return
+        assert self.frames is not None
+        joined = self._join_rest(headers)
+        self._raise_mismatch(headers, self.frames, ask=not joined)
+
+    def _raise_mismatch(self, headers: list[list[int]], frames: Tensor, *, ask: bool, late: bool = False) -> NoReturn:
+        refused = [rank for rank, header in enumerate(headers) if header[STATUS]]
+        who, parts, when = self.message.who, self.message.parts, " in an earlier call" if late else ""
+        if refused:
+            said = [bytes(frames[rank, HEADER:].tolist()).rstrip(b"\0").decode(errors="replace") for rank in refused]
+            raise PeerMismatch(
+                f"{who}: another rank has refused the call{when}",
+                allowed="arguments that every rank accepts",
+                value="; ".join(f"rank {rank}: {text}" for rank, text in zip(refused, said, strict=True)),
+                hint="correct the call of that rank, which has raised this error itself",
+            )
+        hint = "make the same call, in the same order of calls, on every rank of the group"
+        allowed = "equal calls on all ranks; only the length of a shard may differ"
+        if not ask:
+            own = headers[self.group.position]
+            other = [rank for rank, header in enumerate(headers) if any(header[k] != own[k] for k in _EQUAL)]
+            value = f"ranks {other} differ from rank {self.group.position}: {shown(parts)}"
+            raise PeerMismatch(f"{who}: ranks make different calls{when}", allowed=allowed, value=value,
+                               hint=f"{hint}; check='always' says what differs")  # fmt: skip
+        if len({header[OFFSETS] for header in headers}) > 1:
+            parts = {**parts, "offsets": f"positions with digest {headers[self.group.position][OFFSETS]:x}"}
+        parts = {**parts, "place in the order of calls": f"number {headers[self.group.position][NUMBER]}"}
+        words = self.group.gather_words({"function": who, **parts})
+        names = [name for of_rank in words for name in of_rank]
+        differ = next((name for name in names if len({of_rank.get(name) for of_rank in words}) > 1), "function")
+        value = ", ".join(f"rank {rank}: {of_rank.get(differ)}" for rank, of_rank in enumerate(words))
+        raise PeerMismatch(
+            f"{who}: ranks differ in {differ}", allowed=allowed, value=shown(value).strip("'\""), hint=hint
+        )
+
+    def _join_rest(self, headers: list[list[int]]) -> bool:
+        """Make the collectives of the ranks that go on without having read the frames; return whether there are any."""
+        going = [header for header in headers if not header[WAITS] and not header[STATUS]]
+        if not going:
+            return False
+        self._body, self._trades = going[0][BODY], going[0][TRADES]
+        if self._body:
+            self._join_body(self._row(1, [], self._body))
+        if self._trades > 0:
+            self.group.trade(self._row(1, [], self._trades).repeat(self.group.size, 1))
+        return True
+
+    def _join_body(self, row: Tensor) -> None:
+        if self._trades:
+            self.group.trade(row.repeat(self.group.size, 1))
+        else:
+            self.group.gather(row)
+
+    # ---- the same on a GPU, without waiting
+
+    def _compare_later(self) -> None:
+        assert self.frames is not None
+        copy = torch.empty(self.frames.shape, dtype=torch.uint8, pin_memory=True)
+        copy.copy_(self.frames, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(self.device))
+        self.ledger.unread.append((arrived, copy, self))
+
+    def _read_unread(self) -> None:
+        unread = self.ledger.unread
+        while unread:
+            arrived, copy, turn = unread[0]
+            if len(unread) < MOST_UNREAD and not arrived.query():
+                return
+            arrived.synchronize()
+            unread.popleft()
+            headers = copy[:, :HEADER].contiguous().view(torch.int64).tolist()
+            if not turn._is_alike(headers):
+                unread.clear()
+                turn._raise_mismatch(headers, copy, ask=False, late=True)
+
+    # ---- states
+
+    def lengths(self) -> Tensor | list[int]:
+        """Return the lengths of all shards by position: numbers where the headers have been read."""
+        if self.headers is not None:
+            return [header[LENGTH] for header in self.headers]
+        assert self.frames is not None
+        return self.frames[:, 8 * LENGTH : 8 * LENGTH + 8].contiguous().view(torch.int64)[:, 0]
+
+    def send_states(self, compute: Callable[[], States], model: Model) -> tuple[Tensor, ...]:
+        """Return the states of every rank, stacked by position; of this rank they are what ``compute`` returns."""
+        if self._body == 0:
+            states = self.computed(compute)
+            self.begin([each.to(self.device) for each in states])
+            assert self.frames is not None
+            return self._placed(unpack(self.frames, model, HEADER), states)
+        states = self.computed(compute)
+        rows = self.group.gather(self._row(0, [each.to(self.device) for each in states], self._body))
+        self._compare_body(rows)
+        return self._placed(unpack(rows, model, HEADER), states)
+
+    def computed(self, compute: Callable[[], States]) -> States:
+        """Return this rank's states, after the frames where a body follows; others hear of a problem."""
+        if self._body and self.frames is None:
+            self.begin()
+        try:
+            return compute()
+        except Exception as problem:  # whatever it is: the others wait for this rank's states
+            self.refuse(problem)
+
+    def _placed(self, found: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(each.to(state.device) for each, state in zip(found, states, strict=True))
+
+    @property
+    def trades(self) -> bool:
+        """Whether states travel by blocks of lines: each rank folds a block of all ranks' states."""
+        return bool(self._trades)
+
+    def trade_blocks(self, blocks: Sequence[Tensor], model: Model, *, back: bool = False) -> tuple[Tensor, ...]:
+        """Send block r of each tensor to rank r; return this rank's block of every rank, stacked by position.
+
+        ``model`` is that of a block. The first such exchange carries the problem of a rank, ``back`` does not.
+        """
+        size, header = self._trades if back else self._body, self._header(0)
+        rows = [pack([each[rank] for each in blocks], size, front=header) for rank in range(self.group.size)]
+        found = self.group.trade(torch.stack(rows).to(self.device))
+        if not back:
+            self._compare_body(found)
+        return self._placed(unpack(found, model, HEADER), blocks)
+
+    def trade_rows(self, rows: Tensor) -> Tensor:
+        """Send row r, of bytes, to rank r; return the rows that all ranks have for this one, by position."""
+        self._body, self._trades = HEADER + rows.shape[1], ONCE
+        self.begin()
+        front = self._header(0).expand(self.group.size, -1)
+        found = self.group.trade(torch.cat([front, rows.to(self.device)], 1))
+        self._compare_body(found)
+        return found[:, HEADER:].to(rows.device)
+
+    def _compare_body(self, rows: Tensor) -> None:
+        """Raise PeerMismatch where a rank could not compute its states, if the headers have been read."""
+        if self._waits:
+            headers = rows[:, :HEADER].contiguous().view(torch.int64).tolist()
+            if any(header[STATUS] for header in headers):
+                self._raise_mismatch(headers, rows, ask=False)
+
+
+def refuse(group: Group, message: Message, problem: Exception, x: object) -> NoReturn:
+    """Let the other ranks hear that this one does not make a call, and raise the problem."""
+    if group.size == 1 or is_captured(x):
+        raise problem
+    with take_turn(group, message, group.device_of(x)) as turn:
+        turn.refuse(problem)
+    raise problem

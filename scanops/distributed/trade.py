@@ -1,0 +1,107 @@
+"""An exchange of tensors between ranks that autograd and compilers know: an all-to-all, which is its own derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from scanops.distributed.exchange import Message, digest_of, take_turn
+from scanops.distributed.groups import Group, pack, unpack
+from scanops.distributed.shards import recorded_with
+from scanops.torch_private import group_named
+
+__all__ = ["Exchange", "trade"]
+
+
+class Exchange:
+    """Which exchange of which call this is: equal on all ranks."""
+
+    __slots__ = ("message", "name", "number")
+
+    def __init__(self, name: str, message: Message | None = None, number: int = 0) -> None:
+        self.name = name  # in words, for compilers, which hash nothing
+        self.message = message  # None while a compiler traces
+        self.number = number  # of the forward pass that this exchange belongs to
+
+
+def trade(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return slice [this position] of each tensor of every rank, stacked by position; the first dimension is ranks.
+
+    Differentiable to any order.
+    """
+    if is_compiling() and not any(each.requires_grad for each in tensors):  # Dynamo traces no node without a gradient
+        return _traded(group, exchange, tensors)
+    return tuple(_Trade.apply(group, exchange, *tensors))  # type: ignore[no-untyped-call]
+
+
+class _Trade(torch.autograd.Function):
+    """Row r of each tensor goes to the rank at position r.
+
+    What is recorded of a backward pass depends on this exchange on every rank, whatever reaches it there: derivatives
+    of higher order make the same exchanges on all ranks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, exchange: Exchange, *tensors: Tensor) -> Any:
+        ctx.group, ctx.exchange, ctx.count = group, exchange, len(tensors)
+        ctx.traded = [k for k, each in enumerate(tensors) if each.is_floating_point() or each.is_complex()]
+        ctx.save_for_backward(tensors[0])
+        found = _traded(group, exchange, tensors)
+        ctx.mark_non_differentiable(*[each for k, each in enumerate(found) if k not in ctx.traded])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (state,) = ctx.saved_tensors
+        given = [recorded_with(state, grads[k]) for k in ctx.traded]
+        exchange = _derivative(ctx.exchange)
+        # A compiler traces one derivative, and no node within the derivative of a node.
+        found = _traded(ctx.group, exchange, given) if is_compiling() else trade(ctx.group, exchange, given)
+        of_input = dict(zip(ctx.traded, found, strict=True))
+        return (None, None, *[of_input.get(k) for k in range(ctx.count)])
+
+
+def _derivative(exchange: Exchange) -> Exchange:
+    message = exchange.message
+    return Exchange(
+        exchange.name + ", backward", None if message is None else message.derived("backward"), exchange.number
+    )
+
+
+def _traded(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    rows = torch.stack([pack([each[rank] for each in tensors]) for rank in range(group.size)])
+    model = [(each.shape[1:], each.dtype) for each in tensors]
+    if is_compiling():
+        name, members = group.process_group.group_name, list(group.members)
+        return unpack(_operator(rows, name, members, group.position, exchange.name), model)
+    assert exchange.message is not None
+    with take_turn(group, exchange.message, group.device_of(rows)) as turn:
+        turn.number = exchange.number
+        found = turn.trade_rows(rows)
+    return unpack(found, model)
+
+
+# ---- the same as one operator, which compilers leave as it is
+
+
+@torch.library.custom_op("scanops::trade_states", mutates_args=())
+def _operator(rows: Tensor, group: str, members: list[int], position: int, exchange: str) -> Tensor:
+    """Send row r to the rank at position r of a process group; ``exchange`` says what it is of."""
+    along = Group(group_named(group), tuple(members), position)
+    parts = {"compiled call": exchange, "bytes": str(rows.shape[1])}
+    message = Message("a compiled scan", parts, digest_of(str(parts)))
+    with take_turn(along, message, along.device_of(rows)) as turn:
+        return turn.trade_rows(rows).clone()
+
+
+@_operator.register_fake
+def _(rows: Tensor, group: str, members: list[int], position: int, exchange: str) -> Tensor:
+    return torch.empty_like(rows)
+
+
+# A rank whose results do not depend on an exchange makes it all the same: other ranks wait for it.
+torch.fx.node.has_side_effect(torch.ops.scanops.trade_states.default)
