@@ -279,6 +279,31 @@ def raised(ask: Callable[[], Any]) -> bool:
 
 
 ONE, LEAF, KEYS, CUDA = torch.ones(2), torch.ones(2, requires_grad=True), names.DispatchKey, torch.cuda.is_available()
+
+
+def batches() -> list[bool]:
+    """Whether a gradient is a batch, plain and under ``is_grads_batched``."""
+    x, found = torch.ones(2, requires_grad=True), []
+    y = x * 2
+    y.register_hook(lambda gradient: found.append(names.dispatch_keys(gradient).has(names.batched)))
+    torch.autograd.grad(y, x, torch.ones(2), retain_graph=True)
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
+    return found
+
+
+def number_settings() -> list[tuple[bool, bool]]:
+    """How Dynamo reads numbers inside the two functions and after them."""
+    config, found = torch._dynamo.config, []
+    for change in (names.read_numbers_as_constants, names.read_numbers_as_before):
+        change()
+        found.append((config.specialize_int, config.specialize_float))
+    return found
+
+
+def added(x: torch.Tensor, number: float) -> torch.Tensor:
+    return x + names.constant_of(number)
+
+
 opaque = names.at_tracing(lambda: float(len(str(Path()))))  # which a compiler cannot trace
 enabled, switch = partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")
 jit, below = partial(partial, torch.jit.trace), names.below_autograd
@@ -290,6 +315,13 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "are_transforms_active": (lambda: under(vmap, lambda _: active()), True),
     "at_tracing": (lambda: torch.compile(lambda x: x + opaque(), backend="eager", fullgraph=True)(ONE)[0].item(), 2),
     "below_autograd": (lambda: within(below(), LEAF.sin).requires_grad, False),
+    "batched": (batches, [False, True]),
+    "constant_of": (
+        lambda: torch.compile(added, backend="eager", dynamic=True, fullgraph=True)(ONE, 2.5)[0].item(),
+        3.5,
+    ),
+    "read_numbers_as_before": (number_settings, [(True, True), (False, False)]),
+    "read_numbers_as_constants": (number_settings, [(True, True), (False, False)]),
     "check_symbol": (lambda: names.check_symbol(True), None),
     "count_modes": (lambda: (names.count_modes(), within(TorchDispatchMode(), names.count_modes)), (0, 1)),
     "current_device": (lambda: names.current_device() if CUDA else 0, 0),
