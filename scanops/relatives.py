@@ -10,8 +10,10 @@ from torch import Tensor
 from scanops.api import called
 from scanops.errors import UnsupportedRequest
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
-from scanops.ops.dispatch import plain_name
+from scanops.ops.dispatch import call_of, is_followed, plain_name
 from scanops.requests import checks
+from scanops.requests.call import SHARDED
+from scanops.requests.request import checked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -399,7 +401,9 @@ def reduce_by_key(
     ``y[k] = x[i] op x[i+1] op ... op x[j]`` along ``dim``, where keys[i] to keys[j] are the k-th run, as
     ``thrust::reduce_by_key`` does. Of sorted keys each occurs in one run. One pass reads the keys, and one scan reads x
     and writes the totals of segments, and results that are dropped: about the time of two copies of x. It waits for
-    the GPU twice, for the number of runs and to check their offsets; ``torch.compile`` breaks the graph there.
+    the GPU twice, for the number of runs and to check their offsets; ``torch.compile`` breaks the graph there. On a
+    CPU PyTorch's reductions by index compute sums, products and extrema; sums and products of floats are accumulated
+    in float64.
 
     Args:
         keys: one dimension, a key for each item of x along ``dim``, on x's device.
@@ -432,9 +436,18 @@ def reduce_by_key(
             hint="pass keys.flatten(), or another dim",
         )
     checks.check_device("reduce_by_key", "keys", keys, x)
+    op = plain_name(op)
     unique, counts = torch.unique_consecutive(keys, return_counts=True)
     # and an empty run, as offsets name one segment at least
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), len(keys))])
-    options = (plain_name(op), dim, False, False, "segments", dtype, None)
-    y, final = called((x, mask, None, None, offsets, None), (None,), False, options)
+    options = (op, dim, False, False, "segments", dtype, None)
+    tensors = (x, mask, None, None, offsets, None)
+    call, given, eager = call_of(tensors, (None,), False, options)
+    if not (eager or SHARDED or is_followed(given) or given.differentiates):
+        from scanops.fallback.reductions import reduce_segments  # what kernels reduce needs none of it
+
+        found = reduce_segments(checked(call, given), counts)
+        if found is not None:
+            return unique, found
+    y, final = called(tensors, (None,), False, options)
     return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

@@ -14,9 +14,9 @@ from scanops.codegen.operator import COMPENSATED, Join
 from scanops.codegen.operators import operator_named
 from scanops.fallback.reference import chosen
 from scanops.requests.call import Call
-from scanops.requests.geometry import line_shape
+from scanops.requests.geometry import carry_shape, line_shape
 from scanops.requests.request import Inputs
-from scanops.requests.segments import flags_along, places_along
+from scanops.requests.segments import find_longest, find_segments, flags_along, places_along
 
 States = tuple[torch.Tensor, ...]
 
@@ -37,33 +37,84 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
     """
     dim, shape = call.dim, terms.shape
     length, lines = shape[dim], line_shape(shape, call.dim)
-    one = torch.zeros(lines, dtype=terms.dtype, device=terms.device).unsqueeze(dim)
-    index, none = (torch.zeros_like(one, dtype=kind) for kind in (torch.int64, torch.bool))
+    states, nothing = lift_states(rule, inputs, call, terms, keep)
+    if call.reverse:
+        states = tuple(state.flip(dim) for state in states)
+    if call.per_segment and inputs.offsets is not None:
+        results, final = _scan_segments(rule, states, nothing, inputs.offsets, inputs.initial, call)
+    else:
+        none = torch.zeros_like(nothing[0], dtype=torch.bool)
+        # Before each item and after the last one: whether a segment starts there, which hides older items.
+        flags = flags_along(inputs.starts, inputs.offsets, terms, dim, call.chunk)
+        cut = torch.cat([none.expand(shape) if flags is None else flags, none], dim)
+        cut = cut.flip(dim) if call.reverse else cut  # in reverse a segment ends at the item with its head flag
+        first = nothing
+        if inputs.initial is not None:
+            first = _lift_carries(rule, inputs.initial.expand(lines).unsqueeze(dim))
+        # At the start of the line and after each item, as if no segment started right after it.
+        begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
+        longest = length if inputs.offsets is None else find_longest(inputs.offsets, length, call.chunk)
+        after = doubled(rule, _joined(first, states, dim), nothing, begins, dim, longest + 1)
+        before = after if flags is None else chosen(cut, nothing, after)
+        found = before if call.exclusive else after
+        results = tuple(state.narrow(dim, 0 if call.exclusive else 1, length) for state in rule.result(found))
+        final = rule.result(before)[0].select(dim, length) if call.final else None
+    results = tuple(result.flip(dim) if call.reverse else result for result in results)
+    return results if final is None else (*results, final)
+
+
+def lift_states(
+    rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: torch.Tensor | None
+) -> tuple[States, States]:
+    """Return the states of the items, and the identity with one place for each line. Arguments as for ``outputs``."""
+    dim, shape = call.dim, terms.shape
+    one = torch.zeros(line_shape(shape, dim), dtype=terms.dtype, device=terms.device).unsqueeze(dim)
     start = operator_named(call.op).start if rule.identity is None else rule.identity
     numbers = numbers_of(start if isinstance(start, tuple) else (start,), dtype_named(terms.dtype))
-    identity = zip(_lifted(rule, one, one, index), numbers, strict=True)
+    identity = zip(_lifted(rule, one, one, torch.zeros_like(one, dtype=torch.int64)), numbers, strict=True)
     nothing = tuple(torch.full_like(each, n) for each, n in identity)
     gate = None if inputs.gate is None else inputs.gate.expand(shape).to(terms.dtype)
     states = _lifted(rule, terms, gate, places_along(terms, dim).expand(shape))
-    if keep is not None:
-        states = chosen(keep.expand(shape), states, nothing)
-    # Before each item and after the last one: whether a segment starts there, which hides older items.
-    flags = flags_along(inputs.starts, inputs.offsets, terms, dim, call.chunk)
-    cut = torch.cat([none.expand(shape) if flags is None else flags, none], dim)
-    if call.reverse:  # in reverse a segment ends at the item with its head flag
-        states, cut = tuple(state.flip(dim) for state in states), cut.flip(dim)
-    first = nothing
-    if inputs.initial is not None:
-        carried = inputs.initial.expand(lines).unsqueeze(dim)
-        first = _lifted(rule, carried, torch.ones_like(carried), torch.full_like(index, -1))
-    # At the start of the line and after each item, as if no segment started right after it.
-    begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
-    after = doubled(rule, _joined(first, states, dim), nothing, begins, dim)
-    before = after if flags is None else chosen(cut, nothing, after)
-    found = before if call.exclusive else after
-    results = tuple(state.narrow(dim, 0 if call.exclusive else 1, length) for state in rule.result(found))
-    results = tuple(result.flip(dim) if call.reverse else result for result in results)
-    return (*results, rule.result(before)[0].select(dim, length)) if call.final else results
+    return (states if keep is None else chosen(keep.expand(shape), states, nothing)), nothing
+
+
+def _scan_segments(
+    rule: Join, states: States, nothing: States, offsets: torch.Tensor, initial: torch.Tensor | None, call: Call
+) -> tuple[States, torch.Tensor | None]:
+    """Return the results in scan order, and the carry-out of each segment if it is asked for.
+
+    ``states`` are in scan order; ``initial`` has a carry-in for each segment.
+    """
+    dim, shape = call.dim, states[0].shape
+    length, carries = shape[dim], carry_shape(shape, dim, offsets)
+    starts = tuple(each.expand(carries) for each in nothing)
+    if initial is not None:
+        starts = _lift_carries(rule, initial.expand(carries).to(nothing[0].dtype))
+    places = torch.arange(length, device=offsets.device)
+    segments = find_segments(offsets, places.flip(0) if call.reverse else places)
+    heads = torch.cat([torch.ones_like(segments[:1], dtype=torch.bool), segments[1:] != segments[:-1]])
+    heads = heads.reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    own = tuple(each.index_select(dim, segments) for each in starts)  # what each item's segment starts from
+    if initial is not None:
+        states = chosen(heads, rule.combine(chosen(heads, own, nothing), states), states)
+    after = doubled(rule, states, nothing, heads.expand(shape), dim, find_longest(offsets, length))
+    found = after
+    if call.exclusive:
+        before = _joined(_parts(own, dim, 0, min(1, length)), _parts(after, dim, 0, max(0, length - 1)), dim)
+        found = chosen(heads, own, before)
+    if not call.final:
+        return rule.result(found), None
+    ends = starts
+    if length:
+        last = length - 1 - offsets[:-1] if call.reverse else offsets[1:] - 1  # of each segment, in scan order
+        is_empty = (offsets[1:] <= offsets[:-1]).reshape((*heads.shape[:dim], -1, *heads.shape[dim + 1 :]))
+        last = last.long().clamp(0, length - 1)
+        ends = chosen(is_empty, starts, tuple(each.index_select(dim, last) for each in after))
+    return rule.result(found), rule.result(ends)[0]
+
+
+def _lift_carries(rule: Join, carries: torch.Tensor) -> States:
+    return _lifted(rule, carries, torch.ones_like(carries), torch.full_like(carries, -1, dtype=torch.int64))
 
 
 def _lifted(rule: Join, x: torch.Tensor, gate: torch.Tensor | None, index: torch.Tensor) -> States:
@@ -75,14 +126,16 @@ def _joined(first: States, then: States, dim: int) -> States:
     return tuple(torch.cat([one, other], dim) for one, other in zip(first, then, strict=True))
 
 
-def doubled(rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int) -> States:
-    """The inclusive scan; ``cut`` marks items that older items are not combined with.
+def doubled(
+    rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int, longest: int | None = None
+) -> States:
+    """The inclusive scan; ``cut`` marks items that older items are not combined with, ``longest`` items apart at most.
 
     There the identity is combined and then discarded by torch.where: a derivative through NaN or infinity would not
     vanish.
     """
     length, distance = states[0].shape[dim], 1
-    while distance < length:
+    while distance < (length if longest is None else min(length, longest)):
         older, newer = _parts(states, dim, 0, length - distance), _parts(states, dim, distance, length - distance)
         begins = None if cut is None else cut.narrow(dim, distance, length - distance)
         joined = rule.combine(older if begins is None else chosen(begins, nothing, older), newer)

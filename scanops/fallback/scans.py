@@ -46,8 +46,6 @@ def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tens
 
 def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """Return the result, its indices where the operator has them, and carry-outs if the call asks for them."""
-    if call.per_segment and inputs.offsets is not None:
-        return _by_segment(inputs, inputs.offsets, call)
     widened = call.widened()
     if widened is not None:
         found = outputs(inputs, widened)
@@ -59,7 +57,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     # On a CPU a recurrence is computed by its definition; elsewhere log2(n) passes are faster.
     walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
     if walked or join is None:
-        return _walked(inputs, call)
+        return _walked(inputs, call) if not call.per_segment else _by_segment(inputs, call)
     unsound = "tangents" in operator.unsound and dual_level() >= 0
     unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
     # Of equal values torch's indices name one that a mask leaves out.
@@ -67,7 +65,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
     if plain and all(each is None for each in inputs[2:]):
         return _by_torch(inputs, call)
-    y, *others = doubling.outputs(join, inputs, call, *_masked(inputs, call))
+    y, *others = doubling.outputs(join, inputs, call, *masked_terms(inputs, call))
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
@@ -86,15 +84,17 @@ def _completed(request: Request, inputs: Inputs) -> torch.Tensor:
     return request.extended(results, start.select(call.dim, 0))
 
 
-def _by_segment(inputs: Inputs, offsets: torch.Tensor, call: Call) -> tuple[torch.Tensor, ...]:
-    """The scan of each segment as lines of its own, with its carry-in and its carry-out."""
+def _by_segment(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+    """The scan, item by item, of each segment as lines of its own, with its carry-in and its carry-out."""
+    offsets = inputs.offsets
+    assert offsets is not None
     dim, shape, alone = call.dim, inputs.x.shape, replace(call, per_segment=False)
     carries, carried = carry_shape(shape, dim, offsets), inputs.initial
     found = []
     for number, (begin, end) in enumerate(pairwise([0] * len(offsets) if offsets.is_meta else offsets.tolist())):
         own = (None if each is None else each.expand(shape).narrow(dim, begin, end - begin) for each in inputs[:3])
         start = None if carried is None else carried.expand(carries).select(dim, number)
-        y, *others = outputs(Inputs(*own)._replace(initial=start), alone)  # type: ignore[arg-type]
+        y, *others = _walked(Inputs(*own)._replace(initial=start), alone)  # type: ignore[arg-type]
         if operator_named(call.op).indices:
             others[0] = torch.where(others[0] < 0, others[0], others[0] + begin)
         found.append((y, *others))
@@ -113,7 +113,7 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     x, dim, reverse, operator = inputs.x, call.dim, call.reverse, operator_named(call.op)
     start = operator.start_of(dtype_named(call.result))
     starts = start if isinstance(start, tuple) else (start,)
-    terms, keep = _masked(inputs, call)
+    terms, keep = masked_terms(inputs, call)
     if keep is not None:
         terms = torch.where(keep, terms, torch.full((), starts[0], dtype=terms.dtype, device=x.device))
     terms = terms.flip(dim) if reverse else terms
@@ -130,7 +130,7 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 
 def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """The scan item by item, as the reference defines it."""
-    terms, keep = _masked(inputs, call)
+    terms, keep = masked_terms(inputs, call)
     y, h = reference.scan(
         terms,
         call.op,
@@ -183,8 +183,8 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
-def _masked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The terms in the dtype they are scanned in, and the mask if it is bool.
+def masked_terms(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the terms in the dtype they are scanned in, and the mask if it is bool.
 
     As in the kernels, products of halves are not rounded to the half type of the result, and elements of which an
     operator gives an index keep their values.

@@ -10,7 +10,7 @@ from torch import Tensor
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
 from scanops.requests.geometry import carry_shape
-from scanops.torch_private import is_wrapped, version_of, without_interpreters
+from scanops.torch_private import count_modes, is_jit_traced, is_wrapped, version_of, without_interpreters
 
 _DTYPES = (torch.int32, torch.int64)
 MAX_CHUNK = 2**63 - 1  # of an argument of torch.library; a longer chunk begins again nowhere either
@@ -157,18 +157,27 @@ def flags_along(
         flags = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device).index_fill(0, places, True)[:length]
     else:
         places = torch.arange(length, device=offsets.device) + begin
-        flags = (places - offsets.long()[_find_segments(offsets, places)]) % chunk == 0
+        flags = (places - offsets.long()[find_segments(offsets, places)]) % chunk == 0
     return flags.reshape([-1 if d == dim else 1 for d in range(x.ndim)]).expand(x.shape)
 
 
-def _find_segments(offsets: Tensor, places: Tensor) -> Tensor:
+def find_segments(offsets: Tensor, places: Tensor) -> Tensor:
     """Return the segment that holds each place. Offsets that were overwritten may put a place behind the last."""
     return torch.searchsorted(offsets[1:].long(), places, right=True).clamp(max=len(offsets) - 2)
 
 
+def find_longest(offsets: Tensor, length: int, chunk: int | None = None) -> int:
+    """Return the length of the longest segment or chunk; that of the line where the values are not known here."""
+    known = _has_values(offsets) and offsets.is_cpu and not (count_modes() or is_jit_traced())
+    if known and length:
+        with without_interpreters():
+            length = int((offsets[1:] - offsets[:-1]).max())
+    return length if chunk is None else min(chunk, length)
+
+
 def carried_along(carries: Tensor, offsets: Tensor, shape: torch.Size, dim: int) -> Tensor:
     """Return the carry-in of each item's segment, in x's ``shape``, from that of each segment."""
-    segments = _find_segments(offsets, torch.arange(shape[dim], device=offsets.device))
+    segments = find_segments(offsets, torch.arange(shape[dim], device=offsets.device))
     return carries.expand(carry_shape(shape, dim, offsets)).index_select(dim, segments)
 
 

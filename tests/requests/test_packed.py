@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
+import math
 from typing import Any
 
 import pytest
 import torch
 
 import scanops
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import OPERATORS
 from scanops.errors import UnsupportedRequest
+from scanops.fallback.reference import scan as scan_by_definition
 from scanops.operands import Operands
 
 CUTS = [0, 0, 3, 3, 10, 31, 40, 40]
@@ -109,6 +113,59 @@ def test_refusals_of_carries(options: dict[str, Any], words: str) -> None:
     given = {"x": torch.ones(2, 4), "op": "sum", "dim": 1, "offsets": torch.tensor([0, 1, 4])}
     with pytest.raises(UnsupportedRequest, match=words):
         scan(**{**given, "return_final": "segments", **options})
+
+
+SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -2.5)
+
+
+def special_items(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Small numbers, and in a tenth of the places special ones if the dtype has them."""
+    generator = torch.Generator().manual_seed(3)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if not dtype.is_floating_point:
+        return torch.randint(0 if "u" in str(dtype) else -3, 4, shape, generator=generator).to(dtype)
+    x = torch.randint(-4, 5, shape, generator=generator) / 4
+    special = torch.tensor(SPECIAL)[torch.randint(0, len(SPECIAL), shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < 0.1, special, x).to(dtype)
+
+
+def scan_alone(x: torch.Tensor, op: str, dim: int, **options: Any) -> Any:
+    """One segment with its carry-out: item by item, or where the step takes numbers alone, as a line of its own."""
+    if op == "logcumsumexp":
+        return scanops.logcumsumexp(x, dim, return_final=True, **options)
+    return scan_by_definition(x, op, dim, final=True, dtype=x.dtype, **options)
+
+
+@pytest.mark.parametrize("shape", [(2, 40), (40, 3)])
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "logcumsumexp", "bitwise_xor", "logical_or", "cummax"])
+def test_carries_by_torch(op: str, shape: tuple[int, ...]) -> None:
+    """Of CPU tensors, NaN and empty segments, in both directions; against the definition, segment after segment."""
+    dim, dtype = shape.index(40), torch.int64 if "bit" in op else torch.bool if "logical" in op else torch.float64
+    x = special_items(dtype, shape)
+    offsets = torch.tensor(CUTS)
+    carries = [len(CUTS) - 1 if d == dim else size for d, size in enumerate(shape)]
+    start = torch.ones(carries).to(dtype)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.8
+    for reverse, exclusive, initial in itertools.product((False, True), (False, True), (None, start)):
+        options: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
+        given = {"mask": mask, "initial": initial, "offsets": offsets, "return_final": "segments", **options}
+        found = scanops.cummax(x, dim, **given) if op == "cummax" else scanops.scan(x, op, dim, **given)
+        y, final = (found[0][0], found[1]) if op == "cummax" else found
+        plain = "max" if op == "cummax" else op
+        for number, (begin, end) in enumerate(itertools.pairwise(CUTS)):
+            own, keep = (each.narrow(dim, begin, end - begin) for each in (x, mask))
+            first = None if initial is None else initial.select(dim, number)
+            wanted, last = scan_alone(own, plain, dim, mask=keep, initial=first, **options)
+            torch.testing.assert_close(y.narrow(dim, begin, end - begin), wanted, equal_nan=True)
+            torch.testing.assert_close(final.select(dim, number), last, equal_nan=True)
+        if op == "cummax":  # an index is that of an item in its own segment, or -1
+            at, value = found[0][1], found[0][0]
+            taken = x.gather(dim, at.clamp(min=0))
+            torch.testing.assert_close(torch.where(at < 0, value, taken), value, equal_nan=True)
+            own_segment = torch.searchsorted(offsets[1:], torch.arange(40), right=True)
+            place = own_segment.reshape([-1 if d == dim else 1 for d in range(2)]).expand(shape)
+            assert torch.equal(torch.where(at < 0, place, own_segment[at.clamp(min=0)]), place)
 
 
 # ---- chunks
@@ -442,6 +499,61 @@ def test_refusals_of_nested(call: Any, words: str) -> None:
 
 
 # ---- reductions by key
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.uint16, torch.bool], ids=str
+)
+@pytest.mark.parametrize(
+    "op", ["sum", "prod", "max", "min", "logcumsumexp", "bitwise_and", "bitwise_xor", "logical_and"]
+)
+def test_reductions_by_torch(op: str, dtype: torch.dtype) -> None:
+    """Of CPU tensors: NaN, infinities, masks, runs of one item and of many; equal to the last result of each run."""
+    if not OPERATORS[op].kinds or dtype_named(dtype).kind not in OPERATORS[op].kinds:
+        pytest.skip("the operator has no such dtype")
+    lengths = [1, 2, 3, 1, 33, 1, 100, 4]
+    keys = torch.repeat_interleave(torch.tensor([5, 4, 5, 1, 2, 3, 9, 0]), torch.tensor(lengths))
+    for shape, dim in (((len(keys),), 0), ((len(keys), 3), 0), ((2, len(keys)), -1)):
+        x = special_items(dtype, shape)
+        keep = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.8
+        for mask in (None, keep):
+            unique, y = scanops.reduce_by_key(keys, x, op, dim, mask=mask)
+            assert unique.tolist() == [5, 4, 5, 1, 2, 3, 9, 0]
+            masks = [None] * len(lengths) if mask is None else mask.split(lengths, dim)
+            parts = zip(x.split(lengths, dim), masks, strict=True)
+            wanted = torch.cat([scanops.scan(part, op, dim, mask=own).narrow(dim, -1, 1) for part, own in parts], dim)
+            assert y.dtype == wanted.dtype
+            torch.testing.assert_close(y, wanted, equal_nan=True)
+
+
+def test_reductions_of_an_operator_that_does_not_commute() -> None:
+    """Items are combined in their order."""
+    first = scanops.Operator(
+        name="first_of_run", formula="y[i] = the first of x[0] to x[i] that is not 0", lift=("x",), start=0,
+        combine=("older != 0 ? older : newer",), identity=("0",), kinds=("float",), gives="kept", commutative=False,
+        step=lambda h, x: h + (h == 0) * x,
+    )  # fmt: skip
+    keys = torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])
+    x = torch.tensor([0.0, 4.0, 3.0, 0.0, 5.0, 2.0, 1.0, 0.0, 9.0])
+    assert scanops.reduce_by_key(keys, x, first)[1].tolist() == [4.0, 0.0, 5.0]
+
+
+def test_reductions_take_no_step_for_each_run() -> None:
+    """As many operations of PyTorch for a thousand runs as for ten, of results and of carries alone."""
+    counts = []
+    for runs in (10, 1000):
+        keys, x = torch.arange(runs * 8) // 8, torch.rand(runs * 8)
+        offsets = torch.arange(0, runs * 8 + 1, 8)
+        for call in (
+            lambda x=x, keys=keys: scanops.reduce_by_key(keys, x, "sum"),
+            lambda x=x, keys=keys: scanops.reduce_by_key(keys, x, "logcumsumexp"),
+            lambda x=x, offsets=offsets: scanops.cumsum(x, 0, offsets=offsets, return_final="segments"),
+        ):
+            call()
+            with torch.profiler.profile() as profile:
+                call()
+            counts.append(sum(event.count for event in profile.key_averages()))
+    assert counts[:3] == counts[3:]
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "prod", "logcumsumexp"])
