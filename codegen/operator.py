@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from scanops.codegen.derivatives import Derivative, Gradient
@@ -197,14 +196,6 @@ class Operator:
         )
         refuse(self, in_meaning(self))
         set_derived(self, variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Built-in rows are pickled by name, because lambdas cannot be pickled. Other rows need named functions.
-        from scanops.codegen.operators import is_built_in, operator_named
-
-        if is_built_in(self):
-            return operator_named, (self.name,)
-        return partial(Operator, **{each.name: getattr(self, each.name) for each in fields(self) if each.init}), ()
 
     def start_of(self, out: DType) -> Any:
         """``start`` as numbers, with its words replaced by the bounds of dtype ``out``."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
+from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
 from scanops.errors import UnsupportedRequest, did_you_mean
+from scanops.fusion.kernel import text_named
 
-Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line"]
-LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")  # of any operand
-LINE: Layout = "line"  # of a mask, a gate or head flags: one item for the whole line
 ANY = "any"  # the length is an argument
 
 # The field and the value that a suffix stands for.
@@ -66,8 +65,6 @@ def fields_of(slug: str, map: str = "") -> dict[str, Any]:
     for word in words:
         name, value = WORDS.get(word, ("", None)) if word != ANY else ("length", None)
         if word.startswith(MAP):
-            from scanops.fusion.kernel import text_named  # which few scans need
-
             name, value = "map", text_named(word.removeprefix(MAP), map)
         elif found := VALUED.fullmatch(word):
             name, value = PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+import jinja2
 
 from scanops.artifact import ABI
 from scanops.codegen.lines import few_for
@@ -14,9 +15,6 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
-
-if TYPE_CHECKING:
-    import jinja2
 
 # A definition in the first column, with the comment lines above it: a function, a constant, a type, a macro. A function
 # ends with the first line that begins with a brace, or, where text follows the opening brace, that ends with one. The
@@ -85,8 +83,6 @@ def render(plan: Plan, launcher: str = "") -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
     """The Jinja2 environment of the templates: an undefined name is an error, never an empty string."""
-    import jinja2  # imported late: a cache hit needs no templates
-
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("scanops.templates", ""),
         undefined=jinja2.StrictUndefined,

@@ -16,12 +16,14 @@ from scanops.codegen.dtypes import (
     promote,
     set_derived,
 )
+from scanops.codegen.layouts import LINE, Layout
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
-from scanops.codegen.slugs import ABSENT, ANY, LINE, MAP, PREFIXES, WORDS, Layout, fields_of
+from scanops.codegen.slugs import ABSENT, ANY, MAP, PREFIXES, WORDS, fields_of
 from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
 from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
+from scanops.fusion.kernel import fusion_of
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 CHUNK_LENGTH = 256  # items of chunks that are lines of their own, at most: those of one tile
@@ -127,8 +129,6 @@ class ScanSpec:
         for name, role in ROLES.items():
             if name == "dtype" or getattr(self, name) is not None:
                 set_derived(self, **{name: dtype_named(getattr(self, name), role=role).name})
-        if self.map != "":
-            from scanops.fusion.kernel import fusion_of  # which few scans need
         fusion = fusion_of(self.map) if self.map != "" else None
         set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from scanops.codegen.derivatives import AGAIN_LENGTHS
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
+from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in
-from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest, shown
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ tensor([1., 3., 6.])
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING
 
 from scanops._version import __version__
+from scanops.forks import import_late
 
 if TYPE_CHECKING:
     from scanops import compat as compat
@@ -72,10 +72,10 @@ __all__ = ["__version__", *_MODULES, *sorted(_HOMES)]
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return importlib.import_module(f"scanops.{name}")
+        return import_late(f"scanops.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'scanops' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(import_late(_HOMES[name]), name)
     globals()[name] = value  # the next look-up finds it at once
     return value
 

@@ -11,7 +11,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator
+from scanops.distributed import answered
+from scanops.forks import import_late
 from scanops.fusion import operator as operator
+from scanops.fusion.calls import scan_fused
+from scanops.fusion.phases import phase_of
 from scanops.keywords import Ends, Final, Pair
 from scanops.ops.dispatch import broadcast_gates, call_of, followed, plain_name, served
 from scanops.ops.schema import Outputs
@@ -40,8 +44,6 @@ def called(
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
     if SHARDED:
-        from scanops.distributed import answered  # which few programs need
-
         found: Any = answered(tensors, outs, complete, options, chunk)
         if found is not None:
             return found  # type: ignore[no-any-return]
@@ -78,8 +80,7 @@ def _call(
 
 def _placed(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     """Return the results of a scan of DTensors."""
-    from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
-
+    scan_placed: Callable[..., Outputs] = import_late("scanops.distributed.placed").scan_placed  # takes long to import
     if all([out is None for out in outs]):
         return scan_placed(call, given)
     request = checked(call, given, outs)
@@ -195,8 +196,6 @@ def scan(
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
     if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str | Operator):
-        from scanops.fusion.calls import scan_fused  # which few programs need
-
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
@@ -300,8 +299,6 @@ def cumsum(
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
     if modulo is not None:
-        from scanops.fusion.phases import phase_of  # which few programs need
-
         others: dict[str, Any] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         op = phase_of(x, modulo, dtype)

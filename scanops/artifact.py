@@ -32,7 +32,7 @@ from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.processes import NO_FORK
+from scanops.forks import FORK_LOCK, import_late
 from scanops.tuning import Choice, plan_of
 
 if TYPE_CHECKING:
@@ -187,11 +187,9 @@ def request_of(
 ) -> BuildRequest:
     """Return what the store is asked for: the rendered text, and what it is compiled for."""
     row = operator_named(spec.op)
-    with NO_FORK:
-        from scanops.codegen.source import render
-
+    with FORK_LOCK:  # jinja2 imports while it renders
         plan = plan_for(spec, target, measured, few)
-        source, launch = render(plan), plan.launch._asdict()
+        source, launch = import_late("scanops.codegen.source").render(plan), plan.launch._asdict()
     written = "" if is_built_in(row) else expressions(row)
     return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
 
@@ -213,9 +211,9 @@ def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: b
     """Return the plan of a kernel: the measured one, else the planner's own."""
     if measured is not None:
         return plan_of(measured, spec)
-    from scanops.codegen.plan import make_plan  # a kernel in the store needs no plan and no template
-
-    return make_plan(spec, planned(target), few)
+    # A kernel in the store needs no plan and no template.
+    plan: Plan = import_late("scanops.codegen.plan").make_plan(spec, planned(target), few)
+    return plan
 
 
 def planned(target: str) -> str:

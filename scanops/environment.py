@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
-from scanops.processes import NO_FORK
+from scanops.forks import FORK_LOCK, import_late
 
 
 class Variable(NamedTuple):
@@ -212,7 +212,7 @@ def python_path() -> list[str]:
 
 def child(**changes: str) -> dict[str, str]:
     """Return the environment for a program to start: that of this process, and ``changes``."""
-    with NO_FORK:  # a copy fails if a variable is removed meanwhile
+    with FORK_LOCK:  # a copy fails if a variable is removed meanwhile
         return {**os.environ, **changes}
 
 
@@ -238,17 +238,16 @@ def _paths(name: str) -> tuple[Path, ...]:
 
 def _users(folder: str) -> Path:
     """Return one of the user's own folders, as platformdirs names them."""
-    with NO_FORK:
-        import platformdirs  # who sets the variables needs none of it
     try:
-        place: Path = getattr(platformdirs, folder)("scanops", appauthor=False)
+        # Who sets the variables needs none of it.
+        place: Path = getattr(import_late("platformdirs"), folder)("scanops", appauthor=False)
     except RuntimeError:
         return _HOMELESS
     return place if place.is_absolute() else _HOMELESS
 
 
 def _apply(values: Mapping[str, str | None]) -> None:
-    with NO_FORK:
+    with FORK_LOCK:
         for name, value in values.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from functools import partial
 from typing import TypeVar
@@ -66,8 +67,6 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
         >>> did_you_mean("cumsun", ["cumsum", "cumprod"])
         "did you mean 'cumsum'? "
     """
-    import difflib  # only errors need it
-
     close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 

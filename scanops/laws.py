@@ -17,6 +17,7 @@ from scanops.api import scan
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
+from scanops.forks import FORK_LOCK
 from scanops.fusion.functions import traced
 from scanops.fusion.kernels import evaluated
 from scanops.fusion.operators import FieldOperator
@@ -86,7 +87,9 @@ def check_operator(
     name = f"{op.name[:39]}_{secrets.token_hex(4)}"  # of this check alone, so that checks may run in threads
     row = register_operator(replace(op, name=name, indices=""))
     try:
-        with tempfile.TemporaryDirectory(prefix="scanops-check-") as folder:
+        with FORK_LOCK:  # tempfile has a lock
+            temporary = tempfile.TemporaryDirectory(prefix="scanops-check-")
+        with temporary as folder:
             check = Check(op, row, Store(Path(folder)), samples, seed, OperatorReport(op.name))
             check.report.findings = tuple(itertools.islice(check.mistakes(dtypes, lengths), 1))
     finally:

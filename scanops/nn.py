@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanops import distributed
 from scanops.api import cumsum, linear_scan
 from scanops.relatives import cumprod
 
@@ -32,8 +33,6 @@ class _Scan(torch.nn.Module):
         options |= {"reverse": self.reverse, "exclusive": self.exclusive}
         if self.group is None:
             return scan(*tensors, self.dim, **options)
-        from scanops import distributed  # which few programs need
-
         return getattr(distributed, scan.__name__)(*tensors, self.dim, group=self.group, **options)
 
     def extra_repr(self) -> str:

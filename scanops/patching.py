@@ -13,7 +13,6 @@ torch's autograd checks leaves and versions before it gets there.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +25,7 @@ from torch.compiler import is_compiling
 from scanops import api, emulator, relatives
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
+from scanops.forks import FORK_LOCK
 from scanops.requests.call import SHARDED, calls_torch, has_own_operations, is_transformed
 from scanops.runtime import native
 from scanops.torch_private import DispatchKey, dual_level, forget_kernel, saved_tensors_hooks
@@ -96,7 +96,6 @@ def _devices() -> tuple[str, ...]:
 
 # ---- registration
 
-_LOCK = threading.Lock()
 _OPEN: dict[str, Registration] = {}  # by device
 
 
@@ -136,14 +135,14 @@ class Registration:
 
 
 def _open(device: str) -> None:
-    with _LOCK:
+    with FORK_LOCK:
         if device not in _OPEN:
             _OPEN[device] = Registration(device)
         _OPEN[device].blocks += 1
 
 
 def _close(device: str) -> None:
-    with _LOCK:
+    with FORK_LOCK:
         _OPEN[device].blocks -= 1
         if not _OPEN[device].blocks:
             _OPEN.pop(device).close()

@@ -17,6 +17,7 @@ from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.targets import target_named
 from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
+from scanops.forks import import_late
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
@@ -102,8 +103,7 @@ def record() -> Iterator[workload.Recording]:
 @contextmanager
 def _recorded() -> Iterator[workload.Recording]:
     with workload.recording() as used:
-        from scanops.runtime import calls  # imports torch, which building does without
-
+        calls = import_late("scanops.runtime.calls")  # imports torch, which building does without
         calls.forget()  # every call is to be counted where kernels are looked up
         yield used
 
@@ -142,8 +142,6 @@ def prepare(
         what = [what]
     if not isinstance(what, Iterable):
         raise _not_prepared(what, "is neither a spec nor a function")
-    import torch  # as default_target() does
-
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
@@ -158,7 +156,7 @@ def prepare(
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
-                kernel.code.ready(-1 if here == CPU else torch.cuda.current_device())
+                kernel.code.ready(-1 if here == CPU else import_late("torch").cuda.current_device())
         named = zip((f"{spec.slug} for {target}" for spec, target, _ in wanted), found, strict=True)
         problems = [(name, outcome) for name, outcome in named if isinstance(outcome, Exception)]
         if len(problems) > 1:
@@ -247,9 +245,7 @@ def precompile(
     """
     create_root(folder)
     if native:
-        from scanops.runtime.native import building  # which needs torch
-
-        building.built(Store(folder))
+        import_late("scanops.runtime.native.building").built(Store(folder))  # which needs torch
     outcomes = at_once(lambda each: built(each, Store(folder), builder), list(dict.fromkeys(wanted)), jobs, said)
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)

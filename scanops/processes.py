@@ -1,16 +1,6 @@
-"""Processes and threads: how many builds run at a time, the threads that start them, and what a fork waits for.
+"""How many builds run at a time, and the threads that start them.
 
 Threads are enough: compilers are processes or let go of the interpreter's lock, and rendering takes milliseconds.
-
-A forked child has copies of the locks of all threads, and only the thread that forked. Where another thread was
-importing a module, for example, the child would wait for that module's lock for ever. The rule: whatever takes locks
-of Python, jinja2, torch or NVRTC on the way to a kernel does so inside one of the locks of this module, and every fork
-waits until no other thread holds any. ``NO_FORK`` is for moments: late imports, rendering, starting a program, changes
-of the environment. ``LOADING`` is for a build by load_inline, which takes seconds. A thread that holds ``NO_FORK``
-never asks for ``LOADING``; the other way round is allowed. ``compiling()`` is for a compile by NVRTC, and holds off
-forks alone: any number of threads may be in it. All are registered here, together, when this module is imported. A fork
-that another thread began before that has not taken them: it must not release them either. ``logging`` has a lock of
-this kind, too, and is imported first: a fork takes it after these, as a thread does that imports or builds.
 """
 
 from __future__ import annotations
@@ -21,12 +11,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import TypeVar
 
 from scanops.errors import ScanopsError
+from scanops.forks import reset_in_child
 
 _LOG = logging.getLogger("scanops")
 _HEAD_START = 0.02  # seconds for the call that asked to finish before the worker wants the interpreter's lock
@@ -69,9 +61,6 @@ def at_once(
                 found.append(copy_context().run(work, item))
                 said(found[-1])
             return found
-        # Imported here and not with scanops: a lookup in the store needs none of it.
-        from concurrent.futures import ThreadPoolExecutor, as_completed
-
         with ThreadPoolExecutor(min(jobs, len(items)), "scanops-build") as pool:
             futures = [pool.submit(copy_context().run, work, item) for item in items]
             try:
@@ -82,52 +71,6 @@ def at_once(
                 pool.shutdown(cancel_futures=True)
     finally:
         SEVERAL.reset(token)
-
-
-LOADING = threading.RLock()
-NO_FORK = threading.RLock()
-_FORKING = threading.local()  # .holds: whether this thread has taken the locks for a fork
-_COMPILES = threading.Condition()
-_COMPILING: set[int] = set()  # the threads that are in ``compiling()``
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Hold off forks for a ``with`` block, which takes no other lock. Any number of threads may be in it at once."""
-    with NO_FORK, _COMPILES:  # a fork that waits for compiles to end holds NO_FORK: no other begins
-        _COMPILING.add(threading.get_ident())
-    try:
-        yield
-    finally:
-        with _COMPILES:
-            _COMPILING.discard(threading.get_ident())
-            _COMPILES.notify_all()
-
-
-def _before() -> None:
-    for lock in (LOADING, NO_FORK, _COMPILES):
-        lock.acquire()
-    _COMPILES.wait_for(lambda: not _COMPILING - {threading.get_ident()})
-    _FORKING.holds = True
-
-
-def _after_in_parent() -> None:
-    if getattr(_FORKING, "holds", False):
-        _FORKING.holds = False
-        for lock in (_COMPILES, NO_FORK, LOADING):
-            lock.release()
-
-
-def _after_in_child() -> None:
-    if getattr(_FORKING, "holds", False):
-        _after_in_parent()
-    else:
-        for lock in (LOADING, NO_FORK, _COMPILES):
-            lock._at_fork_reinit()  # type: ignore[union-attr]  # as the locks of Python's own modules are
-        _COMPILING.clear()
-
-
-os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
 # ---- a worker thread builds while calls go on
@@ -176,5 +119,4 @@ class _Worker:
 
 
 WORKER = _Worker()
-# Threads do not survive a fork: a child starts over.
-os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]
+reset_in_child(WORKER.__init__)  # type: ignore[misc]  # its thread is the parent's: a child starts over

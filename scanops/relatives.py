@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scanops.api import called
 from scanops.errors import UnsupportedRequest
+from scanops.fallback.reductions import reduce_segments
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
 from scanops.ops.dispatch import call_of, is_followed, plain_name
 from scanops.requests import checks
@@ -444,8 +445,6 @@ def reduce_by_key(
     tensors = (x, mask, None, None, offsets, None)
     call, given, eager = call_of(tensors, (None,), False, options)
     if not (eager or SHARDED or is_followed(given) or given.differentiates):
-        from scanops.fallback.reductions import reduce_segments  # what kernels reduce needs none of it
-
         found = reduce_segments(checked(call, given), counts)
         if found is not None:
             return unique, found

@@ -22,7 +22,7 @@ from scanops import environment
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.files import parse_object, read_file, require_form, write_text, writing
-from scanops.processes import NO_FORK
+from scanops.forks import import_late
 
 if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
@@ -75,15 +75,12 @@ class Entry:
     @classmethod
     def of(cls, plan: Plan, gpu: str, measured: Measured) -> Entry:
         """Return the entry of a plan."""
-        with NO_FORK:
-            from scanops.codegen.plan import class_of
-
         return cls(
             target=plan.target.name,
             gpu=gpu,
             spec=plan.spec.slug,
             few=plan.few,
-            kind=class_of(plan.spec, plan.few),
+            kind=import_late("scanops.codegen.plan").class_of(plan.spec, plan.few),
             strategy=plan.strategy,
             plan=plan.numbers(),
             measured=measured,
@@ -195,12 +192,10 @@ def _warn(path: Path, digest: str, words: str) -> None:
 
 def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
     """Return the plan of an entry, checked. Raises BadTuning if it is not a candidate of this version."""
-    with NO_FORK:
-        from scanops.codegen.candidates import restored
-
-    entry = choice.entry
+    entry, candidates = choice.entry, import_late("scanops.codegen.candidates")
     try:
-        return restored(spec, entry.target, entry.strategy, entry.plan, entry.few)
+        plan: Plan = candidates.restored(spec, entry.target, entry.strategy, entry.plan, entry.few)
+        return plan
     except UnsupportedRequest as problem:
         raise BadTuning(
             f"invalid plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path}",

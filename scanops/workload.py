@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import environment
 from scanops.errors import ScanopsError
-from scanops.processes import NO_FORK
+from scanops.forks import FORK_LOCK, import_late, reset_in_child
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -94,11 +93,9 @@ class Recording:
 
         Raises BadSpecFile when the file is no spec file, UnusableFile when it cannot be written.
         """
-        from scanops.specfile import add  # a program that records nothing needs no TOML
-
         if self.remark:
             warnings.warn(f"scanops: {self.remark}", RuntimeWarning, stacklevel=2)
-        add(Path(path), self.counts)
+        import_late("scanops.specfile").add(Path(path), self.counts)  # a program that records nothing needs no TOML
 
 
 class _FileRecording(Recording):
@@ -109,7 +106,7 @@ class _FileRecording(Recording):
         self._path: Path | None = path
         self._unsaved: Counter[_Key] = Counter()
         atexit.register(self._end)
-        os.register_at_fork(after_in_child=self._unsaved.clear)  # the parent saves what it counted
+        reset_in_child(self._unsaved.clear)  # the parent saves what it counted
 
     def add(self, spec: ScanSpec, target: str, few: bool) -> None:
         new = (spec, target, few) not in self.counts
@@ -120,13 +117,11 @@ class _FileRecording(Recording):
 
     def _save(self) -> None:
         """Add unsaved counts to the file. A failure is logged once and ends the recording, never the program."""
-        from scanops.specfile import add
-
-        with NO_FORK:
+        with FORK_LOCK:
             if self._path is None or not self._unsaved:
                 return
             try:
-                add(self._path, self._unsaved)
+                import_late("scanops.specfile").add(self._path, self._unsaved)
             except ScanopsError as problem:
                 _LOG.error("nothing more is recorded: %s", problem)
                 self._path = None
@@ -156,7 +151,7 @@ def recording() -> Iterator[Recording]:
 def note(spec: ScanSpec, target: str, few: bool) -> None:
     """Count one call of a kernel, in every open recording."""
     for each in _recordings():
-        with NO_FORK:
+        with FORK_LOCK:
             each.add(spec, target, few)
 
 

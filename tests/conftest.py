@@ -30,6 +30,7 @@ SLOW = (
     *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
     *("policy/test_record.py", "requests/test_allocations.py::test_nothing_beside_the_operands_is_read"),
     *("store/test_concurrency.py", "templates/test_golden.py"),
+    *("test_forks.py::test_first_calls", "test_forks.py::test_forks_beside"),
     *("test_prose.py::test_examples", "test_readme.py", "torch_integration/"),
     *("tuning/test_plans.py", "tuning/test_tuning.py"),
 )

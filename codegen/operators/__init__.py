@@ -5,7 +5,10 @@ The built-in rows are in the modules of this package, whose docstrings are their
 
 from __future__ import annotations
 
-import threading
+import copyreg
+from dataclasses import fields
+from functools import partial
+from typing import Any
 
 from scanops.codegen.operator import Operator as Operator
 from scanops.codegen.operators import bits, extremes, logcumsumexp, recurrences, sums
@@ -23,12 +26,21 @@ GRADIENTS: dict[str, Operator] = {each.name: each for row in OPERATORS.values() 
 GRADIENTS |= {row.name: row for row in (recurrences.LATEST, recurrences.EXPRESSIONS)}
 BUILT_IN = dict(OPERATORS)
 _SHIPPED = {**BUILT_IN, **GRADIENTS}
-_REGISTERING = threading.Lock()  # readers take no lock: a registered row is only ever replaced by an equal one
 
 
 def is_built_in(row: Operator) -> bool:
     """Whether ``row`` ships with scanops, so that its name identifies it in every process."""
     return _SHIPPED.get(row.name) is row
+
+
+def _reduce(row: Operator) -> tuple[Any, ...]:
+    """Return what pickle stores of a row: of a built-in one its name, because lambdas cannot be pickled."""
+    if is_built_in(row):
+        return operator_named, (row.name,)
+    return partial(Operator, **{each.name: getattr(row, each.name) for each in fields(row) if each.init}), ()
+
+
+copyreg.pickle(Operator, _reduce)
 
 
 def operator_named(name: object) -> Operator:
@@ -90,16 +102,22 @@ def register_operator(operator: Operator) -> Operator:
             value=f"indices={operator.indices!r}",
             hint=f"for the index alone pass gives='index' and project={operator.indices!r}, and scan twice for both",
         )
-    with _REGISTERING:
-        for row in (operator, *gradient_rows(operator)):
-            known = OPERATORS.get(row.name) or GRADIENTS.get(row.name)
-            if known not in (None, row) or (known is not row and row.name in _SHIPPED):
-                raise UnsupportedRequest(
-                    f"register_operator: the name is {'built in' if row.name in _SHIPPED else 'taken'}",
-                    allowed="a name that no different operator has in this process",
-                    value=f"name={row.name!r}",
-                    hint=f"choose another name, for example {row.name + '_2'!r}",
-                )
-        GRADIENTS.update({row.name: row for row in gradient_rows(operator)})
-        OPERATORS[operator.name] = operator
+    rows = [(GRADIENTS, row) for row in gradient_rows(operator)] + [(OPERATORS, operator)]
+    for _, row in rows:
+        _require_free(row, OPERATORS.get(row.name) or GRADIENTS.get(row.name))
+    # No lock, which a forked child might find held: one step asks for a name and takes it.
+    for table, row in rows:
+        _require_free(row, table.setdefault(row.name, row))
+        table[row.name] = row  # an equal one
     return operator
+
+
+def _require_free(row: Operator, known: Operator | None) -> None:
+    """Raise UnsupportedRequest unless ``row`` may have its name, which ``known`` has."""
+    if known not in (None, row) or (known is not row and row.name in _SHIPPED):
+        raise UnsupportedRequest(
+            f"register_operator: the name is {'built in' if row.name in _SHIPPED else 'taken'}",
+            allowed="a name that no different operator has in this process",
+            value=f"name={row.name!r}",
+            hint=f"choose another name, for example {row.name + '_2'!r}",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import starmap
 from typing import Any, ClassVar, NamedTuple
 
 from scanops.codegen.dtypes import derived, set_derived
@@ -94,12 +95,13 @@ class Plan:
         spec, operator, code = self.spec, self.spec.operator, fragments(self.spec)
         require(self, self.strategy in LINKING or not spec.linked, f"strategy {', '.join(LINKING)} for linked lines")
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")
+        further = starmap(Result, spec.fusion.further) if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled
         set_derived(
             self,
             warps=self.threads // WARP,
             code=code,
             lifted=(*spec.sources, *spec.next_starts, *[former] * spec.recomputes),
-            results=(VALUES, *(spec.fusion.further if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled)),
+            results=(VALUES, *further),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
             picks=bool(operator.append or spec.segments or operator.indices) and not code.calls,

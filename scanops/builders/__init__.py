@@ -26,6 +26,7 @@ from scanops.artifact import CPU, FORMS, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, inline, nvrtc
 from scanops.errors import BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.files import write_owned
+from scanops.forks import FORK_LOCK
 from scanops.processes import SEVERAL
 
 _LOG = logging.getLogger("scanops")
@@ -124,7 +125,8 @@ def _safe_folder(preferred: Path) -> Iterator[Path]:
     if _is_safe(preferred):
         yield Path(os.path.realpath(preferred))
         return
-    places = (Path(name) for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"))
+    with FORK_LOCK:  # tempfile has a lock
+        places = [Path(name) for name in (tempfile.gettempdir(), "/tmp", "/var/tmp")]
     place = next((place for place in places if _is_safe(place) and os.access(place, os.W_OK | os.X_OK)), None)
     if place is None:
         raise BuildFailure(
@@ -133,7 +135,9 @@ def _safe_folder(preferred: Path) -> Iterator[Path]:
             value="a name in which compilers or shells would read more",
             hint="set TMPDIR to a folder with a plain name, /tmp for example",
         )
-    with tempfile.TemporaryDirectory(prefix="scanops-", dir=os.path.realpath(place)) as folder:
+    with FORK_LOCK:
+        temporary = tempfile.TemporaryDirectory(prefix="scanops-", dir=os.path.realpath(place))
+    with temporary as folder:
         yield Path(folder)
 
 

@@ -16,6 +16,7 @@ from scanops.builders.toolchain import Program, find_cxx
 from scanops.builders.toolchain import cuda_compilers as require
 from scanops.emulator import HEADER_DIRECTORY, HOST_SOURCE
 from scanops.errors import BuildFailure
+from scanops.forks import import_late
 
 _INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILINE)
 _HOST_OBJECTS: dict[tuple[Program, tuple[str, ...], str], bytes] = {}  # by all that the emulator's object follows from
@@ -58,8 +59,7 @@ def _against_torch() -> tuple[list[str], list[str], str]:
     It is built against the headers of torch and Python, which must be installed. The libraries that it is linked with
     are in the process before it is loaded, so no search path is recorded.
     """
-    import torch
-
+    torch = import_late("torch")
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():
         raise BuildFailure(

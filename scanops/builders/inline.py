@@ -1,31 +1,31 @@
 """Building through ``torch.utils.cpp_extension.load_inline``.
 
 load_inline takes its compilers from module globals, from the environment and from PATH, and so may not run twice at
-once in a process (``processes.LOADING``). It also loads what it builds, which serves as the first test-load.
+once in a process. It also loads what it builds, which serves as the first test-load.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import logging
 import os
 import re
 import shlex
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from scanops import environment
 from scanops.artifact import LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.builders.toolchain import CudaToolkit, Program, cuda_compilers, ensure_runtime, find_ninja
 from scanops.errors import MissingCompiler
-from scanops.processes import LOADING, NO_FORK
+from scanops.forks import FORK_LOCK, delay_forks, import_late
 
 _MODULE = "torch.utils.cpp_extension"
 _COUNT = itertools.count()
+_ONE_AT_A_TIME = threading.Lock()  # held inside delay_forks(): no child finds it held
 
 
 def require(target: str) -> tuple[CudaToolkit, Program, Path, Program]:
@@ -36,12 +36,10 @@ def require(target: str) -> tuple[CudaToolkit, Program, Path, Program]:
     """
     ninja = find_ninja()
     try:
-        with NO_FORK, _quiet():
-            import torch
-
-            cuda = torch.version.cuda
+        with FORK_LOCK, _quiet():
+            cuda = import_late("torch").version.cuda
             if cuda is not None:
-                importlib.import_module(_MODULE)
+                import_late(_MODULE)
     except ImportError as problem:
         raise _unusable(f"no usable torch: {problem}") from problem
     if cuda is None:
@@ -52,9 +50,7 @@ def require(target: str) -> tuple[CudaToolkit, Program, Path, Program]:
 def build(request: BuildRequest, directory: Path) -> BuildReport:
     """Call load_inline with the compilers that scanops finds, whatever it would find by itself."""
     toolkit, cxx, runtime, ninja = require(request.target)
-    import torch
-
-    cpp_extension: Any = importlib.import_module(_MODULE)
+    torch, cpp_extension = import_late("torch"), import_late(_MODULE)
     ensure_runtime(runtime.name, runtime)
     nvcc = _logging_nvcc(toolkit.path, directory)
     link = _for_ninja(f"-L{_folder_to_link(runtime, directory)}")
@@ -71,7 +67,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     }
     # The toolkit that was found in the place of torch's CUDA_HOME, which it computes once, at import.
     home = _replaced(cpp_extension, "CUDA_HOME", str(toolkit.root))
-    with LOADING, _quiet(), environment.overlaid(changes), home:
+    with delay_forks(), _ONE_AT_A_TIME, _quiet(), environment.overlaid(changes), home:
         try:
             library = cpp_extension.load_inline(
                 # A name used twice would be built as name_v1; the folder, not the name, keeps builds apart.

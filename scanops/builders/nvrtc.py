@@ -21,7 +21,7 @@ from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.builders.toolchain import wheel_folders
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import MissingCompiler, UnsupportedRequest
-from scanops.processes import NO_FORK, compiling
+from scanops.forks import FORK_LOCK, delay_forks, import_late
 
 _MAPS = Path("/proc/self/maps")
 _NAME = re.compile(r"libnvrtc\.so\.(\d+)[\d.]*")
@@ -109,7 +109,7 @@ def compiled(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> tuple
         return data.raw
 
     words = (c_char_p * len(options))(*(option.encode() for option in options))
-    with compiling():
+    with delay_forks():
         status = call.nvrtcCreateProgram(byref(program), source.encode(), str(name).encode(), 0, None, None)
         try:
             status = status or call.nvrtcCompileProgram(program, len(options), words)
@@ -138,9 +138,8 @@ def _places() -> Iterator[tuple[str, Path]]:
     yield from _named("this process", dict.fromkeys(map(Path, mapped)))
     yield from _named("wheel", (path for base in wheel_folders() for path in base.glob(_IN_WHEELS)))
     with contextlib.suppress(ImportError, RuntimeError):  # not installed; it finds none
-        with NO_FORK:
-            from cuda.pathfinder import load_nvidia_dynamic_lib
-        yield "cuda-pathfinder", Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
+        found = import_late("cuda.pathfinder").load_nvidia_dynamic_lib("nvrtc")
+        yield "cuda-pathfinder", Path(str(found.abs_path))
     for name, root in (("CUDA_HOME", environment.path("CUDA_HOME")), (str(_USUAL_ROOT), _USUAL_ROOT)):
         yield from _named(name, (path for each in _IN_TOOLKITS if root for path in root.glob(each)))
 
@@ -154,7 +153,7 @@ def _named(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:
 @functools.lru_cache(maxsize=16)
 def _opened(path: Path, found_by: str) -> Nvrtc:
     """Load an NVRTC and its builtins, which it opens by name at a compile: that of CUDA 13.0 finds none by itself."""
-    with NO_FORK:
+    with FORK_LOCK:
         library = ctypes.CDLL(str(path))
         major, minor, count = c_int(), c_int(), c_int()
         library.nvrtcVersion(byref(major), byref(minor))

@@ -2,7 +2,7 @@
 
 A forked child has a copy of every descriptor. If a program's output were read from a pipe, its end would come only when
 a child that another thread forked meanwhile has ended, and that child may itself be waiting for this build: output goes
-to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a fork waits for that (processes.py).
+to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a fork waits for that (forks.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from scanops import environment
 from scanops.artifact import BuildRequest, Resources
 from scanops.errors import BuildFailure
-from scanops.processes import BACKGROUND, NO_FORK
+from scanops.forks import FORK_LOCK, reset_in_child
+from scanops.processes import BACKGROUND
 
 _STARTED: set[int] = set()  # process groups of the programs that background builds wait for
 _ENDING = threading.Event()  # of this process
@@ -49,7 +50,7 @@ def run(
     """
     background = BACKGROUND.get()
     with open(os.memfd_create("scanops-output", os.MFD_CLOEXEC), "w+b") as printed:  # noqa: PTH123
-        with NO_FORK:
+        with FORK_LOCK:
             if background and _ENDING.is_set():
                 raise SystemExit
             process = subprocess.Popen(
@@ -77,7 +78,7 @@ def run(
 
 
 def _end() -> None:
-    with NO_FORK:  # no other begins
+    with FORK_LOCK:  # no other begins
         _ENDING.set()
         for group in tuple(_STARTED):
             with contextlib.suppress(OSError):  # it has ended
@@ -85,7 +86,7 @@ def _end() -> None:
 
 
 atexit.register(_end)
-os.register_at_fork(after_in_child=_STARTED.clear)  # they are the parent's
+reset_in_child(_STARTED.clear)  # they are the parent's
 
 
 def run_all(request: BuildRequest, compiler: str, directory: Path, commands: list[list[str]]) -> str:

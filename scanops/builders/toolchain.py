@@ -22,7 +22,7 @@ from scanops import environment
 from scanops.builders import programs
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
-from scanops.processes import NO_FORK
+from scanops.forks import import_late
 
 _TARGET = re.compile(r"(sm_\d+)([af]?)")
 _USUAL_ROOT = Path("/usr/local/cuda")
@@ -185,21 +185,17 @@ def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:
 
 def _pathfinder_nvcc() -> Path | None:
     try:
-        with NO_FORK:
-            from cuda.pathfinder import find_nvidia_binary_utility
+        found = import_late("cuda.pathfinder").find_nvidia_binary_utility("nvcc")
     except ImportError:
         return None
-    found = find_nvidia_binary_utility("nvcc")
     return Path(found) if found else None
 
 
 def _packaged_ninja() -> Path | None:
     try:
-        with NO_FORK:
-            from ninja import BIN_DIR
+        return Path(import_late("ninja").BIN_DIR) / "ninja"
     except ImportError:
         return None
-    return Path(BIN_DIR) / "ninja"
 
 
 def _which(name: str) -> Path | None:

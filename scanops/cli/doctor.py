@@ -22,6 +22,7 @@ from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
 from scanops.errors import MissingCompiler, ScanopsError
 from scanops.files import size_of
+from scanops.forks import import_late
 from scanops.runtime.policies import POLICIES
 from scanops.store.layers import Place, entries_of, keys, places, vouched
 from scanops.store.packs import PACK, SIGNATURE, read, troubles
@@ -143,7 +144,7 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
 
 def _torch(facts: dict[str, Any]) -> str:
     try:
-        import torch
+        torch = import_late("torch")
     except (ImportError, OSError) as problem:
         status = "missing" if isinstance(problem, ModuleNotFoundError) else "broken"
         raise Flaw(status, f"does not import: {problem}", _GET_TORCH) from problem
@@ -154,8 +155,7 @@ def _torch(facts: dict[str, Any]) -> str:
 
 
 def _gpu(facts: dict[str, Any]) -> str:
-    import torch
-
+    torch = import_late("torch")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         visible = torch.cuda.is_available()
@@ -192,8 +192,7 @@ def native_calls(facts: dict[str, Any]) -> str:
     if not environment.native():
         following = "unset SCANOPS_NATIVE; for a free-threaded Python, which has none, set PYTHON_GIL=1"
         raise Flaw("missing", "switched off: every call is launched from Python", following)
-    from scanops.runtime.native import building  # needs torch
-
+    building = import_late("scanops.runtime.native.building")  # needs torch
     try:
         request, entry = building.request(), building.found()
     except ScanopsError as problem:

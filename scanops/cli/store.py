@@ -12,6 +12,7 @@ from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import format_size, size_of
+from scanops.forks import import_late
 from scanops.store import archive
 from scanops.store.entry import MANIFEST, Entry, checked
 from scanops.store.layers import Place, entries_of, folders_of, places
@@ -156,8 +157,7 @@ def pack(directory: Path, output: Path, key: Path | None) -> Answer:
     finish(directory)
     signer = None
     if key:
-        from scanops.store.signatures import sign  # needs the package cryptography
-
+        sign = import_late("scanops.store.signatures").sign  # needs the package cryptography
         signer = sign(directory, key, lambda: str(click.prompt(f"Passphrase of {key}", hide_input=True, err=True)))
     contents = archive.pack(directory, output)
     signed = (directory / SIGNATURE).exists()
@@ -196,9 +196,8 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
         key = key or environment.require_signed()
         if key is None:
             return len(verify_pack(root)["entries"]), None
-        from scanops.store.signatures import check, public_keys  # need the package cryptography
-
-        data, signer = check(root, public_keys(key.absolute()))
+        signatures = import_late("scanops.store.signatures")  # needs the package cryptography
+        data, signer = signatures.check(root, signatures.public_keys(key.absolute()))
         return len(verify_pack(root, parse(data, root))["entries"]), signer
     if key:
         raise BadSignature(

@@ -17,7 +17,9 @@ from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import situations
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
+from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
+from scanops.forks import import_late
 from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
 from scanops.tuning import read, write
@@ -58,8 +60,7 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
                 value=f"the gradient {spec.op!r}" if spec.op in GRADIENTS else "a length that is an argument",
                 hint="tune the scan whose gradient it is, or name a length; the planner's own plan serves this kernel",
             )
-    from scanops import measure  # imports torch
-
+    measure = import_late("scanops.measure")  # imports torch
     path, (target, device, multiprocessors) = output or environment.tuning_files()[0], measure.require_gpu()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
     improved = 0
@@ -110,12 +111,7 @@ def demo() -> Answer:
     their plans. Exits with 1 when a result is wrong.
     """
     working("importing torch")
-    import torch
-
-    from scanops.api import scan
-    from scanops.emulator import emulate
-    from scanops.fallback import scans
-
+    torch, scan, scans = import_late("torch"), import_late("scanops.api").scan, import_late("scanops.fallback.scans")
     gpu, checks = torch.cuda.is_available(), []
     emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
     device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops import torch_private as private
+from scanops.codegen.lazy import lazy
 from scanops.distributed import node, shards
 from scanops.distributed.exchange import CHECKS, Message, Turn, digest_of, refuse, take_turn
 from scanops.distributed.groups import Group, is_captured
@@ -222,12 +222,12 @@ class ShardedScan:
         """Return the shard of these tensors."""
         return Shard(call=self.call, tensors=tensors, carry=self.carry, result=self.result, final=self.final)
 
-    @cached_property
+    @lazy
     def is_first(self) -> bool:
         """Whether this rank has the first span in scan order, which the initial value enters."""
         return 0 in self.layout.positions
 
-    @cached_property
+    @lazy
     def backward_message(self) -> Message:
         """What ranks compare of the exchange of a backward pass."""
         return self.message.derived("backward")

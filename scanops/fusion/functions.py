@@ -20,6 +20,7 @@ from scanops import torch_private as private
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, kept_result
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
+from scanops.forks import import_late
 from scanops.fusion.expressions import Graph, wide
 from scanops.fusion.kernel import MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.fusion.operators import FieldOperator, Scanned, miscounted, values_of
@@ -125,6 +126,7 @@ def _traced(
             value=f"dtype={dtype}",
             hint="leave dtype out, or pass torch.float32",
         )
+    import_late("torch._dynamo")  # which torch itself imports at the first operation on tensors of the meta device
     graph = Graph()
     names = [dtype_named(each).name for each, _ in kinds]
     metas = [torch.empty(() if single else (1,), dtype=each, device="meta") for each, single in kinds]

@@ -12,13 +12,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, number_in
+from scanops.codegen.layouts import LAYOUTS, LINE
+from scanops.codegen.lazy import lazy
 from scanops.codegen.operator import Operator
 from scanops.codegen.operator_rules import is_field_name
 from scanops.codegen.operators.recurrences import EXPRESSIONS
-from scanops.codegen.slugs import LAYOUTS, LINE
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.expressions import (
     LEAVES,
@@ -33,9 +34,6 @@ from scanops.fusion.expressions import (
     wide,
 )
 from scanops.fusion.rows import Field, of_states, row_with
-
-if TYPE_CHECKING:
-    from scanops.codegen.strategies.base import Result
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 _MOST_FIELDS = 64  # of a state, and operands
@@ -87,7 +85,7 @@ class Fusion:
     combine: tuple[int, ...] = ()  # each field of a state, from those of the older and the newer one
     append: tuple[int, ...] = ()  # likewise where the newer state is that of an item
 
-    @functools.cached_property
+    @lazy
     def text(self) -> str:
         """The canonical text: of equal expressions of equal operands the same, and nothing else."""
         kept = {at: number for number, at in enumerate(Graph(self.nodes).reached(*self._roots))}
@@ -164,7 +162,7 @@ class Fusion:
         """A short name of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:20]
 
-    @functools.cached_property
+    @lazy
     def read(self) -> tuple[int, ...]:
         """The operands that states and outputs are made of."""
         return self.made_of(self._roots)
@@ -178,7 +176,7 @@ class Fusion:
     def _roots(self) -> tuple[int, ...]:
         return (*self.elements, *(each.at for each in self.outputs), *self.combine, *self.append)
 
-    @functools.cached_property
+    @lazy
     def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
         """Of each operand: name of the parameter, C type of an item, C name of a thread's items, dtype, layout."""
         others = ((f"further{n}", f"Further{n}", f"x{n}") for n in range(1, len(self.operands)))
@@ -202,7 +200,7 @@ class Fusion:
         operands = tuple(Operand(self.operands[at].dtype, layout) for at, layout in zip(places, layouts, strict=True))
         return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **rules)  # type: ignore[arg-type]
 
-    @functools.cached_property
+    @lazy
     def held(self) -> tuple[int, ...]:
         """The nodes whose values outputs take beside the result of the scan: of each item, a field of the state.
 
@@ -333,11 +331,9 @@ class Fusion:
         return f"mapped({', '.join(source[2] for source in self.sources)})"
 
     @property
-    def further(self) -> tuple[Result, ...]:
-        """The names of the outputs after the first in the text of a kernel."""
-        from scanops.codegen.strategies.base import Result  # which has been imported where a kernel is planned
-
-        return tuple(Result(f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
+    def further(self) -> tuple[tuple[str, str, str], ...]:
+        """Of each output after the first: name of the parameter, C type of an item, C name of a thread's accesses."""
+        return tuple((f"out{n}", f"Out{n}", f"z{n}") for n in range(1, len(self.outputs)))
 
 
 _TEXTS: dict[str, str] = {}  # by digest: the expressions that this process has traced or read

@@ -15,6 +15,7 @@ from scanops.codegen.dtypes import DTYPES, accumulator_of
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
+from scanops.forks import import_late
 from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import call_of, followed, served
@@ -189,9 +190,8 @@ def _scanned(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensors:
     """Return the results of an ordinary scan."""
     call, given, eager = call_of(tensors, (None,), False, options)
     if type(given.x).__name__ == "DTensor":
-        from scanops.distributed.placed import scan_placed  # which few programs need, and which takes long to import
-
-        return scan_placed(call, given)
+        found: Tensors = import_late("scanops.distributed.placed").scan_placed(call, given)  # takes long to import
+        return found
     return served(call, given, eager=True) if eager else followed(call, given)
 
 

@@ -12,9 +12,11 @@ import torch
 
 from scanops import torch_private as private
 from scanops.errors import UnsupportedRequest
+from scanops.fusion import gradients
+from scanops.fusion.kernel import fusion_of
+from scanops.fusion.kernels import Work
 from scanops.ops import schema
 from scanops.ops.implementations import apart, differentiated_again, implement, is_transformed
-from scanops.processes import NO_FORK
 from scanops.requests.call import reads_memory
 from scanops.requests.checks import check_dim
 
@@ -23,10 +25,6 @@ Found = list[torch.Tensor]
 
 def _asked(tensors: Found, text: str, op: str, dim: int, *options: bool) -> tuple[Any, ...]:
     """Return what computes the operator, the scan that it is asked for, and its tensors."""
-    with NO_FORK:
-        from scanops.fusion import gradients
-        from scanops.fusion.kernel import fusion_of
-        from scanops.fusion.kernels import Work
     fusion = fusion_of(text)
     wanted, found = [each.dtype for each in fusion.operands], [str(each.dtype)[6:] for each in tensors]
     if wanted != found:

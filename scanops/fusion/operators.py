@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scanops.codegen.dtypes import derived, dtype_named, number_in, set_derived
+from scanops.codegen.lazy import lazy
 from scanops.codegen.operator_rules import is_field_name
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.derivatives import affine, affine_parts
@@ -140,7 +141,7 @@ class FieldOperator:
             return len(inspect.signature(self.step).parameters) - 1
         return len(self.dtypes) if self.lift is None else len(inspect.signature(self.lift).parameters)
 
-    @functools.cached_property
+    @lazy
     def facts(self) -> tuple[object, ...]:
         """What a trace depends on beside the functions."""
         return tuple(self.dtypes.items()), tuple(map(repr, self.start))
@@ -159,7 +160,7 @@ class FieldOperator:
     def __deepcopy__(self, memo: object) -> FieldOperator:
         return self  # nothing of it changes
 
-    @functools.cached_property
+    @lazy
     def _state(self) -> Any:
         return namedtuple("State", self.dtypes, rename=True)
 

@@ -16,7 +16,7 @@ from scanops.codegen.derivatives import AGAIN_LENGTHS, Gradient
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
-from scanops.processes import NO_FORK
+from scanops.fallback.scans import computed
 from scanops.requests.geometry import ALIGNMENT, line_shape, split_shape
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime.calls import run
@@ -302,9 +302,6 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Te
 
 def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
     """Return the gradients as ``NAMES`` from the fallback's own autograd graph, which is right to any order."""
-    with NO_FORK:
-        from scanops.fallback.scans import computed  # gradients by kernels need none of it
-
     inputs, needs = kept.forward_inputs(gy), kept.needs
     again = torch.is_grad_enabled()  # whether a second derivative is wanted
     with torch.enable_grad():

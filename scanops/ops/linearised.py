@@ -24,6 +24,7 @@ import torch
 from scanops import environment
 from scanops.codegen.derivatives import Derivative
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.lazy import lazy
 from scanops.codegen.operators import Operator, operator_named
 from scanops.requests.call import Call, has_kernels, is_transformed
 from scanops.requests.geometry import line_shape
@@ -33,17 +34,6 @@ from scanops.requests.segments import carried_along, flags_along, places_along, 
 Outputs = tuple[torch.Tensor, ...]
 
 Scan = Callable[[Call, Inputs], Outputs]  # computes a scan of tensors that derivatives are taken of
-
-
-class _Once:
-    """functools.cached_property without its lock, which all threads share until Python 3.12 and a fork may inherit."""
-
-    def __init__(self, compute: Callable[[Any], Any]) -> None:
-        self._compute = compute
-
-    def __get__(self, line: Any, _: object = None) -> Any:
-        found = line.__dict__[self._compute.__name__] = self._compute(line)  # found before this descriptor next time
-        return found
 
 
 class _Line:
@@ -77,30 +67,30 @@ class _Line:
         """A tensor in the carry dtype."""
         return None if tensor is None else tensor.to(self.request.carry_dtype)
 
-    @_Once
+    @lazy
     def term(self) -> torch.Tensor:
         """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
         term = self.wide(self.inputs.x)
         return self.kept(term if self.weights is None else term * self.weights, self._nothing)
 
-    @_Once
+    @lazy
     def gate(self) -> Any:
         """The gates in the carry dtype."""
         return self.wide(self.inputs.gate)
 
-    @_Once
+    @lazy
     def before(self) -> torch.Tensor:
         """The result before each item (exclusive scan)."""
         if self._y is None:
             return self._again(exclusive=True)
         return self._y if self.call.exclusive else self._delayed(self._y)
 
-    @_Once
+    @lazy
     def after(self) -> torch.Tensor:
         """The result that includes each item (inclusive scan)."""
         return self._y if self._y is not None and not self.call.exclusive else self._again(exclusive=False)
 
-    @_Once
+    @lazy
     def partials(self) -> Outputs:
         """The derivatives of the operator's step by each of its arguments, as PyTorch finds them."""
         given = (self.before, self.term, *(() if self.inputs.gate is None else (self.gate,)))
@@ -142,7 +132,7 @@ class _Line:
         """The tensor with ``otherwise`` at masked-out items."""
         return tensor if self.keep is None else torch.where(self.keep, tensor, otherwise)
 
-    @_Once
+    @lazy
     def factor(self) -> torch.Tensor | None:
         """The derivative f by the result before each item; None where it is 1 everywhere."""
         return None if self.local.before is None else self.kept(self.local.before(self), 1)

@@ -17,10 +17,11 @@ from torch.compiler import is_compiling
 from scanops import environment
 from scanops import torch_private as private
 from scanops.codegen.operators import listed
+from scanops.fallback.scans import computed
 from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
+from scanops.ops.linearised import knows, pulled_back, pushed_forward
 from scanops.ops.schema import Outputs
-from scanops.processes import NO_FORK
 from scanops.requests.call import (
     Call,
     has_kernels,
@@ -63,9 +64,6 @@ class Below(NamedTuple):
 
 def by_torch(request: Request) -> Outputs:
     """Return the results of a request by PyTorch's own operators."""
-    with NO_FORK:
-        from scanops.fallback.scans import computed  # calls served by kernels need none of it
-
     with torch_kernels():
         return delivered(computed(request), request)
 
@@ -125,8 +123,6 @@ class ScanFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         y, indices, *tensors = ctx.saved_tensors
-        with NO_FORK:
-            from scanops.ops.linearised import pushed_forward
         request = schema.request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
         found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated_on)
@@ -160,9 +156,6 @@ def operated_on(call: Call, inputs: Sequence[Any]) -> Outputs:
 
 
 def _has_derivatives(call: Call, inputs: Inputs) -> bool:
-    with NO_FORK:
-        from scanops.ops.linearised import knows
-
     carried = call.final or inputs.initial is not None or call.start is not None
     known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype, kernels=True)
     return known and not (listed(call.op).indices and carried)
@@ -247,9 +240,6 @@ def gradients_of(
         if key is not None and recipe is not None:
             calls.remember(calls.GRADIENTS, key, recipe)
         return found
-    with NO_FORK:
-        from scanops.ops.linearised import knows, pulled_back  # what is differentiated once by kernels needs neither
-
     request = kept.kind.request
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
     if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,11 +20,8 @@ from scanops import emulator
 from scanops import torch_private as private
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
+from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
-from scanops.processes import NO_FORK
-
-if TYPE_CHECKING:
-    from scanops.codegen.spec import ScanSpec
 
 # The fields as arguments of torch.library's operators, in their order.
 SCHEMA = {
@@ -78,14 +75,6 @@ def torch_kernels() -> Iterator[None]:
 def calls_torch() -> bool:
     """Whether this thread is in a block of ``torch_kernels``."""
     return _THREAD.calls_torch
-
-
-@private.at_tracing
-def spec_class() -> type[ScanSpec]:
-    """Return ScanSpec. Repeated calls need none, and importing its class takes milliseconds."""
-    with NO_FORK:
-        from scanops.codegen.spec import ScanSpec
-    return ScanSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,24 +242,26 @@ def is_traced() -> bool:
     return not torch.compiler.is_compiling() and private.is_jit_traced()  # which a compiler cannot look into
 
 
+def _symbolic_shapes() -> Any:
+    """The module of torch that compares symbols: where there are any, torch has imported it."""
+    return torch.fx.experimental.symbolic_shapes
+
+
 def is_symbol(length: Any) -> bool:
     """Whether a length may differ at each call of what is traced."""
     if is_traced() or (not torch.compiler.is_compiling() and type(length) is int):
         return False
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
-
-    return not has_static_value(length)
+    return not _symbolic_shapes().has_static_value(length)
 
 
 def stretches(size: Any, to: Any) -> bool:
     """Whether a dimension broadcasts. Unknown symbolic sizes do, as in torch: that is checked at run time."""
     if not (torch.compiler.is_compiling() or isinstance(size, torch.SymInt) or isinstance(to, torch.SymInt)):
         return size in (1, to)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true  # which eager code can spare
-
-    if guard_or_false(size == 1) or guard_or_false(size == to):
+    shapes = _symbolic_shapes()
+    if shapes.guard_or_false(size == 1) or shapes.guard_or_false(size == to):
         return True
-    if guard_or_true(size == to):
+    if shapes.guard_or_true(size == to):
         private.check_symbol(size == to)
         return True
     return False

@@ -13,7 +13,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.torch_private import has_storage, is_functional
 
 if TYPE_CHECKING:
-    from scanops.codegen.slugs import Layout
+    from scanops.codegen.layouts import Layout
 
 Operands = Mapping[str, torch.Tensor]
 """The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""

@@ -10,8 +10,9 @@ from torch.compiler import is_compiling
 
 from scanops.codegen.dtypes import WHOLE_BYTES, default_result
 from scanops.codegen.operators import Operator, listed, operator_named
+from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded, spec_class
+from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import (
     ALIGNMENT,
     Operands,
@@ -25,7 +26,7 @@ from scanops.requests.geometry import (
 )
 
 if TYPE_CHECKING:
-    from scanops.codegen.slugs import Layout
+    from scanops.codegen.layouts import Layout
     from scanops.codegen.spec import ScanSpec
 
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
@@ -154,7 +155,7 @@ class Request:
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
-        spec = spec_class()(
+        spec = ScanSpec(
             length=length,
             saved_results=self.saved_results,
             inner=inner,
@@ -264,7 +265,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     if call.chunk is not None and known and call.chunk >= length:
         call = replace(call, chunk=None)
     told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
-    spec = spec_class()(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
+    spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, default_result(spec.operator.gives, spec.term).name))

@@ -6,7 +6,6 @@ no environment is read and no device asked. The package's docstring says what th
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from scanops import emulator, environment, workload
-from scanops.processes import NO_FORK
+from scanops.codegen.lines import are_few
+from scanops.forks import reset_in_child
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native
+from scanops.runtime.kernels import UNKNOWN, Kernel, held, obtain, recall
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES, Policy
 from scanops.runtime.results import Recipe
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
-    from scanops.runtime.kernels import Kernel
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -59,7 +59,7 @@ def forget() -> None:
     native.forget()
 
 
-os.register_at_fork(after_in_child=forget)  # kernels that the parent's worker builds are to be asked for again
+reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
 def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
@@ -100,8 +100,6 @@ def superseded(launchers: tuple[Launcher, ...]) -> bool:
     """Whether a kernel stands in for one that the process holds by now."""
     if all([each.own for each in launchers]):
         return False
-    from scanops.runtime.kernels import held  # loaded by the call that was served
-
     return any(not each.own and held(each.asked, each.kernel.target, each.few) for each in launchers)
 
 
@@ -123,10 +121,6 @@ def facts(tensors: Tensors) -> list[object]:
 
 def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:
     """Return the kernel for so many lines, None where PyTorch is to compute the scan; and whether the lines are few."""
-    with NO_FORK:
-        from scanops.codegen.lines import are_few
-        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
-
     few, policy = are_few(spec, lines, device.multiprocessors), POLICIES[environment.policy()]
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few)
@@ -136,9 +130,7 @@ def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | Non
 
 def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | None:
     """Obtain a kernel as ``kernels.obtain`` does, and note for ``scanops.calls`` where it was found."""
-    from scanops.runtime.kernels import UNKNOWN, obtain, recall
-
-    held, began = recall(spec, target, policy, few) is not UNKNOWN, time.perf_counter()
+    was_held, began = recall(spec, target, policy, few) is not UNKNOWN, time.perf_counter()
     kernel = obtain(spec, target, policy, few=few)
     if kernel is None:
         reason = f"no compiler for {target}" if policy.may_build else f"not in the store under the policy {policy.name}"
@@ -146,7 +138,7 @@ def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | N
     else:
         launch = kernel.code.launch  # loaded now: it is launched next
         assert launch is not None
-        seconds, found = time.perf_counter() - began, "memory" if held else "built" if kernel.fresh else "store"
+        seconds, found = time.perf_counter() - began, "memory" if was_held else "built" if kernel.fresh else "store"
         names = spec.slug, target, kernel.spec.slug, launch.kernel
         served = workload.Served(*names, kernel.builder, found, seconds)
     workload.note_served(served)

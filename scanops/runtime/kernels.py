@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
+from scanops.forks import import_late, reset_in_child
 from scanops.processes import WORKER
 from scanops.runtime import policies
 from scanops.runtime.policies import Policy
@@ -236,8 +236,7 @@ class Kernel:
         again after so many items of each segment of ``offsets``. Raises UnsupportedRequest when the tensors ask for
         another spec than this one.
         """
-        from scanops.runtime.results import run_kernel  # imports torch, which a kernel that is only built does not need
-
+        run_kernel = import_late("scanops.runtime.results").run_kernel  # imports torch, which a build does not need
         tensors = {"mask": mask, "gate": gate, "starts": segment_starts, "offsets": offsets, "initial": initial}
         results = run_kernel(self, x, dim, chunk, **tensors, out=out, indices=indices)
         return (results[0], results[-1]) if self.spec.final else results[0]
@@ -270,13 +269,11 @@ def held(spec: ScanSpec, target: str, few: bool = False) -> Kernel | None:
     return _KERNELS.get((None, spec, target, few))  # type: ignore[return-value]
 
 
-def _after_fork() -> None:
+@reset_in_child
+def _forget_stand_ins() -> None:
     """Forget the stand-ins in a child: the worker that was to replace them is the parent's."""
     for key in [key for key in _KERNELS if key[0] is not None]:
         del _KERNELS[key]
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def find(spec: ScanSpec, target: str, store: Store | None = None, few: bool = False) -> Kernel | None:
@@ -294,8 +291,7 @@ def capturing() -> bool:
 
 def default_target() -> str:
     """Return the current GPU's architecture; the emulator inside ``emulate()`` and where there is no GPU."""
-    import torch  # a kernel for a GPU that is named can be built without torch
-
+    torch = import_late("torch")  # a kernel for a GPU that is named can be built without torch
     if ACTIVE.get() or not torch.cuda.is_available():
         return CPU
     return target_of_capability(torch.cuda.get_device_capability())

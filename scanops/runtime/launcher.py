@@ -13,9 +13,9 @@ from torch.autograd.graph import increment_version
 from scanops import emulator
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
+from scanops.codegen.targets import target_of_capability
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
-from scanops.processes import NO_FORK
 from scanops.requests.call import is_memory
 from scanops.requests.geometry import (
     ALIGNMENT,
@@ -215,9 +215,6 @@ def device_of(tensor: torch.Tensor) -> Device:
 
 @functools.cache
 def _gpu(index: int) -> Device:
-    with NO_FORK:
-        from scanops.codegen.targets import target_of_capability
-
     properties = torch.cuda.get_device_properties(index)
     return Device(
         target=target_of_capability((properties.major, properties.minor)),

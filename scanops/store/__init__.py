@@ -30,7 +30,7 @@ from scanops import environment
 from scanops.artifact import CUBIN
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
-from scanops.processes import NO_FORK
+from scanops.forks import import_late
 from scanops.store import usage
 from scanops.store.entry import FILES, Entry, write_manifest
 from scanops.store.layers import Layer, keys, refusal, searched
@@ -116,9 +116,7 @@ class Store(Layer):
         if environment.require_signed() is not None:
             raise refusal(request.name, request.target)
         create_root(self.root, ".staging", ".locks")
-        with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
-            import scanops.builders  # noqa: F401
-
+        import_late("scanops.builders")  # before the wait for a lock, so that what is missing shows
         # One lock for both forms: a call and a build ahead of time that ask for one kernel at once build it once.
         with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
             entry = self.find(*request.identities.values())
@@ -144,15 +142,13 @@ class Store(Layer):
             _LOG.warning("store entry %s is corrupt (%s); the next build of its kernel replaces it", directory, why)
 
     def _built(self, request: BuildRequest) -> Entry:
-        from scanops.builders import build
-
         stage = self.root / ".staging" / f"{request.identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         work = stage / "work"
         try:
             for folder in (stage, work):
                 folder.mkdir(mode=0o700)
             try:
-                return self._published(_complete(request, build(request, work), stage))
+                return self._published(_complete(request, import_late("scanops.builders").build(request, work), stage))
             except BuildFailure as failure:
                 raise self._kept(failure, work, f"{request.name}-{request.identity[:16]}") from None
         except OSError as problem:
@@ -179,12 +175,11 @@ class Store(Layer):
 
     def _kept(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:
         """Keep the source and the log of a failed build where the message says they are."""
-        from scanops.builders import moved
-
         try:
             shutil.rmtree(self.root / ".failed" / name, ignore_errors=True)
             make_folders(self.root, ".failed", f".failed/{name}")
-            return moved(failure, work, self.root / ".failed" / name)
+            moved: BuildFailure = import_late("scanops.builders").moved(failure, work, self.root / ".failed" / name)
+            return moved
         except OSError:
             return failure
 

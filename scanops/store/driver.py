@@ -14,7 +14,7 @@ from typing import Any
 
 from scanops.codegen.launch import Launch
 from scanops.errors import LaunchFailure, MissingRequirement
-from scanops.processes import NO_FORK
+from scanops.forks import FORK_LOCK
 from scanops.store.entry import Bound, Entry, bound
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
@@ -97,7 +97,7 @@ class Cubin:
 
         A first launch may be one that a CUDA graph captures. Raises LaunchFailure with the driver's words.
         """
-        with NO_FORK:
+        with FORK_LOCK:
             if device in self._ready:
                 return
             if self._data is not None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
+from scanops.forks import import_late
 from scanops.store.entry import MANIFEST, Entry, checked, manifest_bytes, read_entry
 from scanops.store.library import unsigned
 from scanops.store.packs import GROUP, SUBFOLDER, parse
@@ -112,8 +113,7 @@ def _pack(root: Path) -> Layer:
 @functools.cache
 def installed() -> tuple[Path, ...]:
     """Return the folders of the packs installed by pip, sorted by entry point name. Runs none of their code."""
-    from importlib.metadata import entry_points  # 10 ms where torch has not imported it
-
+    entry_points = import_late("importlib.metadata").entry_points  # takes 10 ms where torch has not imported it
     found: list[Path] = []
     points = []
     try:
@@ -157,11 +157,10 @@ class Vouched(NamedTuple):
 
 def keys() -> Mapping[str, Ed25519PublicKey]:
     """Return the trusted keys by fingerprint. Raises BadSignature if the file of SCANOPS_REQUIRE_SIGNED holds none."""
-    from scanops.store.signatures import public_keys  # needs the package cryptography
-
     file = environment.require_signed()
     assert file is not None
-    return public_keys(file)
+    found: Mapping[str, Ed25519PublicKey] = import_late("scanops.store.signatures").public_keys(file)
+    return found  # by the package cryptography
 
 
 def vouched(root: Path) -> Vouched:
@@ -174,9 +173,7 @@ def vouched(root: Path) -> Vouched:
 
 @functools.lru_cache(maxsize=64)
 def _examined(root: Path, file: Path | None) -> Vouched:
-    from scanops.store.signatures import check
-
-    data, signer = check(root, keys())
+    data, signer = import_late("scanops.store.signatures").check(root, keys())
     return Vouched(signer, parse(data, root)["entries"])
 
 

@@ -16,6 +16,7 @@ from scanops.artifact import ABI, CPU, CUBIN, HOST
 from scanops.codegen.launch import Launch
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import open_file, opened_folder
+from scanops.forks import import_late
 from scanops.store.driver import Cubin
 from scanops.store.entry import Bound, Entry, bound, difference, launch_of
 
@@ -219,11 +220,10 @@ def _opened_with_runtime(entry: Entry, path: str, words: str) -> Library:
         hint = "the kernel is sound: use fewer kernels in one process, or raise the limit "
         hint += "(sysctl vm.max_map_count, ulimit -v)"
         raise _bad(entry, "memory, and memory mappings, for another library", words, hint)
-    from scanops.builders.toolchain import ensure_runtime, runtimes  # who has the runtime needs no compiler
-
-    for runtime in runtimes(soname):
+    toolchain = import_late("scanops.builders.toolchain")  # who has the runtime needs no compiler
+    for runtime in toolchain.runtimes(soname):
         try:
-            ensure_runtime(soname, runtime)
+            toolchain.ensure_runtime(soname, runtime)
             return Library(path, mode=_BOUND)
         except OSError as problem:
             words = f"{words}; {runtime}: {problem}"

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from scanops.errors import BadStoreEntry
 from scanops.files import OTHERS_WRITE, opened_folder, read_file, secure, write_owned
+from scanops.forks import reset_in_child
 
 _LOG = logging.getLogger("scanops")
 FOLDER = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*-[0-9a-f]{16}")  # of an entry: its slug, 16 digits of its identity
@@ -257,10 +258,8 @@ def _taken(handle: int) -> bool:
     return True
 
 
-def _after_fork() -> None:
+@reset_in_child
+def _close_copies() -> None:
     """Close the child's copies of the descriptors: they would hold the locks after the holder has died."""
     while _OPEN:
         os.close(_OPEN.pop())
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -11,7 +11,7 @@ import torch
 
 import scanops
 from scanops.artifact import BuildRequest
-from scanops.codegen.slugs import Layout
+from scanops.codegen.layouts import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, columns, panel, panels, transposed, warp, wave

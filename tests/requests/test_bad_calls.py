@@ -418,7 +418,7 @@ def test_import_loads_nothing_heavy_and_reads_modules_alone(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
     heavy = {"torch", "jinja2", "numpy", "ctypes", "subprocess", "platformdirs", "filelock", "click"}
     assert not heavy & set(watched["modules"])
-    assert [name for name in watched["modules"] if name.startswith("scanops.")] == ["scanops._version"]
+    assert [name for name in watched["modules"] if name.startswith("scanops.")] == ["scanops._version", "scanops.forks"]
     opened = [details for name, details in watched["events"] if name == "open"]
     assert opened, "the hook saw nothing"
     for path, mode, flags in opened:

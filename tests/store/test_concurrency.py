@@ -120,7 +120,7 @@ print(*[name for name in names if name in sys.modules])
 
 FORKS = """
 import logging
-from scanops.processes import LOADING, NO_FORK
+from scanops.forks import FORK_LOCK
 from scanops.store.root import is_free, locked
 
 def held_by_a_thread(lock, done):
@@ -147,11 +147,10 @@ def ended_well(child):
     return os.waitpid(child, 0)[1] == 0
 
 # A lock of the process, held by a thread that the child lacks: the fork waits for it.
-for lock in (LOADING, NO_FORK):
-    freed = []
-    held_by_a_thread(lock, lambda: (time.sleep(0.3), logging.getLogger("of a module"), freed.append(True)))
-    child = in_a_child(lock.acquire)
-    assert freed and ended_well(child)
+freed = []
+held_by_a_thread(FORK_LOCK, lambda: (time.sleep(0.3), logging.getLogger("of a module"), freed.append(True)))
+child = in_a_child(FORK_LOCK.acquire)
+assert freed and ended_well(child)
 
 # The lock of a build: a child takes none along, so that it goes with its holder.
 for end in ("released", "killed"):

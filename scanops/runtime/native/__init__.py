@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from scanops import emulator, environment
 from scanops.emulator import CPU
 from scanops.errors import ScanopsError
-from scanops.processes import NO_FORK, WORKER
+from scanops.forks import import_late
+from scanops.processes import WORKER
 from scanops.runtime.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def get(*, build: bool) -> bool:
     """
     global served
     if not _MODULES:
-        with NO_FORK:
-            from scanops.runtime.native import building  # no call needs it
-
+        building = import_late("scanops.runtime.native.building")  # no call needs it
         entry = building.found() or (building.built() if build else None)
         if entry is None:
             return False
