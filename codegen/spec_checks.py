@@ -80,7 +80,8 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         value, allowed = getattr(spec, name), f"an integer from 1 to {MAX_LENGTH}"
         absent = value is None and name in ("length", "at_most")
         if not absent and not (type(value) is int and 1 <= value <= MAX_LENGTH):
-            yield f"{name} must be {allowed}", allowed, told(name), hint
+            small = not isinstance(value, int) or value < 1
+            yield f"{name} must be {allowed}", allowed, told(name), f"pass {name}=1 or more" if small else hint
     for name, default in (("at_most", None), ("multiple", 1)):
         if spec.length is not None and getattr(spec, name) != default:
             allowed = f"{name} with length=None, for a variable-length kernel"

@@ -113,7 +113,7 @@ def scan(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -121,7 +121,7 @@ def scan(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-) -> Tensor | Pair | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, ...]:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
     CUDA tensors are scanned by a kernel generated for exactly this request, built at its first use and cached, in
@@ -220,7 +220,7 @@ def cumsum(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -229,7 +229,7 @@ def cumsum(
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
     modulo: float | None = None,
-) -> Tensor | Pair:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the cumulative sum of ``x`` along ``dim``: ``y[i] = x[0] + x[1] + ... + x[i]``.
 
     Like ``torch.cumsum``, with a direction, a mask, segments, carries and a choice of accumulator, in one pass over
@@ -326,14 +326,14 @@ def linear_scan(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order linear recurrence.
 
     The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters, in one

@@ -35,7 +35,8 @@ SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 # For a user without a HOME whom the system does not know, as containers with numeric users have: nothing exists there
 # and nothing can be made there. Packs serve all the same, and a write fails with a hint to set SCANOPS_STORE.
 _HOMELESS = Path("/proc/this user has no home/scanops")
-_OFF = frozenset({"", "0", "false", "no", "off"})
+_OFF = ("0", "false", "no", "off")
+_ON = ("1", "true", "yes", "on")
 
 
 def path(name: str, text: str | None = None) -> Path | None:
@@ -45,7 +46,7 @@ def path(name: str, text: str | None = None) -> Path | None:
         return Path(text).expanduser().absolute() if text else None
     except RuntimeError as problem:
         raise UnsupportedRequest(
-            f"read {name}: {text!r}",
+            f"read {name}",
             allowed="a path, where ~ is the home folder of a user who has one",
             value=repr(text),
             hint=f"export {name}=/the/whole/path",
@@ -102,7 +103,7 @@ def lock_seconds() -> float:
         seconds = -1.0
     if not 0.0 <= seconds < float("inf"):
         raise UnsupportedRequest(
-            f"read SCANOPS_LOCK_SECONDS: {text!r}",
+            "read SCANOPS_LOCK_SECONDS",
             allowed="a number of seconds, 0 or more",
             value=repr(text),
             hint="export SCANOPS_LOCK_SECONDS=60, or unset it",
@@ -120,7 +121,7 @@ def policy() -> str:
 
 def _one_of(known: Sequence[str], variable: str, name: str) -> str:
     if name not in known:
-        raise no_such(name, known, f"read {variable}: {name!r}", f"export {variable}={known[0]}, or unset it")
+        raise no_such(name, known, f"read {variable}", f"export {variable}={known[0]}, or unset it")
     return name
 
 
@@ -131,14 +132,26 @@ def no_such(name: object, known: Sequence[str], asked: str, hint: str) -> Unsupp
 
 
 def native() -> bool:
-    """Return whether repeated calls may be launched by the C++ call path, which needs the interpreter's lock."""
+    """Return whether repeated calls may be launched by the C++ call path, which needs the interpreter's lock.
+
+    Raises UnsupportedRequest where ``SCANOPS_NATIVE`` is neither on nor off.
+    """
     locked: bool = getattr(sys, "_is_gil_enabled", lambda: True)()  # asked of Python 3.13 and later
-    return locked and (given("SCANOPS_NATIVE") or "1").strip().lower() not in _OFF
+    word = (given("SCANOPS_NATIVE") or "1").strip().lower()
+    if word not in (*_ON, *_OFF, ""):
+        raise no_such(word, (*_ON, *_OFF), "read SCANOPS_NATIVE", "export SCANOPS_NATIVE=0, or unset it")
+    return locked and word in _ON
 
 
 def given(name: str) -> str | None:
     """Return the value of a variable; None when it is unset or empty, which mean the same."""
     return os.environ.get(name) or None
+
+
+def unknown() -> tuple[str, ...]:
+    """Return the variables that are set, begin as those of scanops do, and are none: misspelled ones."""
+    known = {row.name for row in VARIABLES} | {"SCANOPS_PREBUILT"}  # of the build of a wheel
+    return tuple(sorted(name for name in os.environ if name.startswith("SCANOPS_") and name not in known))
 
 
 VARIABLES = (

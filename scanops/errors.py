@@ -60,14 +60,16 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def did_you_mean(value: object, known: Iterable[str]) -> str:
+def did_you_mean(value: object, known: Iterable[str], similarity: float = 0.6) -> str:
     """Return ``"did you mean 'sum'? "`` for a misspelled name, and an empty string where no known name is close.
+
+    ``similarity`` is difflib's ratio, from 0 to 1: ask for more where most unknown names are no misspellings.
 
     Example:
         >>> did_you_mean("cumsun", ["cumsum", "cumprod"])
         "did you mean 'cumsum'? "
     """
-    close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
+    close = difflib.get_close_matches(str(value).lower(), list(known), n=1, cutoff=similarity)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
@@ -102,7 +104,8 @@ class ScanopsError(Exception):
         self.hint = hint
         text = str(value)
         first = text.partition("\n")[0]
-        more = "" if first == text else f"\n  got: {text}"  # the words of a compiler, for example
+        rest = text.partition("\n")[2]
+        more = f"\n  got: {rest}" if rest else ""  # the rest of the words of a compiler, for example
         # Not by super().__init__, which torch.compile cannot trace: it would report that in place of this error.
         self.args = (f"{asked}: got {first}\n  allowed: {allowed}{more}\n  next: {hint}",)
 

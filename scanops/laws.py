@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scanops.api import scan
-from scanops.codegen.operators import OPERATORS, Operator, register_operator
+from scanops.codegen.operators import OPERATORS, Operator, operator_named, register_operator
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.forks import FORK_LOCK
@@ -29,7 +29,7 @@ LONGEST = 2**20  # elements of a line: an emulated element takes about a microse
 
 
 def check_operator(
-    op: Operator | FieldOperator,
+    op: Operator | FieldOperator | str,
     *,
     dtypes: Iterable[torch.dtype] | None = None,
     lengths: Iterable[int] = LENGTHS,
@@ -59,7 +59,7 @@ def check_operator(
     its kernels in a temporary store.
 
     Args:
-        op: the operator.
+        op: the operator, or the name of one.
         dtypes: dtypes of scanned inputs; by default float32, int32, bool and complex64, of those the legal ones.
         lengths: lengths of scanned lines, 1 to 2^20; the default reaches every strategy.
         samples: the elements to draw from, each for the dtypes that hold it. By default small numbers, NaN, real
@@ -79,6 +79,7 @@ def check_operator(
         >>> print(check_operator(op))  # doctest: +SKIP
         last_valid: nothing wrong in 6984 laws, 7 scans of 492703 items (block, columns, panels, split, staged, ...)
     """
+    op = operator_named(op) if isinstance(op, str) else op
     lengths = _checked(op, lengths, samples)
     if isinstance(op, FieldOperator):
         report = OperatorReport(op.name)

@@ -39,7 +39,7 @@ def cumprod(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -47,7 +47,7 @@ def cumprod(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the cumulative product of ``x`` along ``dim``: ``y[i] = x[0] * x[1] * ... * x[i]``.
 
     Like ``torch.cumprod``, with a direction, a mask, segments, carries and a choice of accumulator, in one pass over
@@ -132,7 +132,7 @@ def logcumsumexp(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     complete: bool = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
@@ -140,7 +140,7 @@ def logcumsumexp(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return ``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``.
 
     Like ``torch.logcumsumexp``, with a direction, a mask, segments and carries, in one pass over memory. Intermediate
@@ -226,10 +226,10 @@ def cummax(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
-    out: Pair | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Return the cumulative maximum of ``x`` along ``dim``, and where it is: ``values[i] = max(x[0], ..., x[i])``.
 
@@ -309,10 +309,10 @@ def cummin(
     reverse: bool = False,
     exclusive: bool = False,
     initial: Tensor | complex | None = None,
-    return_final: Final = False,
+    return_final: bool | Literal["segments"] = False,
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
-    out: Pair | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Return the cumulative minimum of ``x`` along ``dim``, and where it is: ``values[i] = min(x[0], ..., x[i])``.
 

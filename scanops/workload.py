@@ -38,14 +38,15 @@ class Served(NamedTuple):
     kernel: str | None  # short name of the kernel: of a variable-length one it is another; None: PyTorch's operators
     function: str | None  # name of that kernel in profilers: its short name and its strategy
     builder: str | None  # "nvrtc", "load_inline", "nvcc"; "cpu" for emulated kernels
-    found: str  # "memory" and "store" for a hit, "built" for a miss; "fallback"
+    found: str  # "memory", "store" and "pack" for a hit, "built" for a miss; "fallback"
     seconds: float  # to look up, build and load the kernel
     reason: str = ""  # why PyTorch's operators computed the scan
+    path: str = ""  # the folder of the kernel
 
     @property
     def hit(self) -> bool:
         """Whether the kernel was there: in this process, or in the store or a pack."""
-        return self.found in ("memory", "store")
+        return self.found in ("memory", "store", "pack")
 
     def __str__(self) -> str:
         if self.kernel is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,14 +19,26 @@ from tools.committed import ROOT
 __all__ = ["performance_files", "report"]
 
 Row = tuple[str, Sequence[float | None]]  # a label, and a value for each series
+EXAMPLES = {  # cells of the first picture
+    "sum 32768x32768 dim 1": "cumsum, 32768 rows of 32768",
+    "masked 32768x32768 dim 1": "cumsum with a bool mask, the same rows",
+    "sum 268167x1001 dim 1": "cumsum, 268167 rows of 1001",
+    "sum 16x16777216 dim 1": "cumsum, 16 rows of 16777216",
+    "sum 64x4096x1024 dim 1": "cumsum along dim 1 of 64 x 4096 x 1024",
+}
 COLOURS = ("#00897b", "#e07a5f", "#8d99ae")  # of scanops and its peers, legible on both backgrounds
 THEMES = {"light": ("#1f2933", "#d0d7de"), "dark": ("#e6edf3", "#444c56")}  # text, lines
-LABEL, WIDTH, BAR, GAP = 520, 1080, 11, 9
+# Of a picture, in pixels where it is shown as wide as it is drawn: the column of a page on a screen of 1280, and on one
+# of 400. No text is smaller than SMALL.
+WIDE, NARROW = 688, 352
+TEXT, SMALL, LINE = 13, 12, 17
+BAR, EDGE, VALUE = 14, 8, 66  # height of a bar; margin; room for the figure behind the longest bar
+CHARACTER = 0.56  # width of a character, of the size of the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Horizontal bars: one group per row, one bar per series, on a linear or a logarithmic scale."""
+    """Horizontal bars: one group per row below its label, one bar per series, on a linear or a logarithmic scale."""
 
     title: str
     source: str  # GPU, versions and date
@@ -35,40 +48,58 @@ class Chart:
     ticks: tuple[float, ...]  # the first and the last are the ends of the scale
     logarithmic: bool = False
 
-    def svg(self, text: str, line: str) -> str:
-        """The picture in a colour of text and one of lines."""
-        step = len(self.series) * BAR + GAP
-        bottom = 62 + step * len(self.rows)
-        parts = [f'<text x="10" y="22" font-size="16" font-weight="bold">{escape(self.title)}</text>']
-        for place, (name, colour) in enumerate(zip(self.series, COLOURS, strict=False)):
-            x = LABEL + 130 * place
-            parts.append(f'<rect x="{x}" y="34" width="12" height="12" fill="{colour}"/>')
-            parts.append(f'<text x="{x + 17}" y="45">{escape(name)}</text>')
-        for tick in self.ticks:
-            at = self._x(tick)
-            parts.append(f'<path d="M{at:.1f} 54V{bottom}" stroke="{line}"/>')
-            parts.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}{self.unit}</text>')
-        for number, (label, values) in enumerate(self.rows):
-            y = 60 + number * step
-            middle = y + len(self.series) * BAR / 2 + 4
-            parts.append(f'<text x="{LABEL - 8}" y="{middle:.1f}" text-anchor="end">{escape(label)}</text>')
+    def svg(self, text: str, line: str, width: int = WIDE) -> str:
+        """The picture in a colour of text and one of lines, for a column of a width."""
+        parts: list[str] = []
+        y = EDGE + LINE
+
+        def say(words: str, *, size: int = TEXT, weight: str = "") -> None:
+            nonlocal y
+            for each in textwrap.wrap(words, int((width - 2 * EDGE) / (size * CHARACTER))):
+                parts.append(f'<text x="{EDGE}" y="{y}" font-size="{size}"{weight}>{escape(each)}</text>')
+                y += LINE
+
+        say(self.title, size=15, weight=' font-weight="bold"')
+        x = float(EDGE)
+        for name, colour in zip(self.series, COLOURS, strict=False):
+            parts.append(f'<rect x="{x:.0f}" y="{y - 11}" width="12" height="12" fill="{colour}"/>')
+            parts.append(f'<text x="{x + 17:.0f}" y="{y}">{escape(name)}</text>')
+            x += 17 + len(name) * TEXT * CHARACTER + 24
+        y += LINE + 6
+        top, bars = y - LINE, len(parts)
+        for label, values in self.rows:
+            say(label)
+            y -= LINE - 5
             for place, value in enumerate(values):
                 if value is not None:
                     shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-                    end, top = self._x(value), y + place * BAR
-                    size = f'width="{max(1, end - LABEL):.1f}" height="{BAR - 2}"'
-                    parts.append(f'<rect x="{LABEL}" y="{top}" {size} fill="{COLOURS[place]}"/>')
-                    parts.append(f'<text x="{end + 4:.1f}" y="{top + 8}" font-size="9">{shown}</text>')
-        parts.append(f'<text x="10" y="{bottom + 38}" font-size="11">{escape(self.source)}</text>')
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 48}" role="img" '
-        head += f'font-family="sans-serif" font-size="12" fill="{text}">'
+                    end = self._x(value, width)
+                    size = f'width="{max(1, end - EDGE):.1f}" height="{BAR - 2}"'
+                    parts.append(f'<rect x="{EDGE}" y="{y}" {size} fill="{COLOURS[place]}"/>')
+                    parts.append(f'<text x="{end + 4:.1f}" y="{y + 10}" font-size="{SMALL}">{shown}</text>')
+                    y += BAR
+            y += LINE + 5
+        bottom = y - LINE + 4
+        ticks = self.ticks if width > NARROW else self.ticks[:: 2 if len(self.ticks) > 4 else 1]
+        for tick in ticks:
+            at = self._x(tick, width)
+            parts.insert(bars, f'<path d="M{at:.1f} {top}V{bottom}" stroke="{line}"/>')
+            anchor = "start" if tick == self.ticks[0] else "middle"
+            words = f"{tick:,g}{self.unit}"
+            parts.append(
+                f'<text x="{at:.1f}" y="{bottom + LINE}" font-size="{SMALL}" text-anchor="{anchor}">{words}</text>'
+            )
+        y = bottom + 2 * LINE + 6
+        say(self.source, size=SMALL)
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" role="img" '
+        head += f'font-family="sans-serif" font-size="{TEXT}" fill="{text}">'
         return "\n".join([head, f"<title>{escape(self.title)}</title>", *parts, "</svg>", ""])
 
-    def _x(self, value: float) -> float:
+    def _x(self, value: float, width: int) -> float:
         scale = math.log10 if self.logarithmic else float
         low, high = scale(self.ticks[0]), scale(self.ticks[-1])
         part = (scale(max(value, self.ticks[0])) - low) / (high - low)
-        return LABEL + min(1.0, part) * (WIDTH - LABEL - 60)
+        return EDGE + min(1.0, part) * (width - EDGE - VALUE)
 
 
 def performance_files() -> dict[str, str]:
@@ -77,12 +108,8 @@ def performance_files() -> dict[str, str]:
     for name, (chart, words) in _charts().items():
         for theme, colours in THEMES.items():
             files[f"pictures/{name}-{theme}.svg"] = chart.svg(*colours)
-        dark, light = (f"pictures/{name}-{theme}.svg" for theme in ("dark", "light"))
-        sections.append(
-            f"## {chart.title}\n\n{words}\n\n<picture>\n"
-            f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
-            f'<img src="{light}" alt="{escape(chart.title)}">\n</picture>\n'
-        )
+            files[f"pictures/{name}-narrow-{theme}.svg"] = chart.svg(*colours, NARROW)
+        sections.append(f"## {chart.title}\n\n{words}\n\n{picture(name, chart.title)}")
     return {"performance.md": PAGE + "\n".join(sections), **files}
 
 
@@ -95,6 +122,17 @@ and a test fails where they are stale. All figures with their peers and limits: 
 the first two for it; [performance tuning](tuning.md) says what to do where a call is slow.
 
 """
+
+
+def picture(name: str, title: str) -> str:
+    """The HTML of a picture that follows the theme of a reader and the width of the screen."""
+    sources = [
+        f'<source media="(max-width: 600px){dark}" srcset="pictures/{name}-narrow-{theme}.svg">'
+        for theme, dark in (("dark", " and (prefers-color-scheme: dark)"), ("light", ""))
+    ]
+    sources.append(f'<source media="(prefers-color-scheme: dark)" srcset="pictures/{name}-dark.svg">')
+    image = f'<img src="pictures/{name}-light.svg" alt="{escape(title)}">'
+    return "\n".join(["<picture>", *sources, image, "</picture>", ""])
 
 
 def report(document: dict[str, Any], table: str) -> str:
@@ -159,6 +197,25 @@ def _medians(cells: Sequence[dict[str, Any]]) -> tuple[float, float | None]:
     return median(cell["fraction"] for cell in cells), median(best) if best else None
 
 
+def _examples(grid: dict[str, Any]) -> Chart:
+    """A few cells beside PyTorch, for the first page."""
+    cells = {cell["cell"]: cell for cell in grid["cells"]}
+
+    def fractions(name: str) -> tuple[float | None, ...]:
+        peers = cells[name]["peers"]
+        found = [peers.get(peer) for peer in ("torch eager", "torch.compile")]
+        return (cells[name]["fraction"], *(each["fraction"] if each else None for each in found))
+
+    return Chart(
+        title="Fraction of the bandwidth of a copy: scanops and PyTorch",
+        source=f"{_source(grid)}, float32; 1 is a device-to-device copy of the same bytes",
+        series=("scanops", "torch", "torch.compile"),
+        rows=tuple((words, fractions(name)) for name, words in EXAMPLES.items()),
+        unit="",
+        ticks=(0, 0.25, 0.5, 0.75, 1),
+    )
+
+
 def _charts() -> dict[str, tuple[Chart, str]]:
     grid, programs, passes = (_read(f"{name}_h200") for name in ("bench", "workloads", "gradients"))
     store, nvrtc = _read("store_speed_h200"), _read("build_cost_nvrtc")
@@ -181,6 +238,7 @@ def _charts() -> dict[str, tuple[Chart, str]]:
         for name, row in passes["passes"].items()
     ]
     return {
+        "examples": (_examples(grid), "Bars that are not drawn were not measured."),
         "classes": (
             classes,
             "Sums and products; the best peer of a cell is the fastest of torch, torch.compile, Triton and CUB.",

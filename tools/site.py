@@ -7,6 +7,7 @@ reference is made of docstrings and of the commands; a public name without a doc
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections.abc import Iterator
@@ -22,17 +23,13 @@ import scanops
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = "build/typed"  # the packages in the folders of their import names
-REFERENCE = {  # pages of the reference: title and public names
-    "scans": ("Scans", "cumsum cumprod cummax cummin logcumsumexp linear_scan scan reduce_by_key patch_torch"),
-    "operators": ("Operators", "operator Operator register_operator check_operator"),
-    "kernels": (
-        "Kernels",
-        "ScanSpec make_plan Plan generate export compile prepare record calls policy Kernel emulate",
-    ),
-    "modules": ("Modules", "nn compat"),
-    "sharded": ("Sharded dimensions", "distributed"),
-    "errors": ("Errors", "errors"),
+REFERENCE = {  # sections of the reference, and the public names that have a page of their own in it
+    "Scans": "cumsum cumprod cummax cummin logcumsumexp linear_scan scan reduce_by_key patch_torch",
+    "Operators": "operator Operator register_operator check_operator",
+    "Kernels": "ScanSpec make_plan Plan generate export compile prepare record calls policy Kernel emulate",
+    "Modules": "nn distributed compat errors",  # a page for each of their own names, and one for the module
 }
+FIELDS = ("Operator", "ScanSpec")  # classes whose fields have comments in place of docstrings
 COMMANDS = """# Commands
 
 ::: mkdocs-click
@@ -42,11 +39,15 @@ COMMANDS = """# Commands
     :depth: 1
     :style: plain
 """
+UNINDEXED = ("pages.md",)  # beside copies of sources: what only names other pages would bury them
 FIRST = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")  # pages of the navigation
 LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "javascripts/worker.js"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 DOCTEST = re.compile(r"(?:^ *>>> .*\n?(?: *\S.*\n?)*)+", re.MULTILINE)
+PICTURE = re.compile(
+    r'<picture>\s*(?:<source [^>]*>\s*)*<img src="([^"]+)-light\.svg" alt="([^"]+)">\s*</picture>', re.DOTALL
+)
 CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -58,6 +59,22 @@ class Doctests(griffe.Extension):
         if obj.docstring:
             text = obj.docstring.value.replace("  # doctest: +SKIP", "")
             obj.docstring.value = DOCTEST.sub(lambda found: f"```pycon\n{dedent(found[0])}\n```\n", text)
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages of the reference into the navigation, behind its index."""
+    package = loaded()
+    sections: list[Any] = ["reference/index.md"]
+    for title, names in REFERENCE.items():
+        pages: list[Any] = []
+        for name in names.split():
+            members = package[name].exports or () if package[name].is_module else ()
+            paths = [f"reference/{name}.md", *(f"reference/{name}.{each}.md" for each in members)]
+            pages += [{f"scanops.{name}": paths}] if members else paths
+        sections.append({title: pages})
+    (reference,) = (each["Reference"] for each in config.nav if "Reference" in each)
+    reference[:] = [{"API": sections} if "API" in each else each for each in reference]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -78,14 +95,26 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Point the links of a page that leave docs/ to the copies."""
     uri = page.file.src_uri
     origin = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
+    if uri in UNINDEXED or (outside(origin) and origin not in FIRST):
+        page.meta["search"] = {"exclude": True}
 
     def moved(found: re.Match[str]) -> str:
         return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")
 
-    pictures = r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
-    markdown = re.sub(pictures, r"![\3](\2#only-light)\n![\3](\1#only-dark)", markdown)
+    markdown = PICTURE.sub(themed, markdown)
+    if uri == "README.md":  # whose links on a host of repositories have no reference to lead to
+        markdown = markdown.replace("[**API**](operators/README.md)", "[**API**](reference/index.md)")
     markdown = re.sub(r"^(```\w+) .*$", r"\1", markdown, flags=re.M)  # what a block needs is for its test
     return "".join(part if CODE.match(part) else LINK.sub(moved, part) for part in CODE.split(markdown))
+
+
+def themed(found: re.Match[str]) -> str:
+    """A picture for each theme of the site, which a reader may choose other than that of the system."""
+    shown = []
+    for theme in ("light", "dark"):
+        narrow = f'<source media="(max-width: 600px)" srcset="{found[1]}-narrow-{theme}.svg">'
+        shown.append(f'<picture>{narrow}<img src="{found[1]}-{theme}.svg#only-{theme}" alt="{found[2]}"></picture>')
+    return f'<p class="chart">{"".join(shown)}</p>'
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
@@ -137,15 +166,67 @@ def text_of(path: str) -> str | None:
     return None
 
 
+@functools.cache
+def loaded() -> griffe.Object | griffe.Alias:
+    """The package as its sources describe it."""
+    return griffe.load("scanops", search_paths=[ROOT / PACKAGES], resolve_aliases=True, try_relative_path=False)
+
+
 def reference() -> Iterator[tuple[str, str]]:
     """Name and text of each page made of docstrings. Raises PluginError where one is missing."""
-    package = griffe.load("scanops", search_paths=[ROOT / PACKAGES], resolve_aliases=True, try_relative_path=False)
-    listed = {name for _, names in REFERENCE.values() for name in names.split()} | {"__version__"}
+    package = loaded()
+    listed = {name for names in REFERENCE.values() for name in names.split()}
     bare = [path for name in listed for path in undocumented(package[name])]
-    if bare or (missing := set(scanops.__all__) - listed):
+    if bare or (missing := set(scanops.__all__) - listed - {"__version__"}):
         raise PluginError(f"without a docstring: {bare}; not in REFERENCE of tools/site.py: {sorted(missing)}")
-    for page, (title, names) in REFERENCE.items():
-        yield page, f"# {title}\n\n" + "".join(f"::: scanops.{name}\n\n" for name in names.split())
+    yield "index", index_of(package)
+    for name in (name for names in REFERENCE.values() for name in names.split()):
+        found = package[name]
+        yield name, page_of(f"scanops.{name}", fields_of(found) if name in FIELDS else "", found.is_module)
+        for member in found.exports or () if found.is_module else ():
+            yield f"{name}.{member}", page_of(f"scanops.{name}.{member}")
+
+
+def page_of(path: str, further: str = "", is_module: bool = False) -> str:
+    """The page of one public name: its signature, and what its docstring says."""
+    members = "      members: false\n" if is_module else "      show_signature: false\n" if further else ""
+    title = path.removeprefix("scanops.")
+    return f"---\ntitle: {title}\n---\n\n::: {path}\n    options:\n      heading_level: 1\n{members}\n{further}"
+
+
+def index_of(package: griffe.Object | griffe.Alias) -> str:
+    """The list of all public names, with the first sentence of each."""
+    parts = ["# API reference\n"]
+    for title, names in REFERENCE.items():
+        parts.append(f"## {title}\n\n| name | |\n|---|---|")
+        for name in names.split():
+            parts.append(row_of(name, package[name]))
+            if package[name].is_module:
+                parts += [row_of(f"{name}.{each}", package[name][each]) for each in package[name].exports or ()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def row_of(name: str, found: griffe.Object | griffe.Alias) -> str:
+    """A row of the list: a name with a link to its page, and the first sentence of its docstring."""
+    text = " ".join(str(found.docstring.value if found.docstring else "").split("\n\n")[0].split())
+    return f"| [`{name}`]({name}.md) | {text.replace('``', '`').replace('|', chr(92) + '|')} |"
+
+
+def fields_of(found: griffe.Object | griffe.Alias) -> str:
+    """A table of the fields of a class, from the comments beside and above them."""
+    rows, above = ["## Fields\n", "| field | type | default | meaning |", "|---|---|---|---|"], ""
+    for line in str(found.source).splitlines():
+        field = re.match(r"    (\w+): ([^=#]+?)(?: = ([^#]+?))?(?:  # (.*))?$", line)
+        if re.match(r"    # ----", line):
+            break
+        if comment := re.match(r"    # (.*)", line):
+            above = f"{above} {comment[1]}".strip()
+        elif field:
+            cells = (f"`{field[1]}`", f"`{field[2]}`", f"`{field[3]}`" if field[3] else "", f"{above} {field[4] or ''}")
+            rows.append("| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |")
+            above = ""
+    return "\n".join(rows)
 
 
 def undocumented(found: griffe.Object | griffe.Alias) -> Iterator[str]:

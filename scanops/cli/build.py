@@ -30,6 +30,7 @@ from scanops.cli.output import (
     progress,
     resources_text,
     say,
+    target_option,
     working,
 )
 from scanops.cli.plan import gpu_target
@@ -37,6 +38,7 @@ from scanops.codegen.lines import any_length, situations
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.environment import AUTO
 from scanops.errors import MissingRequirement
 from scanops.precompile import FEW, Built, built, check_wanted, expected
 from scanops.precompile import precompile as into_folder
@@ -56,13 +58,7 @@ STDERR = 2  # file descriptor
     example="scanops build sum-f32-n32768-reverse prod-f32-n32768 --target sm_80 --target sm_90",
 )
 @click.argument("specs", metavar="SPEC...", type=Spec(), nargs=-1, required=True)
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    help="Architecture to build for, or cpu for the emulator; may be repeated. By default that of the GPU here, "
-    "else sm_90 if something builds for it here, else cpu.",
-)
+@target_option("By default that of the GPU here, else sm_90 if something builds for it here, else cpu.")
 @click.option("--lines", type=int, help="Build only the kernel for so many lines.")
 @builder_option
 @import_option
@@ -118,7 +114,8 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     remarks = [file.remark] if file.remark else []
     if file.calls == before.calls:
         remarks.insert(0, "no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
-    for words in () if as_json() else (f"{len(file.wanted)} specs in {path}", *remarks):
+    count = f"{len(file.wanted)} specs in {path}" if path.exists() else f"nothing was written to {path}"
+    for words in () if as_json() else (count, *remarks):
         say(f"scanops record: {words}", stderr=True)
     wanted = file.wanted.items()
     kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in wanted]
@@ -135,7 +132,7 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
 @click.argument(
     "path", metavar="SPECS.toml", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 )
-@click.option("--targets", default="", metavar="NAMES", help="sm_80,sm_90,...; by default those the file names.")
+@target_option("By default those that the file names.")
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to build into."
 )
@@ -147,7 +144,7 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
 @builder_option
 @import_option
 def precompile(
-    path: Path, targets: str, output: Path, jobs: int | None, generic: bool, native: bool, builder: str
+    path: Path, targets: tuple[str, ...], output: Path, jobs: int | None, generic: bool, native: bool, builder: str
 ) -> Answer:
     """Build the kernels of a spec file into a folder.
 
@@ -157,11 +154,10 @@ def precompile(
     could not be built, after all others.
     """
     path = Path("/dev/stdin") if str(path) == "-" else path
-    names = [name.strip() for name in targets.split(",") if name.strip()]
     file = load(path)
     if file.remark:
         say(f"scanops precompile: {file.remark}", stderr=True)
-    wanted = expected(file.wanted, names, path)
+    wanted = expected(file.wanted, targets, path)
     if generic:
         wanted = list(dict.fromkeys([*wanted, *((any_length(spec, few), target, few) for spec, target, few in wanted)]))
     _check(wanted, builder)
@@ -185,10 +181,10 @@ def precompile(
 
 
 def _usual_target(builder: str) -> str:
-    """Return the target of the GPU here, else sm_90 if something builds for it, else cpu."""
+    """Return the target of the GPU here, else sm_90 if something builds for it, or a builder is named, else cpu."""
     builders = STRICT.by(builder).asked()
     here = gpu_target() or next((DEFAULT_TARGET for each in builders if not unavailable(each, DEFAULT_TARGET)), None)
-    return here or CPU
+    return here or (CPU if builder == AUTO else DEFAULT_TARGET)
 
 
 def _check(wanted: Iterable[tuple[ScanSpec, str, bool]], builder: str) -> None:

@@ -20,7 +20,7 @@ from scanops.builders.nvrtc import Nvrtc, require
 from scanops.builders.toolchain import CudaToolkit, Program, find_cxx, find_ninja, find_nvcc
 from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
-from scanops.errors import MissingCompiler, ScanopsError
+from scanops.errors import MissingCompiler, ScanopsError, did_you_mean
 from scanops.files import size_of
 from scanops.forks import import_late
 from scanops.runtime.policies import POLICIES
@@ -46,7 +46,10 @@ _TOOLS: dict[str, tuple[Callable[[], Nvrtc | CudaToolkit | Program], str]] = {
 }
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "bold red"}
 _GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
-_GET_DRIVER = "nothing, unless there is an NVIDIA GPU: then install NVIDIA's driver and check CUDA_VISIBLE_DEVICES"
+_GET_DRIVER = (
+    "no action is needed on a machine without an NVIDIA GPU; with one, install NVIDIA's driver and check "
+    "CUDA_VISIBLE_DEVICES"
+)
 
 
 class Finding(NamedTuple):
@@ -201,7 +204,9 @@ def native_calls(facts: dict[str, Any]) -> str:
     if entry is None:
         # benchmarks/results/calls_h200.json: the least and the most of 12 operators
         summary = f"no {request.name} in package, store or packs: calls are launched from Python, 16 to 35 us slower"
-        following = "python -m scanops.runtime.native.building builds it in half a minute, as do repeated calls"
+        following = (
+            "run python -m scanops.runtime.native.building (about 30 s), or let scanops build it after 256 equal calls"
+        )
         raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)
     return str(entry.directory)
@@ -267,7 +272,7 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
     contents = read(root)
     facts |= {name: contents[name] for name in ("schema", "scanops", "abi", "platform", "targets")}
     facts |= {"kernels": len(contents["entries"]), "signed": (root / SIGNATURE).exists(), "signer": None}
-    signature = "signed; SCANOPS_REQUIRE_SIGNED=PUB.pem checks by whom" if facts["signed"] else "not signed"
+    signature = "signed; set SCANOPS_REQUIRE_SIGNED=PUB.pem to check by whom" if facts["signed"] else "not signed"
     if environment.require_signed() is not None:
         facts["signer"] = vouched(root).signer
         signature = f"signed by {str(facts['signer'])[:16]}"
@@ -282,7 +287,13 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
 
 def settings() -> list[Finding]:
     """Return a finding for each variable whose value is invalid, and for SCANOPS_REQUIRE_SIGNED if it is set."""
-    return [each for row in environment.VARIABLES if (each := finding(row.name, partial(_setting, row))).summary]
+    found = [each for row in environment.VARIABLES if (each := finding(row.name, partial(_setting, row))).summary]
+    return [*found, *(finding(name, partial(_unknown, name)) for name in environment.unknown())]
+
+
+def _unknown(name: str, facts: dict[str, Any]) -> str:
+    names = [row.name for row in environment.VARIABLES]
+    raise Flaw("broken", "no variable of scanops", f"{did_you_mean(name, names, 0.8)}unset {name}")
 
 
 def _setting(row: environment.Variable, facts: dict[str, Any]) -> str:
@@ -290,6 +301,8 @@ def _setting(row: environment.Variable, facts: dict[str, Any]) -> str:
     row.read()
     if row.name == "SCANOPS_TUNING":
         for path in environment.tuning_files():
+            if environment.given(row.name) and not path.exists():
+                raise Flaw("broken", f"no such file: {path}", "scanops tune writes one; or unset SCANOPS_TUNING")
             read_plans(path)
     if row.name != "SCANOPS_REQUIRE_SIGNED" or environment.require_signed() is None:
         return ""

@@ -190,6 +190,17 @@ def print_errors(errors: Iterable[tuple[str, ScanopsError]]) -> None:
             say(f"  {'of:':<9}{', '.join(names)}", stderr=True)
 
 
+def target_option(default: str) -> Callable[[F], F]:
+    """Return the option for targets, of the commands that build for several: repeated, or separated by commas."""
+
+    def names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.strip() for words in given for name in words.split(",") if name.strip())
+
+    said = "Architectures to build for, such as sm_80,sm_90, or cpu for the emulator; may be repeated."
+    words = ("--target", "--targets", "targets")
+    return click.option(*words, multiple=True, metavar="NAMES", callback=names, help=f"{said} {default}")
+
+
 def error_fields(error: ScanopsError) -> dict[str, str]:
     """Return the parts of an error for JSON."""
     parts = {"asked": error.asked, "allowed": error.allowed, "value": str(error.value), "next": error.hint}

@@ -37,7 +37,8 @@ def phase_of(x: torch.Tensor, modulo: float, dtype: torch.dtype | None) -> Field
 
 
 def _refused(name: str, value: object, allowed: str, example: str) -> UnsupportedRequest:
-    asked, hint = f"cumsum: {name} must be {allowed} beside modulo", f"pass {example}, or leave modulo out"
+    beside = "" if name == "modulo" else " beside modulo"
+    asked, hint = f"cumsum: {name} must be {allowed}{beside}", f"pass {example}, or leave modulo out"
     return UnsupportedRequest(asked, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)
 
 

@@ -261,7 +261,7 @@ def _unknown(name: str) -> UnsupportedRequest:
 
 @at_tracing
 def _near(name: str) -> str:
-    return did_you_mean(name, FUNCTIONS)
+    return did_you_mean(name, FUNCTIONS, similarity=0.75)  # sum is not sub, nor argsort short
 
 
 def captured() -> UnsupportedRequest:

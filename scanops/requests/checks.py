@@ -25,6 +25,8 @@ def check_tensor(who: str, role: str, value: object) -> None:
             value=f"{role}={shown(value)}",
             hint="pass a function of your module to torch.fx.wrap and call that, or use torch.export"
             if proxy
+            else f"pass a tensor as {role}"
+            if value is None
             else f"pass torch.as_tensor({role})",
         )
     if torch.compiler.is_compiling():
@@ -80,9 +82,17 @@ def check_operand(
             f"{who}: {role} must broadcast to {of}",
             allowed=f"each dimension equal to that of {of} or 1: {target}",
             value=f"{role}.shape={given}",
-            hint=f"expand or reshape {role}; a broadcast or strided tensor is not copied",
+            hint=f"pass {role}.squeeze({role_dim})"
+            if (role_dim := _surplus(given, target)) is not None
+            else f"expand or reshape {role}; a broadcast or strided tensor is not copied",
         )
     return tensor
+
+
+def _surplus(given: tuple[int, ...], target: tuple[int, ...]) -> int | None:
+    """Return the dimension of size 1 without which a shape would be the one that is asked for, or None."""
+    found = (dim for dim, size in enumerate(given) if size == 1 and given[:dim] + given[dim + 1 :] == target)
+    return next(found, None)
 
 
 def check_readable(who: str, role: str, tensor: torch.Tensor) -> None:
@@ -193,10 +203,10 @@ def check_complete(who: str, x: torch.Tensor, **others: bool) -> None:
 
 
 def check_device(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    """Raise unless ``tensor`` is on x's device."""
+    """Raise unless ``tensor`` is on the device of x, which linear_scan calls b."""
     if tensor.device != x.device:
         raise UnsupportedRequest(
-            f"{who}: {role} must be on x's device",
+            f"{who}: {role} must be on {'b' if who == 'linear_scan' else 'x'}'s device",
             allowed=str(x.device),
             value=f"{role}.device={tensor.device}",
             hint=f"move it: {role}.to({str(x.device)!r})",
@@ -237,7 +247,7 @@ def check_out(
             f"{who}: out= takes no tensors that require gradients",
             allowed="out= without gradients, as in torch",
             value="requires_grad=True",
-            hint="leave out= out, or call it under torch.no_grad()",
+            hint="omit out, or call it under torch.no_grad()",
         )
     place = span_of(out)  # None: out is copied into afterwards
     if place is not None and out.is_inference() and not torch.is_inference_mode_enabled():

@@ -240,7 +240,9 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)
-    gate = None if gate is None else checks.lent_kind(checks.check_operand(who, "gate", gate, x), x)
+    gate = (
+        None if gate is None else checks.lent_kind(checks.check_operand(who, "a", gate, x, of="the shape of a * b"), x)
+    )
     if starts is not None:
         starts = segments.check_starts(who, starts, offsets, x)
     if offsets is not None:

@@ -138,9 +138,11 @@ def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | N
     else:
         launch = kernel.code.launch  # loaded now: it is launched next
         assert launch is not None
-        seconds, found = time.perf_counter() - began, "memory" if was_held else "built" if kernel.fresh else "store"
+        seconds, place = time.perf_counter() - began, kernel.path.parent
+        kept = "store" if place.is_relative_to(environment.store_root()) else "pack"
+        found = "memory" if was_held else "built" if kernel.fresh else kept
         names = spec.slug, target, kernel.spec.slug, launch.kernel
-        served = workload.Served(*names, kernel.builder, found, seconds)
+        served = workload.Served(*names, kernel.builder, found, seconds, path=str(place))
     workload.note_served(served)
     return kernel
 
@@ -156,8 +158,8 @@ def calls() -> Iterator[list[workload.Served]]:
     Yields:
         A list with one ``Served`` per scan: ``request`` and ``kernel`` (short names; ``kernel`` is None where PyTorch's
         operators computed it, with the ``reason``), ``function`` (the kernel's name in profilers), ``builder``,
-        ``found`` ("memory", "store", "built" or "fallback"), ``hit``, and the ``seconds`` that it took to look up,
-        build and load the kernel.
+        ``found`` ("memory", "store", "pack", "built" or "fallback"), ``hit``, the ``seconds`` that it took to look up,
+        build and load the kernel, and the ``path`` of its folder.
 
     Example:
         >>> import torch, scanops

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from scanops import artifact
+from scanops import artifact, environment
 from scanops.artifact import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
@@ -86,6 +86,8 @@ class Miss(NamedTuple):
         spec, target = self.spec, self.target
         if not (policy.may_build or policy.falls_back):
             hint = f"build it: {policies.command_for(spec, target)}"
+            if environment.pack_roots():
+                hint = f"add it to the pack, on a machine with a compiler: {policies.command_for(spec, target)}"
             raise policies.missing(spec, target, "under the policy never", "", hint)
         if not policy.may_build:
             policies.warn(spec, target, "", f"Build it: {policies.command_for(spec, target)}")

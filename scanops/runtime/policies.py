@@ -95,7 +95,7 @@ def policy(name: str) -> Iterator[str]:
         scanops.errors.MissingKernel: ...
     """
     if name not in POLICIES:
-        raise environment.no_such(name, environment.POLICIES, f"a policy({name!r})", "pass one of these words")
+        raise environment.no_such(name, environment.POLICIES, "no such policy", "pass one of these words")
     with resumed(name):
         yield name
 
@@ -131,7 +131,7 @@ def missing(spec: ScanSpec, target: str, why: str, rule: str, hint: str) -> Miss
     """Return the error for a kernel that may not be built."""
     name = f"no kernel {spec.slug} for {target}"
     allowed = f"kernels that are in the store{rule}"
-    return MissingKernel(f"{name} {why}", allowed=allowed, value=name, hint=hint)
+    return MissingKernel(f"{name} {why}", allowed=allowed, value=f"policy {environment.policy()!r}", hint=hint)
 
 
 _MOST, _SECONDS = 20, 60.0  # lines that ``say`` logs in so many seconds
