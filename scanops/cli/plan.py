@@ -44,7 +44,7 @@ Facts = dict[str, Any]
 )
 @click.argument("spec", metavar="SPEC", type=Spec())
 @click.option("--target", help="GPU architecture, or cpu; by default that of the GPU here, else sm_90.")
-@click.option("--lines", type=int, help="Lines of the tensor; by default as many as make about 2^28 items.")
+@click.option("--lines", type=int, help="Number of lines to plan for (default: about 2^28 items in total).")
 @click.option("--check", is_flag=True, help="Exit with 1 unless the kernel is in the store or in a pack.")
 @import_option
 def command(spec: ScanSpec, target: str | None, lines: int | None, check: bool) -> Answer:

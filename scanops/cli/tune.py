@@ -39,7 +39,7 @@ _DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "ma
     example="scanops tune sum-f32-n1000 prod-f32-n4096-inner64",
 )
 @click.argument("specs", metavar="SPEC...", type=Spec(), nargs=-1, required=True)
-@click.option("--lines", type=int, help="Lines of the tensors; by default as many as make about 2^28 items.")
+@click.option("--lines", type=int, help="Number of lines to plan for (default: about 2^28 items in total).")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Runs of each plan.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
 @click.option("-o", "--output", type=FilePath(), help="The file to keep results in.")
