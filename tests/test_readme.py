@@ -31,6 +31,7 @@ from tests.store.sources import script
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/**/*.md"))
+(SOURCE,) = re.findall(r'^Source = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
 NEEDS = {"gpu", "g++", "slow", "continued"}
 
 
@@ -116,7 +117,7 @@ def test_every_block_has_a_language_and_known_needs() -> None:
     known = {"python", "sh", "toml", "diff", "cpp"}
     assert [block.at for block in BLOCKS if block.language not in known or not block.needs <= NEEDS] == []
     first = next(block for block in BLOCKS if block.language == "python")
-    assert first.page.name == "README.md" and first.line < 25, "the first screen has no example"
+    assert first.page.name == "README.md" and first.line < 28, "the first screen has no example"
     assert len(PYTHON) > 40
 
 
@@ -138,7 +139,7 @@ def test_the_first_sentence_states_what_was_measured() -> None:
     from benchmarks import readme
 
     low, high, theirs = readme.row_sums(readme.results())
-    first = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1].split())
+    first = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[2].split())
     assert f"{low:.2f} to {high:.2f} of the bandwidth" in first and f"at most {theirs:.2f}" in first
 
 
@@ -148,11 +149,24 @@ def test_every_link_leads_somewhere() -> None:
         missing = []
         for link in [part.split(")", 1)[0] for part in text.split("](")[1:]]:
             path, _, anchor = link.partition("#")
+            for kind in ("blob", "tree"):  # absolute, as an index of packages shows the page
+                path = path.removeprefix(f"{SOURCE}/{kind}/main/")
             target = page.parent / path if path else page
-            if "://" in link or (target.exists() and (not anchor or anchor in anchors(target))):
+            if "://" in path or (target.exists() and (not anchor or anchor in anchors(target))):
                 continue
             missing.append(link)
         assert not missing, f"{page}: {missing}"
+
+
+def test_the_readme_of_the_package() -> None:
+    """An index of packages has no files beside it: links are absolute. The first page of docs/ begins with its text."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#][^)]*)\)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert f"repo_url: {SOURCE}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    first = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    shared = first.split("of README.md -->\n")[1].split("<!-- intro end")[0]
+    assert shared in text and "```python" in shared and f"Version {scanops.__version__}." in first
 
 
 def test_the_site_has_every_page_and_every_public_name() -> None:
