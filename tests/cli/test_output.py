@@ -265,6 +265,9 @@ BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("pack", lambda machine: next(machine.pack.glob("*/kernel.so")).chmod(0o666), "kernel.so: others may write"),
     ("pack", lambda machine: machine.pack.chmod(0o777), "mode 0777"),
     ("pack", setting("SCANOPS_PACKS", "typo"), "no such folder"),
+    ("SCANOPS_POLCY", setting("SCANOPS_POLCY", "never"), "no variable of scanops"),
+    ("SCANOPS_NATIVE", setting("SCANOPS_NATIVE", "maybe"), "cannot read SCANOPS_NATIVE: 'maybe'"),
+    ("SCANOPS_TUNING", setting("SCANOPS_TUNING", "nope.json"), "no such file"),
 )
 
 

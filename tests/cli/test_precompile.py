@@ -125,8 +125,26 @@ def test_commands_that_import_an_operator(call: Call, folder: Path) -> None:
 def test_programs_that_record_nothing(call: Call, folder: Path, capfd: Any) -> None:
     result = call("record", "--", sys.executable, "-c", ON_CPU)
     assert result.exit_code == 0 and not (folder / "specs.toml").exists()
+    assert f"nothing was written to {folder / 'specs.toml'}" in result.stderr
     assert "CPU tensors" in result.stderr and "CPU tensors" in capfd.readouterr().err
     assert call("record", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").exit_code == 137
+
+
+def test_targets_of_commands_that_build(ask: Ask, call: Call, folder: Path) -> None:
+    """Repeated or separated by commas, by either name."""
+    (folder / "specs.toml").write_text('specs = ["sum-f32-n7"]', encoding="utf-8")
+    for words in (("--target", "cpu"), ("--targets", "cpu, cpu"), ("--target", "cpu", "--targets", "cpu")):
+        found = ask("build", "sum-f32-n7", *words)["kernels"]
+        assert {each["target"] for each in found} == {"cpu"}
+        assert ask("precompile", "specs.toml", *words, "-o", "pack")["failed"] == 0
+    wrong = call("build", "sum-f32-n7", "--targets", "cpu,sm_1")
+    assert wrong.exit_code == 2 and "sm_1" in wrong.stderr
+
+
+def test_a_builder_that_is_named_builds_for_gpus(call: Call, folder: Path) -> None:
+    """Without a GPU too: what is wrong with the compiler is said, not that the emulator has another."""
+    result = call("build", "sum-f32-n32", "--builder", "nvcc", SCANOPS_NVCC=str(folder / "nope"))
+    assert result.exit_code == 1 and str(folder / "nope") in result.stderr and "for cpu" not in result.stderr
 
 
 @needs_nvcc

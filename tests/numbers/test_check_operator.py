@@ -200,6 +200,6 @@ def test_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedRequest):
         scanops.check_operator(LAST_VALID, **options)
     with pytest.raises(UnsupportedRequest):
-        scanops.check_operator("sum")  # type: ignore[arg-type]
+        scanops.check_operator(3)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedRequest):
         scanops.check_operator(LAST_VALID, dtypes=[torch.int32])

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
@@ -328,6 +329,10 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
         found = scanops.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack)
     assert found.code.scanops_abi() == ABI
+    deployed.setattr(kernels, "_KERNELS", {})
+    with scanops.calls() as made, scanops.emulate():
+        scanops.cumsum(torch.ones(2, 24), 1)
+    assert (made[0].found, made[0].hit, made[0].path) == ("pack", True, str(kernel(pack)))
     assert not (tmp_path / "absent").exists()
     assert Store(tmp_path / "own").find(OTHER.identity) is None  # packs are below the user's store and no other
     shutil.rmtree(pack / "index")  # as in a pack of another version: found by the text, and not recorded in the store
