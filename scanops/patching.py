@@ -89,13 +89,15 @@ def _block() -> Iterator[None]:
 
 
 def _devices() -> tuple[str, ...]:
-    """Return the dispatch keys of the devices whose tensors a block patches."""
+    """Return the dispatch keys of the devices whose tensors a block patches, and that of nested tensors on any."""
     on_cpu = SHARDED or emulator.ACTIVE.get() is not None
-    return (*(("CUDA",) if torch.version.cuda else ()), *(("CPU",) if on_cpu else ()))
+    devices = (*(("CUDA",) if torch.version.cuda else ()), *(("CPU",) if on_cpu else ()))
+    return (*devices, NESTED) if devices else ()
 
 
 # ---- registration
 
+NESTED = "NestedTensor"  # of which torch has no scans, but those that autograd would record
 _OPEN: dict[str, Registration] = {}  # by device
 
 
@@ -109,13 +111,13 @@ class Registration:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             for row in _ROWS:
+                self._replace(row.function, "default", f"Autograd{device}", _at_autograd(row))
+                if device == NESTED:
+                    continue
+                self._replace(row.function, "default", device, _below_autograd(row))
                 self._replace(row.function, "out", device, _into_out(row))
                 if hasattr(Tensor, f"{row.function}_"):
                     self._replace(f"{row.function}_", "default", device, _in_place(row))
-                self._replace(row.function, "default", device, _below_autograd(row))
-                # nested tensors have a key of their own; torch has no scans of them
-                for key in (f"Autograd{device}", "AutogradNestedTensor"):
-                    self._replace(row.function, "default", key, _at_autograd(row))
         self._forget()
 
     def _replace(self, name: str, overload: str, key: str, make: Callable[[Kernel], Kernel]) -> None:

@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.func import functionalize, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -118,6 +121,34 @@ def test_a_permanent_patch() -> None:
         print(sum(used.counts.values()))
     """
     assert ran(sys.executable, "-c", textwrap.dedent(program)).stdout.strip() == "1"
+
+
+def test_blocks_that_end_in_another_order() -> None:
+    """Nested tensors, which all devices share, are patched until the last block ends."""
+    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
+    with scanops.emulate():
+        first, second = scanops.patch_torch(), scanops.patch_torch()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.cumsum(x, 1).values().tolist() == [[1] * 3, [2] * 3, [1] * 3]
+        second.__exit__(None, None, None)
+        with pytest.raises(NotImplementedError):
+            torch.cumsum(x, 1)
+
+
+def test_sharded_tensors() -> None:
+    """They keep their sharding: the patch calls scanops, which knows it."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        x = distribute_tensor(torch.rand(4, 6), mesh, [Shard(1)])
+        with scanops.emulate(), scanops.patch_torch():
+            y = torch.cumsum(x, 1)
+        assert y.placements == (Shard(1),)
+        torch.testing.assert_close(y.full_tensor(), reference(x.full_tensor()))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_fallback_is_torch() -> None:
