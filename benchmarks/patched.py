@@ -22,8 +22,9 @@ import scanops
 from benchmarks.common import Row, parser, require_gpu, surroundings
 from benchmarks.timing import host_microseconds, milliseconds
 
-ROUNDS = 11
-STEPS = 8  # of a program in a round
+ROUNDS, FEWEST_ROUNDS = 11, 3
+STEPS = 8  # of a program in a round, fewer where they take more than ROUND_MS
+ROUND_MS, PROGRAM_MS = 50.0, 6000.0  # of a round, and of all rounds of a program
 CALLS = 500  # of a function in a round
 Step = Callable[[], tuple[torch.Tensor, ...]]  # returns what is compared
 
@@ -169,21 +170,29 @@ def check(program: Program) -> None:
     torch.testing.assert_close(found, expected, rtol=program.tolerance, atol=program.tolerance)
 
 
-def alternate(measure: Callable[[], float]) -> dict[str, float]:
-    """Return the medians of rounds without and with the patch."""
+def alternate(measure: Callable[[], float], rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the medians of rounds without and with the patch, after one of each."""
     times: dict[str, list[float]] = {"plain": [], "patched": []}
-    for _ in range(ROUNDS):
+    for number in range(rounds + 1):
         for name, found in times.items():
             with scanops.patch_torch() if name == "patched" else contextlib.nullcontext():
-                measure()
-                found.append(measure())
+                took = measure()
+            found += [took] if number else []
     plain, patched = (statistics.median(found) for found in times.values())
     return {"plain": round(plain, 4), "patched": round(patched, 4), "ratio": round(patched / plain, 4)}
 
 
-def step_time(step: Step) -> float:
+def step_time(step: Step, steps: int) -> float:
     """Return milliseconds per step of a program."""
-    return milliseconds(lambda: [step() for _ in range(STEPS)]) / STEPS
+    return milliseconds(lambda: [step() for _ in range(steps)]) / steps
+
+
+def program_times(step: Step) -> dict[str, float]:
+    """Return the medians of a program, in as many rounds as its budget allows."""
+    one = step_time(step, 1)
+    steps = max(1, min(STEPS, int(ROUND_MS / one)))
+    rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(PROGRAM_MS / (2 * steps * one))))
+    return alternate(partial(step_time, step, steps), rounds)
 
 
 def host_time(function: Callable[..., Any], *arguments: Any) -> float:
@@ -221,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given.filter not in program.name:
                 continue
             check(program)
-            figures = {"equal": True} if given.small else alternate(partial(step_time, program.step))
+            figures = {"equal": True} if given.small else program_times(program.step)
             say({"name": program.name if given.small else f"{program.name}, ms", **figures})
     if not given.small and not given.filter:
         for line in host_times():

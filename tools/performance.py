@@ -119,7 +119,7 @@ PAGE = """<!-- written by python -m tools.pages -->
 The pictures are drawn from the results in [benchmarks/results](../benchmarks/README.md); `make docs` draws them again,
 and a test fails where they are stale. All figures with their peers and limits: [benchmarks](benchmarks.md).
 `python -m benchmarks grid --quick --report out.html`, in a checkout, measures your own GPU in about a minute and draws
-the first two for it; [performance tuning](tuning.md) says what to do where a call is slow.
+the second and the third for it; [performance tuning](tuning.md) says what to do where a call is slow.
 
 """
 
