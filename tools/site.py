@@ -52,7 +52,13 @@ CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
 class Doctests(griffe.Extension):
-    """Examples of docstrings as blocks of code, since Markdown takes ``>>>`` for a quotation."""
+    """Examples of docstrings as blocks of code, since Markdown takes ``>>>`` for a quotation; fields that are passed."""
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Leave out fields that follow from others: nobody passes them."""
+        for name, member in list(cls.members.items()):
+            if not member.is_alias and member.is_attribute and str(getattr(member, "value", "")) == "derived()":
+                del cls.members[name]
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Fence the examples of one docstring."""
@@ -189,7 +195,7 @@ def reference() -> Iterator[tuple[str, str]]:
 
 def page_of(path: str, further: str = "", is_module: bool = False) -> str:
     """The page of one public name: its signature, and what its docstring says."""
-    members = "      members: false\n" if is_module else "      show_signature: false\n" if further else ""
+    members = "      members: false\n" if is_module else ""
     title = path.removeprefix("scanops.")
     return f"---\ntitle: {title}\n---\n\n::: {path}\n    options:\n      heading_level: 1\n{members}\n{further}"
 
