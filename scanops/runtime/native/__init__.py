@@ -85,16 +85,17 @@ def learn(
     launcher: Launcher,
     final: bool = False,
     adjoints: tuple[object, ...] = (),
-    slots: Sequence[int] = range(7),
+    slots: Sequence[int] | None = None,
 ) -> None:
     """Let C++ serve calls like this one, which ``launcher`` has served.
 
-    ``tensors`` are an Inputs; ``slots``: where in it the launcher's tensors are. ``adjoints``: (needs as bits, number,
-    saved tensors as bits, Python's part) of each gradient that the call may be asked for.
+    ``tensors`` are an Inputs; ``slots``: where in it the launcher's tensors are, None where that is their order.
+    ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient that the call may be
+    asked for.
     """
     launcher.generation = _GENERATION[0]
     template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
-    given = [slots[place] for _, place, _ in launcher.reads]
+    given = [place if slots is None else slots[place] for _, place, _ in launcher.reads]
     if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
     reads = tuple((which, _PLACES[slot]) for which, slot in enumerate(given))

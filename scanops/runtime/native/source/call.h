@@ -76,17 +76,17 @@ inline bool append_options(Key& key, PyObject* options) {
 }
 
 // Which operands a call has, out of its Inputs: their places as Kept, those of results left empty. False where one is
-// no plain tensor, and where there are others, such as offsets, whose values have to be looked at.
+// no plain tensor, and where there are others: offsets, whose values have to be looked at, and the fields of Inputs
+// behind `initial`, which only backward passes in Python fill.
 inline bool read_operands(Operands& operands, PyObject* inputs) {
-    constexpr std::array<size_t, 7> places{kX, kMask, kGate, kStarts, kKept, kInitial, kKept};  // kKept: of none
+    constexpr std::array<size_t, 6> places{kX, kMask, kGate, kStarts, kKept, kInitial};  // kKept: of none
     if (!PyTuple_Check(inputs)) return false;
     const auto count = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
-    if (count > places.size()) return false;
     operands.resize(kKept);
     for (size_t n = 0; n < count; ++n) {
         PyObject* each = PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(n));
         if (each == Py_None) continue;
-        if (places[n] == kKept || !THPVariable_CheckExact(each)) return false;
+        if (n >= places.size() || places[n] == kKept || !THPVariable_CheckExact(each)) return false;
         operands[places[n]] = THPVariable_Unpack(each);
     }
     return operands[kX].defined();
