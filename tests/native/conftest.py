@@ -112,7 +112,14 @@ extern "C" int run_NAME(unsigned blocks, unsigned threads, unsigned shared, void
     return cudaLaunchKernel(NAME, dim3(blocks), dim3(threads), parameters, shared, nullptr);
 }
 """
-HEADER = struct.pack("<7sBB7xHHIQQQI12x", b"\x7fELF\x02\x01\x01", 65, 8, 2, 190, 1, 0, 0, 0, 90 << 8)
+
+
+def cubin_with(content: bytes) -> bytes:
+    """Return a cubin for sm_90: its header, ``content``, and headers of a segment and a section without bytes."""
+    tables = 64 + len(content)  # of headers, of 56 and of 64 bytes
+    identity = b"\x7fELF\x02\x01\x01", 65, 8
+    header = struct.pack("<7sBB7xHHIQQQI6H", *identity, 2, 190, 1, 0, tables, tables + 56, 90 << 8, 64, 56, 1, 64, 1, 0)
+    return header + content + bytes(56 + 64)
 
 
 class Driver:
@@ -144,7 +151,7 @@ def entry_of(kernel: Kernel, folder: Path) -> Entry:
     folder = folder / library.directory.name
     folder.mkdir(exist_ok=True)
     (folder / "kernel.cu").write_text(kernel.source, encoding="utf-8")
-    (folder / "kernel.cubin").write_bytes(HEADER + bytes(library.library_path) + b"\0")
+    (folder / "kernel.cubin").write_bytes(cubin_with(bytes(library.library_path) + b"\0"))
     files = {name: facts_of((folder / name).read_bytes()) for name in ("kernel.cu", "kernel.cubin")}
     launch = {"launch": kernel.plan.launch._asdict(), "form": CUBIN, "target": "sm_90"}
     return replace(library, directory=folder, manifest={**library.manifest, **launch, "files": files})

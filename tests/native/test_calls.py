@@ -429,6 +429,7 @@ HARMS: dict[str, tuple[Callable[[bytes], bytes], bool, str]] = {
     "another layout": (lambda data: data[:8] + b"\11" + data[9:], True, "version 9"),
     "another processor": (lambda data: data[:18] + b"\x3e" + data[19:], True, "machine 62"),
     "another target": (lambda data: data[:49] + b"\x50" + data[50:], True, "sm_80"),
+    "half of its headers": (lambda data: data[:-64], True, "section headers lie beyond its end"),
 }
 
 
