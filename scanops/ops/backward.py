@@ -191,8 +191,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         if inputs.saved is None:
             return None
         if saved_results and kept.initial is not None:
-            lines = partial(_by_lines, shape=inputs.x.shape, dim=request.call.dim, dtype=request.carry_dtype)
-            inputs = inputs._replace(begin=tape.apply(lines, kept.initial))
+            inputs = inputs._replace(begin=_begin(kept.initial, request, inputs.x.shape, tape))
     if gfinal is not None:
         initial = _converted(gfinal, request.carry_dtype, tape)
         inputs = inputs._replace(initial=_contiguous(initial, tape, serves=False))
@@ -240,11 +239,18 @@ def _tiled(kept: Kept, inputs: Inputs, tape: Tape) -> Inputs:
     return inputs._replace(x=x, mask=tiled(inputs.mask), gate=tiled(inputs.gate))
 
 
-def _by_lines(initial: torch.Tensor, *, shape: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """A carry-in with one item for each line along ``dim``, adjacent lines side by side."""
-    if initial.numel() == 1:
-        return initial.to(dtype).reshape(())
-    return initial.to(dtype).expand(line_shape(shape, dim)).contiguous().unsqueeze(dim)
+def _begin(initial: torch.Tensor, request: Request, shape: torch.Size, tape: Tape) -> torch.Tensor:
+    """The carry-in with one item for each line of ``shape``, adjacent lines side by side: in place where it is so."""
+    dim, dtype = request.call.dim, request.carry_dtype
+    lines = line_shape(shape, dim)
+
+    def spread(initial: torch.Tensor) -> torch.Tensor:
+        if initial.numel() == 1:
+            return initial.to(dtype).reshape(())
+        return initial.to(dtype).expand(lines).contiguous().unsqueeze(dim)
+
+    in_place = initial.numel() == 1 or (initial.shape == lines and initial.is_contiguous())
+    return (tape.view if in_place and initial.dtype == dtype else tape.apply)(spread, initial)
 
 
 def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:

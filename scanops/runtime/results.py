@@ -115,6 +115,7 @@ class Tape:
         self._whole = len(set(tensors)) == len(tensors)  # of one tensor given twice it is unknown which was read
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []  # each with the tensor whose memory it begins with
 
     def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor | None) -> torch.Tensor:
         """Compute by an operator of PyTorch, and record the step."""
@@ -124,9 +125,16 @@ class Tape:
         self._tape.append(found)
         return found
 
+    def view(self, compute: Callable[..., torch.Tensor], given: torch.Tensor) -> torch.Tensor:
+        """Compute a view that begins where ``given`` begins: no step, because a launch reads the same address."""
+        found = compute(given)
+        self._views.append((found, given))
+        return found
+
     def launched(self, launcher: Launcher, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
         """Record a launch on ``inputs`` that gave ``results``."""
-        self._steps.append(Step(launcher.outputs, self._places(inputs), launcher))
+        read = tuple(next((given for view, given in self._views if view is each), each) for each in inputs)
+        self._steps.append(Step(launcher.outputs, self._places(read), launcher))
         self._tape += results
 
     def recipe(self, gradients: Tensors) -> Recipe | None:
