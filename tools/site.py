@@ -52,7 +52,7 @@ CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
 class Doctests(griffe.Extension):
-    """Examples of docstrings as blocks of code, since Markdown takes ``>>>`` for a quotation; fields that are passed."""
+    """Examples of docstrings as blocks of code, since Markdown takes ``>>>`` for a quotation; fields callers pass."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Leave out fields that follow from others: nobody passes them."""
