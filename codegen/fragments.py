@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scanops.codegen.dtypes import FIELD_TYPES, DType, dtype_named, literal, part_of
+from scanops.codegen.dtypes import FIELD_TYPES, DType, accumulator_of, dtype_named, literal, part_of
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 
@@ -141,10 +141,17 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
 
 
 def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
-    """An operand converted to the dtype that is scanned in, then to the accumulator."""
+    """An operand beside the items converted to the accumulator, not by way of a half type of the results.
+
+    A gate of 0.999 would become 1 in bfloat16.
+    """
     if dtype is None:
         return ""
     row = dtype_named(dtype)
+    if row.kind == "float":
+        text, to = row.read.format(x=item), accumulator_of(spec.accumulator)
+        text = _convert(text, row, to)
+        return text if value == to.value else _plain(f"({value})({text})")
     return _accumulated(row.read.format(x=item), row, spec, value)
 
 

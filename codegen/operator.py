@@ -134,6 +134,9 @@ class Operator:
     # one), which may follow.
     before: tuple[str, ...] = ()
     masked: bool = False  # lift reads m, the mask value of the element; the mask then skips no element
+    # Whether a mask may hold integers, which multiply: of a sum they count an item so many times. Elsewhere a mask of
+    # zeros and ones, meant to select, would put zeros among the items.
+    integer_masks: bool = False
     # Legal kinds of the dtype that elements are scanned in: of the output's, except with gives="index".
     kinds: tuple[str, ...] = ("int", "float", "complex")
     # Output dtype by default: "widened" (integers become int64), "kept" (the elements'), "bool" or "index" (int64,
@@ -152,7 +155,9 @@ class Operator:
     resumed: Callable[[Any], Any] | None = field(default=None, compare=False)
 
     torch_name: str | None = None  # torch function with the same inclusive forward result
-    unsound: tuple[str, ...] = ()  # what torch's function gets wrong: its "tangents", or derivatives of "complex" items
+    unsound: tuple[
+        str, ...
+    ] = ()  # what torch's function gets wrong: "tangents", all "gradients", or those of "complex" items
     function: str = ""  # function of scanops that computes this; empty: ``scanops.scan`` with the operator's name
     autocast: bool = False  # torch.autocast computes halves in float32, as it does for torch's function
     # Roundings to float32 that a lost, doubled or misplaced item exceeds, as a function of the length.

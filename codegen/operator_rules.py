@@ -50,7 +50,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "gives": ("widened", "kept", "bool", "index"),
     "saved": ("", "value", "place"),
     "torch_name": (None, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
-    **dict.fromkeys(("ordered", "costly", "masked", "commutative", "autocast"), (True, False)),
+    **dict.fromkeys(("ordered", "costly", "masked", "integer_masks", "commutative", "autocast"), (True, False)),
 }
 
 Mistake = tuple[Any, ...]  # the field, what is allowed, a hint, and the offending value if it is not the whole field

@@ -60,7 +60,7 @@ class ScanSpec:
     multiple: int = 1  # divides every length of a variable-length kernel
     out_dtype: str = ""  # of the output; by default the operator's for the masked input
     accumulate: str | None = None  # None: the output's dtype, float32 for half types; a wider dtype; or "compensated"
-    mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
+    mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies (integers: sums only)
     gate: str | None = None  # dtype of the second input, for operators that have one
     saved: str | None = None  # of a gradient: dtype of the saved tensor, which is dense
     saved_results: bool = False  # `saved` holds the forward scan's results; by default the result before each item

@@ -107,6 +107,10 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         allowed = f"a dtype of kind {' or '.join(kinds)}" if kinds else "None"
         hint = "pass the dtype of the saved tensor" if kinds else "leave saved out"
         yield f"saved must be {allowed}", allowed, told("op", "saved"), hint
+    if spec.mask is not None and dtype_named(spec.mask).kind == "int" and not row.integer_masks:
+        allowed = "a bool mask, which selects, or a floating or complex one, which multiplies; integers for sums alone"
+        hint = "pass mask.bool(), which selects; to multiply, scan x * mask"
+        yield "mask must not hold integers", allowed, f"mask.dtype=torch.{spec.mask}", hint
     if row.masked and spec.mask not in (None, "bool"):
         yield "mask must be bool", "a bool mask, or none", told("mask"), "multiply the items, and their gradient"
     if spec.complete:

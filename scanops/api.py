@@ -17,7 +17,7 @@ from scanops.fusion import operator as operator
 from scanops.fusion.calls import scan_fused
 from scanops.fusion.phases import phase_of
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import broadcast_gates, call_of, followed, plain_name, served
+from scanops.ops.dispatch import broadcast_gates, call_of, followed, gate_of, plain_name, served
 from scanops.ops.schema import Outputs
 from scanops.requests.call import SHARDED, Call
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
@@ -141,8 +141,9 @@ def scan(
         then: a pointwise function of the result and the tensors that returns what is stored, computed in the same
             kernel; of several values a tuple.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
-            multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or complex
+            mask multiplies, as ``x * mask`` does, and so does an integer mask of a sum, where 2 counts an item twice;
+            other operators refuse integers.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -240,8 +241,8 @@ def cumsum(
             ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
-            multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A numeric mask,
+            of integers too, multiplies, as ``x * mask`` does.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -308,17 +309,19 @@ def cumsum(
 
 
 @overload
-def linear_scan(a: Tensor, b: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]) -> Pair: ...
+def linear_scan(
+    a: Tensor | complex, b: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Keywords]
+) -> Pair: ...
 @overload
 def linear_scan(
-    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
+    a: Tensor | complex, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
 ) -> Tensor: ...
 @overload
 def linear_scan(
     a: Tensor, b: Tensor, dim: int, *, return_final: Final, **options: Unpack[Keywords]
 ) -> Tensor | Pair: ...
 def linear_scan(
-    a: Tensor,
+    a: Tensor | complex,
     b: Tensor,
     dim: int,
     *,
@@ -346,11 +349,12 @@ def linear_scan(
     small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the range.
 
     Args:
-        a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
+        a: the gates: a tensor, or a Python number, one gate for all items, which beside half types is not rounded to
+            them. Its dtype and b's are promoted as those of ``a * b`` are.
         b: what is added; with a it broadcasts to the shape of the result.
         dim: the dimension to scan along, of that shape.
         mask: a tensor that broadcasts to the shape of the result. Where a bool mask is False, h stays as it was; a
-            numeric mask multiplies b.
+            floating or complex mask multiplies b.
         reverse: ``h[i] = a[i] * h[i+1] + b[i]``.
         exclusive: the result at i is what h was before i.
         initial: h before the first item: a number, or a tensor that broadcasts to the shape of the result without
@@ -393,5 +397,6 @@ def linear_scan(
     Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
     and Their Applications" (1990), section 1.4.
     """
-    tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
+    gate, dtype = (a, dtype) if isinstance(a, Tensor) else gate_of(a, b, dtype, out)
+    tensors = (broadcast_gates(gate, b), mask, gate, segment_starts, offsets, initial)
     return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))

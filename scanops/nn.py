@@ -29,7 +29,7 @@ class _Scan(torch.nn.Module):
         self.reverse = reverse
         self.exclusive = exclusive
 
-    def _scan(self, scan: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
+    def _scan(self, scan: Callable[..., Any], *tensors: Tensor | complex, **options: Any) -> Any:
         options |= {"reverse": self.reverse, "exclusive": self.exclusive}
         if self.group is None:
             return scan(*tensors, self.dim, **options)
@@ -98,8 +98,8 @@ class CumProd(_Scan):
 class MaskedCumSum(_Scan):
     """``y[i] = m[0] x[0] + m[1] x[1] + ... + m[i] x[i]`` along ``dim``.
 
-    A bool mask selects: an item where it is False counts as 0 whatever its value, NaN included. A numeric one
-    multiplies.
+    A bool mask selects: an item where it is False counts as 0 whatever its value, NaN included. A numeric one,
+    of integers too, multiplies.
 
     Args:
         dim: the dimension to scan along; the last by default.
@@ -135,8 +135,8 @@ class LinearRecurrence(_Scan):
         group: the ranks that ``dim`` is sharded over, as for ``scanops.distributed.scan``; None for one GPU.
 
     Shape:
-        a and b of shapes that broadcast to one another, h of the one they broadcast to; initial of one that broadcasts
-        to h's without ``dim``.
+        a and b of shapes that broadcast to one another, or a Python number as a; h of the one they broadcast to;
+        initial of one that broadcasts to h's without ``dim``.
 
     Raises:
         UnsupportedRequest: at the call, as ``scanops.linear_scan``.
@@ -149,7 +149,7 @@ class LinearRecurrence(_Scan):
     Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.4.
     """
 
-    def forward(self, a: Tensor, b: Tensor, initial: Tensor | None = None) -> Tensor:
+    def forward(self, a: Tensor | complex, b: Tensor, initial: Tensor | None = None) -> Tensor:
         """Return h, from the carry-in ``initial`` or 0."""
         found: Tensor = self._scan(linear_scan, a, b, initial=initial)
         return found

@@ -58,8 +58,8 @@ def cumprod(
             ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
-            multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or
+            complex mask multiplies, as ``x * mask`` does; integers are refused.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -150,8 +150,8 @@ def logcumsumexp(
         x: the input, of any shape and strides, of a floating or complex dtype.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
-            multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or
+            complex mask multiplies, as ``x * mask`` does; integers are refused.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -245,8 +245,8 @@ def cummax(
             ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
-            multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or
+            complex mask multiplies, as ``x * mask`` does; integers are refused.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -328,8 +328,8 @@ def cummin(
             ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask
-            multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or
+            complex mask multiplies, as ``x * mask`` does; integers are refused.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's

@@ -39,8 +39,9 @@ _own_store = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --one-case, which `make test-fast` uses."""
+    """Add --one-case, which `make test-fast` uses, and --requests."""
     parser.addoption("--one-case", action="store_true", help="the first case of each test that is not slow")
+    parser.addoption("--requests", type=int, default=1, help="random requests of each test of test_paths_agree.py")
 
 
 class Failures:

@@ -137,8 +137,9 @@ ROWS = (
         start=-math.inf,
         step=_of_real,
         torch_name="logcumsumexp",
-        # The second gradient is NaN where the incoming gradient is 0, as it is at the end of an exclusive scan.
-        unsound=("complex",),
+        # The gradient is NaN behind leading items of -inf; the second gradient also where the incoming gradient is 0,
+        # as it is at the end of an exclusive scan.
+        unsound=("gradients", "complex"),
         function="logcumsumexp",
         gradient=Gradient(row=_GRADIENT, gate="x", saved="y", begins=False, ends=False),
         derivative=Derivative(

@@ -92,16 +92,35 @@ def _product_gradient(*, after: bool = False) -> Operator:
 
 
 def _two_product(older: States, newer: States) -> States:
-    """Products and their rounding errors, exact by splitting the factors (TwoProduct)."""
+    """Products and their rounding errors, which are constants to a derivative: the product itself has it."""
     joined = older[0] * newer[0]
-    (high, low), (newer_high, newer_low) = _halves(older[0]), _halves(newer[0])
-    lost = low * newer_low - (((joined - high * newer_high) - low * newer_high) - high * newer_low)
+    lost = _lost_by_product(older[0].detach(), newer[0].detach(), joined.detach())
     return joined, lost + (older[0] * newer[1] + older[1] * newer[0])
 
 
+def _lost_by_product(x: Any, y: Any, product: Any) -> Any:
+    """The rounding error of a product, as fma(x, y, -product) gives it.
+
+    float64 holds a product of two float32 exactly. Of float64 the significands are multiplied and split, which neither
+    overflows nor underflows, and the error is scaled by the greater power of two first (TwoProduct).
+    """
+    if x.dtype.itemsize < 8:
+        return (x.double() * y.double() - product.double()).to(product.dtype)
+    (of_x, scale_x), (of_y, scale_y) = _significand(x), _significand(y)
+    (high, low), (high_y, low_y) = _halves(of_x), _halves(of_y)
+    lost = low * low_y - (((of_x * of_y - high * high_y) - low * high_y) - high * low_y)
+    return lost * scale_x.maximum(scale_y) * scale_x.minimum(scale_y)
+
+
+def _significand(x: Any) -> States:
+    """A number of absolute value in [1, 2), or 0, and the power of two by which it is multiplied to give x."""
+    half = x.frexp().mantissa
+    return 2 * half, where(half == 0, half + 1, x / (2 * half))
+
+
 def _halves(x: Any) -> States:
-    """Two numbers of half the digits that add up to x (Veltkamp's splitting)."""
-    scaled = x * (2.0 ** (27 if x.dtype.itemsize == 8 else 12) + 1)
+    """Two numbers of half the digits of a float64 that add up to x (Veltkamp's splitting)."""
+    scaled = x * (2.0**27 + 1)
     high = scaled - (scaled - x)
     return high, x - high
 
@@ -117,6 +136,7 @@ ROWS = (
         step=lambda h, x: h + x,
         torch_name="cumsum",
         function="cumsum",
+        integer_masks=True,
         autocast=True,
         # An item passes through some dozens of additions on its way into a result, each off by at most 2^-24 of a
         # partial sum, which is at most the running sum of magnitudes; 128 is above that for every plan.

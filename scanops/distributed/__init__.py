@@ -21,7 +21,7 @@ from scanops.distributed.groups import Group, group_of
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
 from scanops.keywords import Pair, ValuesAndIndices
-from scanops.ops.dispatch import broadcast_gates, plain_name
+from scanops.ops.dispatch import broadcast_gates, gate_of, plain_name
 from scanops.requests.call import SHARDED, Block, Call
 from scanops.requests.request import Inputs
 
@@ -99,7 +99,7 @@ def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
     return _plain("logcumsumexp", x, "logcumsumexp", dim, options)
 
 
-def linear_scan(a: Tensor, b: Tensor, dim: int, **options: Any) -> Tensor | Pair:
+def linear_scan(a: Tensor | complex, b: Tensor, dim: int, **options: Any) -> Tensor | Pair:
     """``h[i] = a[i] * h[i-1] + b[i]`` along the sharded ``dim``, from ``initial`` or 0; keywords as for ``scan``.
 
     a and b broadcast against each other; one of size 1 along ``dim`` is replicated, and its gradient is this rank's
@@ -134,7 +134,7 @@ def exscan(x: Tensor, op: str | Operator = "sum", *, inclusive: bool = False, **
 
 
 def _plain(
-    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Tensor | None = None
+    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Any = None
 ) -> Tensor | Pair:
     y, *final = _called(who, x, op, dim, options, gate)
     return (y, final[0]) if final else y
@@ -149,7 +149,7 @@ def _extreme(
 
 
 def _called(
-    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Tensor | None = None
+    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Any = None
 ) -> tuple[Tensor, ...]:
     how, group = How.of(options), options.pop("group", None)
     if type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor":
@@ -213,9 +213,7 @@ def sharded(
         SHARDED.pop()
 
 
-def _request(
-    who: str, x: Tensor, op: Any, dim: int, options: dict[str, Any], gate: Tensor | None
-) -> tuple[Call, Inputs]:
+def _request(who: str, x: Tensor, op: Any, dim: int, options: dict[str, Any], gate: Any) -> tuple[Call, Inputs]:
     """Return a call and its tensors as the scan of one GPU has them; what it refuses the other ranks hear of."""
     for name, instead in _REFUSED.items():
         given = options.pop(name, None)
@@ -231,6 +229,8 @@ def _request(
     if unknown:
         raise TypeError(f"{who}() got an unexpected keyword argument {unknown[0]!r}")
     op = plain_name(op) if who == "scan" else op
-    x = x if gate is None else broadcast_gates(gate, x)
+    if gate is not None:
+        gate, options["dtype"] = gate_of(gate, x, options.get("dtype"), None)
+        x = broadcast_gates(gate, x)
     tensors = {field: options.pop(name, None) for name, field in _TENSORS.items()}
     return Call(op, dim, final=options.pop("return_final", False), **options), Inputs(x, gate=gate, **tensors)

@@ -7,6 +7,7 @@ measures a result against them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
-from scanops.requests.call import Call
+from scanops.requests.call import Call, is_derived
 from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
@@ -33,15 +34,24 @@ def scan(x: torch.Tensor, op: str, dim: int, **options: Any) -> torch.Tensor:
 
 
 def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
-    """Return the outputs of a request by PyTorch's operators, on ``inputs`` in place of its own if given."""
+    """Return the outputs of a request by PyTorch's operators, on ``inputs`` in place of its own if given.
+
+    As those of a kernel, each has memory of its own, and none is computed from another one.
+    """
     inputs = request.inputs if inputs is None else inputs
     if request.call.complete:
         return (_completed(request, inputs),)
     if inputs.x.ndim:
-        return outputs(inputs, request.call)
-    mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
-    line = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
-    return tuple(result.reshape(()) for result in outputs(line, request.call))
+        found = outputs(inputs, request.call)
+    else:
+        mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
+        line = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
+        found = tuple(result.reshape(()) for result in outputs(line, request.call))
+    if not request.call.final:
+        return found
+    # A carry-out is the last state of a line or segment: a result may be it, follow from it, or lead to it.
+    y, *indices, final = found
+    return (y.view_as(y), *indices, final.clone())
 
 
 def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
@@ -60,6 +70,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         return _walked(inputs, call) if not call.per_segment else _by_segment(inputs, call)
     unsound = "tangents" in operator.unsound and dual_level() >= 0
     unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
+    unsound = unsound or ("gradients" in operator.unsound and (inputs.differentiates or is_derived()))
     # Of equal values torch's indices name one that a mask leaves out.
     masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool
     plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
@@ -144,16 +155,23 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         final=True,
         dtype=None if operator_named(call.op).gives == "index" else _WIDER.get(call.result, call.result),
     )
-    length = y.shape[call.dim]
-    if length == 0 or (call.exclusive and length == 1):
-        # Results that depend on no item still have a gradient, of zeros, as the results of longer lines.
+    if inputs.differentiates or is_derived():
         whole = [each.expand(inputs.x.shape) for each in (terms, inputs.gate) if each is not None]
         lines = [each.expand(h.shape).unsqueeze(call.dim) for each in (h, inputs.initial) if each is not None]
-        read = [each.narrow(call.dim, 0, 0).to(y.dtype) for each in (*whole, *lines)]
-        y = torch.cat([y, *read], call.dim)
-        h = torch.cat([lines[0], *read], call.dim).select(call.dim, 0)
+        y = depend(y, (*whole, *lines), call.dim)
+        h = depend(lines[0], (*whole, *lines[1:]), call.dim).select(call.dim, 0)
     h = h.to(call.result) if operator_named(call.op).gives == "index" else h
-    return (y.to(call.result), h.contiguous()) if call.final else (y.to(call.result),)
+    return (y.to(call.result), h) if call.final else (y.to(call.result),)
+
+
+def depend(y: torch.Tensor, operands: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return a copy of ``y`` that depends on all ``operands``, which differ from it in size along ``dim`` at most.
+
+    The gradient of an operand that no item of ``y`` is computed from is zero, as a kernel's, and not missing.
+    """
+    if not y.ndim:
+        return depend(y.reshape(1), [each.reshape(1) for each in operands], 0).reshape(())
+    return torch.cat([y, *(each.narrow(dim, 0, 0).to(y.dtype) for each in operands)], dim)
 
 
 def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:

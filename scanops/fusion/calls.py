@@ -171,7 +171,9 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask
                 f"scan: {name} must be {'bool' if not legal else 'real'} beside map or then",
                 allowed="a bool mask" if not legal else "bool, int8 to int64, uint8 and floating dtypes",
                 value=f"{name}.dtype={each.dtype}",
-                hint="multiply by a numeric mask in map" if not legal else "convert the tensor first",
+                hint="pass mask.bool(), which selects; to multiply, use map"
+                if not legal
+                else "convert the tensor first",
             )
 
 

@@ -15,12 +15,13 @@ from scanops.codegen.dtypes import DTYPES, accumulator_of
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
+from scanops.fallback.scans import depend
 from scanops.forks import import_late
 from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import call_of, followed, served
-from scanops.requests.call import Call, is_traced
-from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, split_shape
+from scanops.requests.call import Call, is_derived, is_recorded, is_traced
+from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, separate, split_shape
 from scanops.requests.request import Inputs
 from scanops.runtime import calls
 from scanops.runtime.launcher import Launcher, device_of
@@ -183,7 +184,11 @@ def composed(work: Work, tensors: Tensors) -> Tensors:
         y, *finals = _scanned(given, (*work[1:], dtype, None))
         results.append(y.to(getattr(torch, wide(fusion.scanned))))
     found = zip(computed([each.at for each in fusion.outputs]), fusion.outputs, strict=True)
-    return (*(each.to(getattr(torch, output.dtype)).contiguous() for each, output in found), *finals)
+    outputs = [each.to(getattr(torch, output.dtype)) for each, output in found]
+    if is_derived() or (is_recorded() and any(each.requires_grad for each in tensors)):
+        operands = [each.expand(shape) for each in tensors]
+        return (*(depend(each, operands, work.dim) for each in outputs), *finals)
+    return (*separate(outputs, tensors), *finals)
 
 
 def _scanned(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensors:

@@ -16,9 +16,10 @@ from scanops.fusion import gradients
 from scanops.fusion.kernel import fusion_of
 from scanops.fusion.kernels import Work
 from scanops.ops import schema
-from scanops.ops.implementations import apart, differentiated_again, implement, is_transformed
+from scanops.ops.implementations import differentiated_again, implement, is_transformed
 from scanops.requests.call import reads_memory
 from scanops.requests.checks import check_dim
+from scanops.requests.geometry import separate
 
 Found = list[torch.Tensor]
 
@@ -42,7 +43,7 @@ def _compute(*arguments: Any) -> Found:
     gradients, work, tensors, shape = _asked(*arguments)
     with schema.lengths(arguments[-1]):
         served = gradients.computed if reads_memory(tensors) and shape.numel() else gradients.composed
-        return apart(served(work, tensors), tensors)
+        return separate(served(work, tensors), tensors)
 
 
 def _pretend(*arguments: Any) -> Found:

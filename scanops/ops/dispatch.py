@@ -21,6 +21,7 @@ from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import (
+    HALVES,
     Call,
     autocast,
     is_batched,
@@ -30,7 +31,7 @@ from scanops.requests.call import (
     is_transformed,
     runs_kernels,
 )
-from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
+from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
 from scanops.requests.packed_sequences import is_jagged
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
 from scanops.requests.segments import check_offsets
@@ -107,6 +108,34 @@ def _is_plain(op: str) -> bool:
 @at_tracing
 def _let_be_called(handle: Any) -> bool:
     return register_operator(handle.operator) is handle.operator
+
+
+def gate_of(a: Any, b: Any, dtype: torch.dtype | None, out: Any) -> tuple[Any, torch.dtype | None]:
+    """Return the gate as a tensor, and the dtype of the result, None for the default.
+
+    A number promotes beside b as in ``a * b``. Beside half types it is not rounded to them: 0.999 would become 1.
+    """
+    kind = next((kind for kind in (bool, int, float, complex) if isinstance(a, kind)), None)
+    if kind is None:
+        return a, dtype
+    check_tensor("linear_scan", "b", b)
+    check_readable("linear_scan", "b", b)
+    promoted = _beside_number(b.dtype, kind)
+    narrow = promoted.is_floating_point and promoted.itemsize < torch.float32.itemsize
+    kept = torch.float32 if narrow else promoted
+    if is_compiling():  # the number may be a symbol, which cannot be checked
+        gate = torch.full((), a, dtype=kept, device=b.device)
+    else:
+        gate = number_tensor("linear_scan", "a", a, kept, b.device)
+    if not narrow:
+        return gate, dtype
+    return gate.reshape((1,) * b.ndim), promoted if promoted in HALVES and dtype is None and out is None else dtype
+
+
+@at_tracing
+def _beside_number(dtype: torch.dtype, kind: type) -> torch.dtype:
+    """torch.result_type of a tensor and a Python number of a kind."""
+    return torch.result_type(torch.empty(1, dtype=dtype, device="meta"), kind(1))
 
 
 def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from scanops.ops.dispatch import served
 from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
 from scanops.ops.schema import TENSORS
 from scanops.requests.call import autocast, has_own_operations, reads_memory, runs_kernels
+from scanops.requests.geometry import separate
 from scanops.requests.request import Inputs, Kind, Tensors
 
 Found = list[torch.Tensor]  # as operators of torch.library return them
@@ -32,27 +33,13 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def apart(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor] = ()) -> Found:
-    """Return the results contiguous, each in memory of its own, as the schema promises, and not that of ``given``.
-
-    The fallback may return views, and a fused scan an operand, or one result twice.
-    """
-    found, known = [], {each.untyped_storage().data_ptr() for each in given}
-    for y in results:
-        memory = y.untyped_storage()
-        alone = y.is_contiguous() and memory.nbytes() == y.nbytes and memory.data_ptr() not in known
-        known.add(memory.data_ptr())
-        found.append(y if alone else y.clone(memory_format=torch.contiguous_format))
-    return found
-
-
 def _compute(*arguments: Any) -> Found:
     """By a kernel where there is memory to read: modes have seen the operator already."""
     inputs, call = schema.parsed(arguments)
     given = Inputs(*_classless(inputs))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
-        return apart(served(call, given, eager=reads_memory(given)))
+        return separate(served(call, given, eager=reads_memory(given)))
 
 
 def _pretend(*arguments: Any) -> Found:
@@ -125,7 +112,7 @@ def _compute_backward(*arguments: Any) -> Found:
     _, _, call = schema.of_backward(arguments[schema.RESULTS :])
     count = schema.RESULTS + TENSORS
     with torch.no_grad(), private.recording(), schema.lengths(call.any_length):
-        return apart(_backward(*_classless(arguments[:count]), *arguments[count:], within=True))
+        return separate(_backward(*_classless(arguments[:count]), *arguments[count:], within=True))
 
 
 def _pretend_backward(*arguments: Any) -> Found:

@@ -208,12 +208,12 @@ class Call:
 _ACCUMULATE = (type(None), str, torch.dtype)
 
 
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def autocast(op: str, x: torch.Tensor) -> torch.dtype | None:
     """Return the dtype in which an enabled autocast computes a scan of ``x``; None for x's own, as on every CPU."""
-    return torch.float32 if x.dtype in _HALVES and x.is_cuda and _autocasts(op) else None
+    return torch.float32 if x.dtype in HALVES and x.is_cuda and _autocasts(op) else None
 
 
 @private.at_tracing

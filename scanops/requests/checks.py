@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.operators import OPERATORS
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
 from scanops.requests.call import is_recorded, is_traced, stretches
 from scanops.requests.geometry import overlaps_itself, span_of
@@ -21,7 +22,7 @@ def check_tensor(who: str, role: str, value: object) -> None:
         proxy = hasattr(type(value), "__torch_function__")  # of torch.fx, which traces torch's own functions only
         raise UnsupportedRequest(
             f"{who}: {role} must be a tensor",
-            allowed="a torch.Tensor" + (", or a Python number" if role == "initial" else ""),
+            allowed="a torch.Tensor" + (", or a Python number" if role in ("initial", "a") else ""),
             value=f"{role}={shown(value)}",
             hint="pass a function of your module to torch.fx.wrap and call that, or use torch.export"
             if proxy
@@ -124,11 +125,7 @@ def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def check_initial(who: str, initial: object, x: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """Return the carry-in as a tensor of ``dtype``: one number for all, or one for each line or segment."""
     if isinstance(initial, bool | int | float | complex):
-        if not _holds(initial, dtype):
-            raise _inexact(who, _bounds(dtype), f"initial={shown(initial)}", dtype)
-        if isinstance(initial, int) and (dtype.is_floating_point or dtype.is_complex):
-            initial = float(initial)  # torch takes no int of more than 64 bits
-        return torch.full((), initial, dtype=dtype, device=x.device)
+        return number_tensor(who, "initial", initial, dtype, x.device)
     initial = check_operand(
         who,
         "initial",
@@ -138,8 +135,30 @@ def check_initial(who: str, initial: object, x: torch.Tensor, shape: torch.Size,
         "x.shape without dim" if len(shape) < x.ndim else "x.shape with the segments in place of dim",
     )
     if not _converts(initial.dtype, dtype):
-        raise _inexact(who, f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
+        raise _inexact(who, "initial", f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
     return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy at most, for dtype and layout
+
+
+def promote_mask(mask: torch.Tensor, x: torch.Tensor, op: str) -> torch.Tensor:
+    """Return a numeric mask as ``lent_kind`` does; one that the operator refuses keeps its dtype."""
+    multiplies = mask.is_floating_point() or mask.is_complex() or (mask.dtype != torch.bool and allows_integers(op))
+    return lent_kind(mask, x) if multiplies else mask
+
+
+@at_tracing
+def allows_integers(op: str) -> bool:
+    """Whether masks of integers go with an operator; also True for an unknown name, which other checks refuse."""
+    row = OPERATORS.get(op) if isinstance(op, str) else None
+    return row is None or row.integer_masks
+
+
+def number_tensor(who: str, role: str, number: complex, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a Python number as a tensor of no dimension; raise where ``dtype`` does not hold it."""
+    if not _holds(number, dtype):
+        raise _inexact(who, role, _bounds(dtype), f"{role}={shown(number)}", dtype)
+    if isinstance(number, int) and (dtype.is_floating_point or dtype.is_complex):
+        number = float(number)  # torch takes no int of more than 64 bits
+    return torch.full((), number, dtype=dtype, device=device)
 
 
 def scalar_of(who: str, number: torch.types.Number) -> torch.types.Number:
@@ -147,7 +166,9 @@ def scalar_of(who: str, number: torch.types.Number) -> torch.types.Number:
     if type(number) is not int or -(2**63) <= number < 2**64:
         return number
     if abs(number) > sys.float_info.max:
-        raise _inexact(who, "a number that a floating dtype holds", f"initial={shown(number)}", torch.float64)
+        raise _inexact(
+            who, "initial", "a number that a floating dtype holds", f"initial={shown(number)}", torch.float64
+        )
     return float(number)
 
 
@@ -181,12 +202,13 @@ def _bounds(dtype: torch.dtype) -> str:
     return f"an int from {torch.iinfo(dtype).min} to {torch.iinfo(dtype).max}"
 
 
-def _inexact(who: str, allowed: str, value: str, dtype: torch.dtype) -> UnsupportedRequest:
+def _inexact(who: str, role: str, allowed: str, value: str, dtype: torch.dtype) -> UnsupportedRequest:
+    of = "the carry's dtype" if role == "initial" else "the dtype"
     return UnsupportedRequest(
-        f"{who}: initial must fit the carry's dtype {dtype}",
+        f"{who}: {role} must fit {of} {dtype}",
         allowed=allowed,
         value=value,
-        hint=f"convert it first, for example with torch.as_tensor(initial, dtype={dtype})",
+        hint=f"convert it first, for example with torch.as_tensor({role}, dtype={dtype})",
     )
 
 
@@ -217,6 +239,7 @@ def check_out(
     who: str,
     name: str,
     out: torch.Tensor,
+    x: torch.Tensor,
     reads: Mapping[str, torch.Tensor | None],
     dtype: torch.dtype | None,
     shape: torch.Size,
@@ -225,8 +248,6 @@ def check_out(
 
     ``dtype`` is the one asked for, None for any; ``shape`` is that of the result.
     """
-    x = reads["x"]
-    assert x is not None
     check_tensor(who, name, out)
     check_device(who, name, out, x)
     if out.shape != shape:

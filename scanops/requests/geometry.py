@@ -215,3 +215,17 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int] | None:
         return None
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1
+
+
+def separate(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+    """Return the results contiguous, each in memory of its own, which is not that of a tensor in ``given``.
+
+    PyTorch's operators may return views, and a fused scan an operand, or one result twice.
+    """
+    found, known = [], {each.untyped_storage().data_ptr() for each in given}
+    for y in results:
+        memory = y.untyped_storage()
+        is_own = y.is_contiguous() and memory.nbytes() == y.nbytes and memory.data_ptr() not in known
+        found.append(y if is_own else y.clone(memory_format=torch.contiguous_format))
+        known.add(memory.data_ptr())
+    return found

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from scanops.codegen.operators import listed
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call, is_symbol
-from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor, lent_kind
+from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor, promote_mask
 from scanops.requests.geometry import carry_shape
 from scanops.requests.segments import MAX_CHUNK, check_chunk, make_line_offsets
 from scanops.torch_private import ragged_dim
@@ -63,10 +63,10 @@ def split_chunks(
         return plain
     if mask is not None:
         mask = check_operand(who, "mask", mask, x)
-        mask = (mask if mask.dtype == torch.bool else lent_kind(mask, x)).expand(x.shape)
+        mask = promote_mask(mask, x, op).expand(x.shape)
     (out,) = outs
     if out is not None:
-        check_out(who, "out", out, {"x": x, "mask": mask}, options[5], x.shape)
+        check_out(who, "out", out, x, {"x": x, "mask": mask}, options[5], x.shape)
     rows = [each if each is None else cast(Any, each).unflatten(dim, (-1, chunk)) for each in (x, mask, out)]
     return PlainCall(
         (*rows[:2], None, None, None, None), (rows[2],), (op, dim + 1, *others), None,

@@ -238,11 +238,11 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
             indices=bool(row.indices),
         )
     mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = checks.lent_kind(mask, x)
+    mask = None if mask is None else checks.promote_mask(mask, x, call.op)
     gate = (
         None if gate is None else checks.lent_kind(checks.check_operand(who, "a", gate, x, of="the shape of a * b"), x)
     )
+    of_x, of_gate = ("b", "a") if row.name == "linear" else ("x", "gate")  # the names of the user's arguments
     if starts is not None:
         starts = segments.check_starts(who, starts, offsets, x)
     if offsets is not None:
@@ -251,14 +251,14 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
         flags = {"return_final": call.final, "complete": call.complete}
         segments.check_chunk(who, call.chunk, segment_starts=starts, initial=initial, **flags)
         offsets = segments.make_line_offsets(x, dim) if offsets is None else offsets
-    reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
+    reads = {of_x: x, "mask": mask, of_gate: gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
     shape = result_shape(x.shape, dim, complete=call.complete)
     if out is not None:
-        call = replace(call, dtype=checks.check_out(who, "out", out, reads, call.dtype, shape))
+        call = replace(call, dtype=checks.check_out(who, "out", out, x, reads, call.dtype, shape))
     if indices is not None:
-        checks.check_out(who, "indices", indices, reads | {"out": out}, torch.int64, shape)
+        checks.check_out(who, "indices", indices, x, reads | {"out": out}, torch.int64, shape)
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints

@@ -39,6 +39,12 @@ _PLAIN = [(dtype, mask, None) for dtype in _NAMES for mask in (None, *_NAMES) if
 _GATED = [(*operands[:2], gate) for operands in _PLAIN for gate in _NAMES if _meets(*operands[:2], gate)]
 
 
+def _operands(op: str) -> list[tuple[str, str | None, str | None]]:
+    """Dtypes of items, mask and gate that an operator takes: masks of integers are for sums."""
+    found = _GATED if BUILT_IN[op].gated else _PLAIN
+    return [each for each in found if op == "sum" or each[1] is None or DTYPES[each[1]].kind != "int"]
+
+
 def _outputs(op: str) -> st.SearchStrategy[str]:
     """Legal output dtypes; none is named where the default is legal for any input."""
     kinds = BUILT_IN[op].kinds
@@ -80,8 +86,6 @@ def _specs(op: str, operands: tuple[str, str | None, str | None], segments: str 
 
 
 specs: st.SearchStrategy[ScanSpec] = st.tuples(
-    st.sampled_from(_OPERATORS).flatmap(
-        lambda op: st.tuples(st.just(op), st.sampled_from(_GATED if BUILT_IN[op].gated else _PLAIN))
-    ),
+    st.sampled_from(_OPERATORS).flatmap(lambda op: st.tuples(st.just(op), st.sampled_from(_operands(op)))),
     st.sampled_from(_SEGMENTS),
 ).flatmap(lambda drawn: _specs(*drawn[0], drawn[1]))

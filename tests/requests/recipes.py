@@ -181,7 +181,8 @@ class Built:
             return REFUSED, False
         dtype = asked or getattr(torch, default_result(self.row.gives, DTYPES[name]).name)
         row = dtype_named(str(dtype))
-        return dtype, row.kind in self.row.kinds and row.stored
+        counts = r.mask == "number" and dtype_named(str(r.mask_dtype)).kind == "int" and r.op != "sum"
+        return dtype, row.kind in self.row.kinds and row.stored and not counts
 
     def _term(self) -> torch.dtype:
         """What torch makes of x, times its weights, with its gate; RuntimeError where it has no promotion."""

@@ -233,7 +233,7 @@ SEGMENTS: list[Row] = [
 ]
 
 RECURRENCES: list[Row] = [
-    (lambda d: linear(d, 0.5, (3,)), "a=0.5"),
+    (lambda d: linear(d, "0.5", (3,)), "a='0.5'"),
     (lambda d: linear(d, (3,), [1.0]), "b=[1.0]"),
     (lambda d: linear(d, sparse(d), (3, 3)), "a.layout=torch.sparse_coo"),
     (lambda d: linear(d, (2, 4), (2, 3)), "a.shape=(2, 4), b.shape=(2, 3)"),
@@ -244,6 +244,7 @@ RECURRENCES: list[Row] = [
     (lambda d: linear(d, (3, 1), (3,), mask=ones(d, 2, 3, dtype=torch.bool)), "(2, 3)"),
 ]
 
+NAMES = {"x": "b", "gate": "a"}  # the arguments of linear_scan
 OUTS: list[Row] = [
     option(out=[0.0, 0.0]),
     operand("out", lambda d: ones(d, 4), "(4,)"),
@@ -253,7 +254,7 @@ OUTS: list[Row] = [
     ),
     operand("out", lambda d: ones(d, 1).expand(3), "(0,)"),
     operand("out", of_inference, "out.is_inference()=True"),
-    *((partial(overlapping, role=role), f"{role} at") for role in ROLES),
+    *((partial(overlapping, role=role), f"{NAMES.get(role, role)} at") for role in ROLES),
     *((partial(needs_gradient, role=role), "requires_grad=True") for role in ("x", "mask", "initial", "out")),
     (lambda d: (lambda x: scanops.cumsum(x, 0, out=x.t()))(ones(d, 4, 4)), "x at"),
     (lambda d: (lambda x: scanops.cumsum(x, 0, out=x.view(torch.int32)))(ones(d, 4)), "x at"),
