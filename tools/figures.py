@@ -4,6 +4,7 @@
 figure is a limit. Figures of time are measured on this machine.
 
 Lines are those of files with the suffixes .py, .cpp and .h that git tracks, comments and blank lines included. The
+files that name a keyword are those of the package and of codegen, comments and docstrings aside. The
 functions and files of a first call are those of this repository that run, with the compiler stubbed, other than while a
 module is imported.
 """
@@ -12,20 +13,27 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import functools
+import inspect
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import scanops
+from scanops import api, relatives
 from scanops.builders import unavailable
 
-__all__ = ["Figure", "main", "structure", "times"]
+__all__ = ["Figure", "keyword_files", "main", "structure", "times"]
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTED = {".py", ".cpp", ".h"}
@@ -74,6 +82,35 @@ def short_docstrings(paths: Sequence[Path]) -> Iterator[str]:
                 text = ast.get_docstring(node) if isinstance(node, kinds) else None
                 if text is not None and len(text.split()) < SHORT_DOCSTRING:
                     yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def named_words(path: Path) -> set[str]:
+    """Return the names in the code of a file and its one-word strings, but no calls of built-in functions."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return set(re.findall(r"\w+", re.sub(r"//.*|/\*(.|\n)*?\*/", "", text)))
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    found, module = set(), ""
+    for token, after in pairwise(tokens):
+        if token.type in (tokenize.NAME, tokenize.STRING):
+            word = token.string.strip("\"'")
+            is_built_in = token.type == tokenize.NAME and after.string == "(" and hasattr(builtins, word)
+            if module != "itertools" and not is_built_in:
+                found.add(word)
+            module = word
+    return found
+
+
+def keyword_files() -> dict[str, list[str]]:
+    """Return the files of the package and of codegen that name each keyword of the public scans."""
+    scans = [getattr(scanops, name) for name in (*api.__all__, *relatives.__all__)]
+    parameters = [each for scan in scans for each in inspect.signature(scan).parameters.values()]
+    words = {path: named_words(path) for folder in ("scanops", "codegen") for path in sources(folder)}
+    return {
+        each.name: sorted(str(path.relative_to(ROOT)) for path in words if each.name in words[path])
+        for each in parameters
+        if each.kind is each.KEYWORD_ONLY
+    }
 
 
 def directive_percent(templates: Sequence[Path]) -> float:
@@ -137,6 +174,7 @@ def structure() -> list[Figure]:
         Figure("codegen files over 300 lines", len(large), note=", ".join(p.name for p in large)),
         Figure("most public members of a plan", plan_members()),
         Figure("committed kernels", len(kernels)),
+        *(Figure(f"files that name the keyword {word}", len(found)) for word, found in keyword_files().items()),
     ]
 
 
