@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator
-from scanops.distributed import answered
 from scanops.forks import import_late
 from scanops.fusion import operator as operator
 from scanops.fusion.calls import scan_fused
@@ -44,7 +43,7 @@ def called(
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
     if SHARDED:
-        found: Any = answered(tensors, outs, complete, options, chunk)
+        found: Any = import_late("scanops.distributed").answered(tensors, outs, complete, options, chunk)
         if found is not None:
             return found  # type: ignore[no-any-return]
     x = tensors[0]

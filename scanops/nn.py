@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanops import distributed
 from scanops.api import cumsum, linear_scan
+from scanops.forks import import_late
 from scanops.relatives import cumprod
 
 __all__ = ["CumProd", "CumSum", "LinearRecurrence", "MaskedCumSum"]
@@ -33,7 +33,9 @@ class _Scan(torch.nn.Module):
         options |= {"reverse": self.reverse, "exclusive": self.exclusive}
         if self.group is None:
             return scan(*tensors, self.dim, **options)
-        return getattr(distributed, scan.__name__)(*tensors, self.dim, group=self.group, **options)
+        return getattr(import_late("scanops.distributed"), scan.__name__)(
+            *tensors, self.dim, group=self.group, **options
+        )
 
     def extra_repr(self) -> str:
         """Return the arguments that are not the default, for repr."""

@@ -15,18 +15,18 @@ import torch
 
 from scanops import emulator, environment, workload
 from scanops.codegen.lines import are_few
-from scanops.forks import reset_in_child
+from scanops.forks import import_late, reset_in_child
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native
-from scanops.runtime.kernels import UNKNOWN, Kernel, held, obtain, recall
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES, Policy
 from scanops.runtime.results import Recipe
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
+    from scanops.runtime.kernels import Kernel
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -100,6 +100,7 @@ def superseded(launchers: tuple[Launcher, ...]) -> bool:
     """Whether a kernel stands in for one that the process holds by now."""
     if all([each.own for each in launchers]):
         return False
+    held = import_late("scanops.runtime.kernels").held  # loaded by the call that was served
     return any(not each.own and held(each.asked, each.kernel.target, each.few) for each in launchers)
 
 
@@ -125,13 +126,15 @@ def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | Non
     if workload.OPEN or environment.given("SCANOPS_RECORD"):
         workload.note(spec, device.target, few)
         return listed(spec, device.target, policy, few), few
-    return obtain(spec, device.target, policy, few=few), few
+    kernel: Kernel | None = import_late("scanops.runtime.kernels").obtain(spec, device.target, policy, few=few)
+    return kernel, few
 
 
 def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | None:
     """Obtain a kernel as ``kernels.obtain`` does, and note for ``scanops.calls`` where it was found."""
-    was_held, began = recall(spec, target, policy, few) is not UNKNOWN, time.perf_counter()
-    kernel = obtain(spec, target, policy, few=few)
+    kernels = import_late("scanops.runtime.kernels")
+    was_held, began = kernels.recall(spec, target, policy, few) is not kernels.UNKNOWN, time.perf_counter()
+    kernel: Kernel | None = kernels.obtain(spec, target, policy, few=few)
     if kernel is None:
         reason = f"no compiler for {target}" if policy.may_build else f"not in the store under the policy {policy.name}"
         served = workload.Served(spec.slug, target, None, None, None, "fallback", time.perf_counter() - began, reason)
