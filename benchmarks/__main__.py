@@ -17,6 +17,7 @@ COMMANDS = {
     "fusion": "scans with map and then against the same expressions around torch's scans, eager and compiled",
     "plans": "search the fastest plans on this GPU and write the table that the planner reads",
     "gradients": "forward and backward passes: time in copies, peak memory",
+    "training": "forward and backward passes against a copy of the least bytes, and what training uses today",
     "calls": "CPU time of a repeated call, library, cubin and Python, with and without gradient, against torch",
     "cubins": "cubins of NVRTC beside libraries: speed and bits",
     "store": "first calls, in a running process and in new ones; look-up and load from disk",

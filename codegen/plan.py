@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, spec_of
@@ -172,13 +173,13 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
     """
-    if spec.takes_length or spec.saved or spec.views or not spec.aligned:
+    if spec.takes_length or spec.recomputes or spec.views or not spec.aligned:
         return ""
     if spec.linked and spec.inner > 1:  # their lines have to end one after another, which no plan was measured for
         return ""
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
-    traits = ["map"] * bool(spec.fusion) + traits
+    traits = ["map"] * bool(spec.fusion) + traits + ["ahead"] * spec.looks_ahead
     whole = spec.divides(spec.access_items) if spec.inner == 1 else panel.column_width(spec) == spec.access_items
     traits += ["misaligned"] * (not whole) + ["few"] * few
     numbers = {
@@ -187,6 +188,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
         "x": spec.input.bytes,
         "mask": "mask" in read and (spec.weight.bytes if spec.weight else "bool"),  # not one for the whole line
         "gate": "gate" in read and spec.term.bytes,
+        "saved": "saved" in read and dtype_named(spec.saved).bytes,
         "further": "+".join(str(source.dtype.bytes) for source in spec.streams if source.name.startswith("further")),
         "y": "+".join(map(str, spec.result_bytes)),
         "segments": spec.segments,

@@ -116,6 +116,7 @@ class ScanSpec:
     # The head flags once more, an item further on: where forward scans go backwards, they say which results have no
     # result before them in their segment.
     next_starts: tuple[Source, ...] = derived()
+    looks_ahead: bool = derived()  # whether some operand is read an item further on
     looks_on: bool = derived()  # likewise of offsets, which kernels search twice
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
@@ -132,17 +133,17 @@ class ScanSpec:
         fusion = fusion_of(self.map) if self.map != "" else None
         set_derived(self, fusion=fusion)
         refuse(self, in_fields(self, row))
-        rows: tuple[tuple[str, str, str, str | None, Layout], ...] = (
-            ("input", "Input", "x", self.dtype, self.input_layout),
-            ("mask", "Mask", "m", self.mask, self.mask_layout),
-            ("gate", "Gate", "g", self.gate, self.gate_layout),
-            ("saved", "Saved", "v", self.saved, "dense"),
-            ("starts", "Start", "b", "bool" if self.segments == "flags" else None, self.starts_layout),
+        rows: tuple[tuple[str, str, str, str | None, Layout, int], ...] = (
+            ("input", "Input", "x", self.dtype, self.input_layout, 0),
+            ("mask", "Mask", "m", self.mask, self.mask_layout, 0),
+            ("gate", "Gate", "g", self.gate, self.gate_layout, 0),
+            ("saved", "Saved", "v", self.saved, "dense", int(self.saved_results)),
+            ("starts", "Start", "b", "bool" if self.segments == "flags" else None, self.starts_layout, 0),
             *(fusion.sources[1:] if fusion else ()),
         )
         sources = tuple(
-            Source(name, kind, at, DTYPES[dtype], layout, shift=int(name == "saved" and self.saved_results))
-            for name, kind, at, dtype, layout in rows
+            Source(name, kind, at, DTYPES[dtype], layout, shift)
+            for name, kind, at, dtype, layout, shift in rows
             if dtype is not None
         )
         weight = None if self.mask in (None, "bool") else dtype_named(self.mask)
@@ -189,6 +190,7 @@ class ScanSpec:
             doubled=len(made) > 1,
             recomputes=self.saved is None and len(operator.before) > 1,
             next_starts=next_starts,
+            looks_ahead=any(source.shift for source in sources),
             looks_on=self.saved_results
             and self.segments not in (None, "flags")
             and not (self.reverse and not self.per_segment),

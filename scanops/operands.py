@@ -9,11 +9,14 @@ import torch
 from scanops.codegen.exports.texts import python_name
 from scanops.codegen.figures import item_bytes
 from scanops.codegen.lines import check_lines
+from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.fusion.kernels import bound
+from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
+from scanops.requests.request import Inputs, Request
 from scanops.runtime.kernels import Kernel
-from scanops.runtime.launcher import Launcher
+from scanops.runtime.launcher import Launcher, device_of
 
 PAD = 32  # items between rows of a tensor that is not dense
 SEGMENT = 100  # items of a segment, on average
@@ -47,7 +50,8 @@ class Operands:
         self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
         outputs = spec.fusion.outputs if spec.fusion else ()
         self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
-        self._launches: dict[Kernel, Launcher] = {}  # of fused scans
+        self._launches: dict[Kernel, Launcher] = {}  # of fused scans, and of gradients
+        self._others: list[torch.Tensor] = []  # what a gradient kernel writes beside its first result
         if spec.indexed:
             self.tensors["indices"] = torch.empty(shape, dtype=torch.int64, device=device)
 
@@ -70,13 +74,15 @@ class Operands:
         """Fill floating inputs with normal values, and gates with values from 0 to 1: constant bits are faster."""
         random = torch.Generator(self.out.device).manual_seed(2026)
         for name, tensor in self.tensors.items():
-            drawn = name in ("x", "gate") or name.startswith("further")
+            drawn = name in ("x", "gate", "saved") or name.startswith("further")
             if drawn and (tensor.is_floating_point() or tensor.is_complex()):
                 values = torch.randn(tensor.shape, device=tensor.device, generator=random)
                 tensor.copy_(values.abs().clamp(max=1) if name == "gate" else values)
 
     def run(self, kernel: Kernel) -> torch.Tensor:
         """Scan, and return the result, the first one of several."""
+        if self._spec.op in GRADIENTS:
+            return self._differentiate(kernel)
         if self._spec.fusion is None:
             kernel(dim=1, chunk=self._chunk, out=self.out, **self.tensors)
             return self.out
@@ -85,6 +91,26 @@ class Operands:
         if launch is None:
             launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), self._spec, kernel.few)
         launch(tensors, (self.out, *self._further))
+        return self.out
+
+    def _differentiate(self, kernel: Kernel) -> torch.Tensor:
+        """Run the kernel of a gradient, which no public function asks for."""
+        spec, tensors = self._spec, dict(self.tensors)
+        begin = tensors.pop("further1", None)
+        names = {"segment_starts": "starts"}
+        inputs = Inputs(**{names.get(name, name): each for name, each in tensors.items()}, begin=begin)
+        request = Request(
+            call=Call.of_spec(spec, 1),
+            inputs=inputs,
+            carry_dtype=getattr(torch, spec.carry.name),
+            saved_results=spec.saved_results,
+        )
+        launch = self._launches.get(kernel)
+        if launch is None:
+            launch = self._launches[kernel] = Launcher(kernel, request, device_of(self.out), spec, kernel.few)
+            places = request.places[1:]
+            self._others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in places]
+        launch(request.inputs, (self.out, *self._others))
         return self.out
 
 

@@ -153,7 +153,7 @@ DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 def fits(spec: ScanSpec) -> bool:
     """Whether the input is transposed, and every other operand as well or as the output."""
-    if spec.input_layout != "transposed" or spec.saved_results:
+    if spec.input_layout != "transposed" or spec.looks_ahead:
         return False
     others = {source.layout for source in spec.sources[1:]}
     if others & {"strided", "line"} or ("rows" in others and spec.inner > 1):

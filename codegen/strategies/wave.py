@@ -214,7 +214,7 @@ def _register_bytes(spec: ScanSpec, items: int) -> int:
 
 def _in_runs(spec: ScanSpec, vectors: int = 2) -> bool:
     """Whether a thread's items are consecutive if it makes several accesses."""
-    return rows.runs_pay(spec, vectors, twice=True) and spec.keeps_bytes
+    return rows.runs_pay(spec, vectors, twice=True) and spec.keeps_bytes and not spec.looks_ahead
 
 
 def _most_threads(spec: ScanSpec) -> int:

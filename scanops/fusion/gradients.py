@@ -3,7 +3,8 @@
 For y[i] = then(s[i], x[i]), s[i] = c(s[i-1], map(x[i])), the gradient that reaches s[i] is a recurrence from the end,
 u[i-1] = J[i] (u[i] + that of y[i]), where J[i] are the derivatives of s[i] by s[i-1]: a sum, a recurrence with gates,
 or one of matrices and vectors for states of several fields. Those of the tensors are expressions of it. Where
-derivatives need s, a kernel before computes s[i-1] again.
+derivatives need s, the forward kernel writes it as well and the backward kernel reads s[i-1] there, if that moves fewer
+bytes than a kernel that computes s[i-1] again.
 
 Source: reverse-mode differentiation as in Griewank and Walther, "Evaluating Derivatives" (2008).
 """
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
 from scanops.fusion.expressions import Graph, Node, Term, is_float, wide
@@ -72,32 +74,114 @@ def _is_scanned_back(work: Work, tensors: Tensors) -> bool:
 
 
 class _Fused(torch.autograd.Function):
-    """The node of a fused scan: it saves the tensors of the call, and nothing else."""
+    """The node of a fused scan: it saves the tensors of the call, and the states that its backward pass reads."""
 
     @staticmethod
     def forward(ctx: Any, work: Work, compute: Callable[[Work, Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:
         ctx.work, ctx.text = work, work.fusion.text
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        outputs = tuple(compute(work, tensors))
+        needs = tuple(ctx.needs_input_grad[2:])
+        ctx.states = states = _states_of(work, tensors, needs) if compute is computed else None
+        if states is None:
+            ctx.save_for_backward(*tensors)
+            outputs = tuple(compute(work, tensors))
+        else:
+            found = tuple(compute(work._replace(fusion=fusion_of(states.text)), tensors))
+            outputs = (*found[: len(work.fusion.outputs)], *found[states.outputs :])
+            ctx.save_for_backward(*tensors, *(found[at] for at in states.at))
         ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        work, tensors, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
+        work, saved, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
+        tensors = saved[: len(needs)]
         if is_dynamo_compiling():
             every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:5], False)
             return None, None, *(each if need else None for each, need in zip(every, needs, strict=True))
-        return None, None, *gradients_of(work, tensors, gradients, needs)
+        # What is differentiated again follows from the tensors of the call alone.
+        states = None if torch.is_grad_enabled() or not runs_kernels(saved) else ctx.states
+        return None, None, *gradients_of(work, tensors, gradients, needs, states, saved[len(needs) :])
+
+
+class _States(NamedTuple):
+    """The fields of the states of a fused scan that its backward pass reads, and where the forward pass writes them."""
+
+    text: str  # of the fusion that writes them
+    outputs: int  # of that fusion
+    at: tuple[int, ...]  # which of these each field is
+    fields: tuple[int, ...]  # the numbers of the fields
+    starts: tuple[float | None, ...]  # what is before the first of a line; None: a result is what is before its item
+
+
+def _states_of(work: Work, tensors: Tensors, needs: tuple[bool, ...]) -> _States | None:
+    """The states to save; None where none are read, or where saving them does not move fewer bytes."""
+    fusion, operands = work.fusion, work.operands(tensors)
+    if len(operands) < len(tensors):  # items of the carry-in are before the first results
+        return None
+    shape = shape_of(operands)
+    whole = tuple(each.shape == shape for each in operands)
+    return _states(fusion, work.op, work.exclusive, needs[: len(operands)], whole)
+
+
+@functools.lru_cache(maxsize=1024)
+def _states(
+    fusion: Fusion, op: str, exclusive: bool, needs: tuple[bool, ...], whole: tuple[bool, ...]
+) -> _States | None:
+    adjoint = _adjoint(fusion, op, exclusive, (True,) * len(fusion.outputs), needs, whole)
+    if adjoint is None or adjoint.last is not None or not any(adjoint.there):
+        return None
+    graph, outputs = Graph(fusion.nodes), list(fusion.outputs)
+    kinds = [each.dtype for each in fusion.fields] or [wide(fusion.scanned)]
+    starts = [each.identity for each in fusion.fields] or [1.0 if op == "prod" else 0.0]
+    fields = tuple(n for n, there in enumerate(adjoint.there) if there)
+    at: list[int] = []
+    for n in fields:
+        result = graph.add("result", kinds[n], n).at
+        # An output that is the state. Rounded, it is all that a recurrence saves.
+        given = [
+            k
+            for k, each in enumerate(fusion.outputs)
+            if _is_rounded(graph.nodes, each.at, result)
+            and (op == "linear" or (each.at == result and each.dtype == kinds[n]))
+        ]
+        at.append(given[0] if given else len(outputs))
+        outputs += [] if given else [Output(result, kinds[n])]
+    moved = 2 * sum(DTYPES[outputs[k].dtype].bytes for k in at if k >= len(fusion.outputs))  # written and read
+    moved += sum(DTYPES[outputs[k].dtype].bytes for k in at if k < len(fusion.outputs))
+    read = {place for place in fusion.made_of((*fusion.elements, *fusion.combine)) if whole[place]}
+    again = sum(DTYPES[fusion.operands[place].dtype].bytes for place in read)
+    again += 2 * sum(DTYPES[kinds[n]].bytes for n in fields)
+    if len(outputs) > MOST_OUTPUTS or moved >= again:
+        return None
+    return _States(
+        text=replace(fusion, nodes=tuple(graph.nodes), outputs=tuple(outputs)).text,
+        outputs=len(outputs),
+        at=tuple(at),
+        fields=fields,
+        starts=tuple(None if exclusive else float(starts[n]) for n in fields),
+    )
+
+
+def _is_rounded(nodes: Sequence[Node], at: int, result: int) -> bool:
+    """Whether an expression is a result, rounded or not."""
+    while nodes[at][0] in ("cast", "round") and is_float(nodes[at][1]):
+        at = nodes[at][2]
+    return at == result
 
 
 def gradients_of(
-    work: Work, tensors: Tensors, gradients: Sequence[torch.Tensor | None], needs: tuple[bool, ...]
+    work: Work,
+    tensors: Tensors,
+    gradients: Sequence[torch.Tensor | None],
+    needs: tuple[bool, ...],
+    states: _States | None = None,
+    saved: Tensors = (),
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of the tensors that ``needs`` are wanted of, from those of the outputs.
 
-    Carries change places: that of the scan from the other end goes in as the gradient of what came out here.
+    ``saved``: the ``states`` that the forward pass has written. Carries change places: that of the scan from the other
+    end goes in as the gradient of what came out here.
     """
     if all(each is None for each in gradients):
         return (None,) * len(tensors)
@@ -110,13 +194,25 @@ def gradients_of(
     whole = tuple(each.shape == shape for each in tensors)
     adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, needs, whole)
     assert adjoint is not None
+    known_fields = (
+        {} if states is None else dict(zip(states.fields, zip(saved, states.starts, strict=True), strict=True))
+    )
+    reads = {n for n, there in enumerate(adjoint.there) if there}
     known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
     read = [*tensors, *known]
-    states = [y for each in adjoint.before for y in run(Work(each, work.op, work.dim, work.reverse, True), whole_call)]
-    read += [states.pop(0) if there else tensors[0] for there in adjoint.there]  # nothing reads the latter
+    parts = adjoint.parts
+    if reads and reads <= known_fields.keys() and adjoint.last is None:
+        read += [known_fields[n][0] if n in reads else tensors[0] for n in range(len(adjoint.there))]
+        before = len(tensors) + len(known)
+        kinds = {before + n: (str(y.dtype)[6:], start) for n, (y, start) in known_fields.items() if n in reads}
+        parts = tuple(_reading(each, tuple(sorted(kinds.items()))) for each in parts)
+    else:
+        again = (run(Work(each, work.op, work.dim, work.reverse, True), whole_call) for each in adjoint.before)
+        states_before = [y for each in again for y in each]
+        read += [states_before.pop(0) if there else tensors[0] for there in adjoint.there]  # nothing reads the latter
     found: list[torch.Tensor] = []
     of_carry: tuple[torch.Tensor | None, ...] = (None,) * carried
-    for fusion in adjoint.parts:
+    for fusion in parts:
         back = Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive, final)
         found += run(back, (*read, *carries))
         if final:
@@ -129,6 +225,15 @@ def gradients_of(
     pairs = zip(tensors, adjoint.of, strict=True)
     of = (None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs)
     return (*of, *of_carry)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reading(fusion: Fusion, kinds: tuple[tuple[int, tuple[str, float | None]], ...]) -> Fusion:
+    """A part of a backward pass that reads fields of states from what the forward pass saved, of these dtypes."""
+    operands = list(fusion.operands)
+    for place, (dtype, start) in kinds:
+        operands[place] = Operand(dtype, start=start)
+    return fusion_of(replace(fusion, operands=tuple(operands)).text)
 
 
 class _Adjoint(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from scanops.codegen.dtypes import DTYPES, number_in
+from scanops.codegen.dtypes import DTYPES, literal, number_in
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operator import Operator
@@ -45,6 +45,9 @@ class Operand(NamedTuple):
 
     dtype: str
     layout: Any = "dense"
+    # Of results of a scan in the other direction, read as those before each item: what is before all of them. Items of
+    # any other operand are read where they are.
+    start: float | None = None
 
 
 class Output(NamedTuple):
@@ -109,10 +112,13 @@ class Fusion:
             raise ValueError("its lists are nested too deeply") from None
         _require(isinstance(parts, list) and len(parts) == 8, "it has not the eight parts of a fusion")
         nodes, operands, elements, scanned, outputs, fields, combine, append = parts
-        rows = _rows(operands, "operands", 1, _MOST_FIELDS, 2)  # of which a kernel reads some
-        for dtype, layout in rows:
+        rows = _rows(operands, "operands", 1, _MOST_FIELDS, 3)  # of which a kernel reads some
+        for dtype, layout, start in rows:
             _require(_is_dtype(dtype) and layout in (*LAYOUTS, LINE), "an operand is no dtype and layout of tensors")
+            _require(start is None or type(start) in (int, float), "what is before an operand's items is no number")
+            number_in(start or 0, DTYPES[dtype], "what is before an operand's items")
         _require(rows[0][1] != LINE, "the first operand has one item for a line")
+        _require(rows[0][2] is None, "the first operand is read an item further on")
         _require(_is_dtype(scanned), "what is scanned has no dtype")
         states = _rows(fields, "fields", 0, _MOST_FIELDS, 3)
         for name, dtype, number in states:
@@ -122,7 +128,7 @@ class Fusion:
         _require(len({name for name, *_ in states}) == len(states), "two fields have one name")
         dtypes = [dtype for _, dtype, _ in states]
         results = dtypes or [scanned]
-        leaves = {"operand": [dtype for dtype, _ in rows], "result": results, "older": dtypes, "newer": dtypes}
+        leaves = {"operand": [dtype for dtype, *_ in rows], "result": results, "older": dtypes, "newer": dtypes}
         checked = check_nodes(nodes, leaves)
         stored = _rows(outputs, "outputs", 1, MOST_OUTPUTS, 2)
         for at, dtype in stored:
@@ -177,11 +183,12 @@ class Fusion:
         return (*self.elements, *(each.at for each in self.outputs), *self.combine, *self.append)
 
     @lazy
-    def sources(self) -> tuple[tuple[str, str, str, str, Any], ...]:
-        """Of each operand: name of the parameter, C type of an item, C name of a thread's items, dtype, layout."""
+    def sources(self) -> tuple[tuple[str, str, str, str, Any, int], ...]:
+        """The fields of each operand's ``Source``: C names, dtype, layout, items by which it is read further on."""
         others = ((f"further{n}", f"Further{n}", f"x{n}") for n in range(1, len(self.operands)))
         names = (("input", "Input", "x"), *others)
-        return tuple((*name, *operand) for name, operand in zip(names, self.operands, strict=True))
+        pairs = zip(names, self.operands, strict=True)
+        return tuple((*name, each.dtype, each.layout, int(each.start is not None)) for name, each in pairs)
 
     def selected(self, places: Sequence[int], layouts: Sequence[str]) -> Fusion:
         """Return the fusion of these operands in this order, of these layouts; those left out are not read."""
@@ -197,7 +204,8 @@ class Fusion:
         rules = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
         outputs = zip(moved(each.at for each in self.outputs), self.outputs, strict=True)
         made = tuple(Output(at, each.dtype) for at, each in outputs)
-        operands = tuple(Operand(self.operands[at].dtype, layout) for at, layout in zip(places, layouts, strict=True))
+        pairs = zip(places, layouts, strict=True)
+        operands = tuple(self.operands[at]._replace(layout=layout) for at, layout in pairs)
         return replace(self, nodes=tuple(graph.nodes), operands=operands, outputs=made, **rules)  # type: ignore[arg-type]
 
     @lazy
@@ -292,7 +300,7 @@ class Fusion:
         ``halves``: the first output and carries are of half types.
         """
         leaves: dict[tuple[str, Any], str] = {("result", 0): "y"} | of_states(self.fields, "result", "s")
-        for place, (dtype, _) in enumerate(self.operands):
+        for place, (dtype, *_) in enumerate(self.operands):
             leaves["operand", place] = DTYPES[dtype].read.format(x=self.sources[place][2])
         short = halves and all(DTYPES[dtype].kind == "float" and DTYPES[dtype].bytes < 4 for _, dtype in self.outputs)
         held = () if self.plain else self.held
@@ -328,7 +336,11 @@ class Fusion:
     @property
     def lifted(self) -> str:
         """The C++ expression that makes the state of an item of its operands."""
-        return f"mapped({', '.join(source[2] for source in self.sources)})"
+        items = []
+        for (_, kind, name, *_), (dtype, _, start) in zip(self.sources, self.operands, strict=True):
+            first = f"({kind})({DTYPES[dtype].write.format(x=literal(start))})" if start else f"{kind}{{}}"
+            items.append(name if start is None else f"last ? {first} : {name}")
+        return f"mapped({', '.join(items)})"
 
     @property
     def further(self) -> tuple[tuple[str, str, str], ...]:

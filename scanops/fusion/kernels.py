@@ -23,6 +23,7 @@ from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call, is_derived, is_recorded, is_traced
 from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, separate, split_shape
 from scanops.requests.request import Inputs
+from scanops.requests.segments import shifted
 from scanops.runtime import calls
 from scanops.runtime.launcher import Launcher, device_of
 
@@ -108,7 +109,8 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
     layouts: list[Any] = [layout_of(each, shape, dim) for each in views]
     # The operands that the expressions read, first one that lies as the output does, if there is any.
     read = work.fusion.read or (0,)
-    first = min(read, key=lambda place: (layouts[place] != "dense", layouts[place] == "line", place))
+    moved = {place for place, each in enumerate(work.fusion.operands) if each.start is not None}
+    first = min(read, key=lambda at: (at in moved, layouts[at] != "dense", layouts[at] == "line", at))
     order = sorted(read, key=lambda place: place != first)
     views, layouts = [views[place] for place in order], [layouts[place] for place in order]
     layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
@@ -165,7 +167,10 @@ _TORCH: dict[str, Any] = {
 def composed(work: Work, tensors: Tensors) -> Tensors:
     """Return the outputs by torch's operators around an ordinary scan, which have derivatives of every kind."""
     fusion, (initial, *_) = work.fusion, (*tensors[len(work.fusion.operands) :], None)
-    tensors = work.operands(tensors)
+    tensors = tuple(
+        each if start is None else shifted(each, work.dim, start, ahead=not work.reverse)
+        for each, (*_, start) in zip(work.operands(tensors), fusion.operands, strict=True)
+    )
     shape = shape_of(tensors)
     finals: list[torch.Tensor] = []
     results: list[torch.Tensor] = []
