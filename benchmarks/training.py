@@ -120,13 +120,14 @@ def segments_of(cell: Cell, device: str) -> dict[str, torch.Tensor]:
     return {}
 
 
-def ours(cell: Cell, segments: dict[str, torch.Tensor]) -> Function:
+def ours(cell: Cell, segments: dict[str, Any]) -> Function:
     """Return the pass by scanops."""
     if cell.op == FUSED:
         gates = lambda g, x: (torch.sigmoid(g), x)  # noqa: E731
         return lambda g, x: scanops.scan((g, x), "linear", cell.dim, map=gates)
     if cell.op.startswith("linear"):
-        return lambda g, x: scanops.linear_scan(g, x, cell.dim, reverse=cell.reverse, **segments)
+        linear: Callable[..., Any] = scanops.linear_scan
+        return lambda g, x: linear(g, x, cell.dim, reverse=cell.reverse, **segments)
     if cell.op == "cummax":
         return lambda x: scanops.cummax(x, cell.dim).values
     return lambda x: scanops.scan(x, cell.op, cell.dim)
@@ -137,7 +138,7 @@ def theirs(cell: Cell, compiles: bool) -> dict[str, tuple[Function, Callable[[Te
     same: Callable[[Tensors], Tensors] = lambda leaves: leaves  # noqa: E731
     torch_functions = {"sum": torch.cumsum, "prod": torch.cumprod, "logcumsumexp": torch.logcumsumexp}
     if cell.op in torch_functions:
-        return {"torch": (partial(torch_functions[cell.op], dim=cell.dim), same)}  # type: ignore[arg-type]
+        return {"torch": (partial(torch_functions[cell.op], dim=cell.dim), same)}
     if cell.op == "cummax":
         return {"torch": (lambda x: torch.cummax(x, cell.dim).values, same)}
     found: dict[str, tuple[Function, Callable[[Tensors], Tensors]]] = {}
@@ -145,12 +146,16 @@ def theirs(cell: Cell, compiles: bool) -> dict[str, tuple[Function, Callable[[Te
         return found
     length, columns = cell.shape[cell.dim], len(cell.shape) == 3
     if cell.op == "linear" and compiles:
-        found["torch.compile"] = (torch.compile(lambda g, x: associative(g, x, cell.dim)), same)
+        found["torch.compile"] = (torch.compile(partial(associative, dim=cell.dim)), same)
     with suppress(Exception):  # what is not installed, or does not build here
         if not columns and cell.op == "linear" and length <= 65536 and length & (length - 1) == 0:
             warp = importlib.import_module("accelerated_scan.warp")
             blocks = (-1, 64, length)
-            found["accelerated-scan"] = (lambda g, x: warp.scan(g.view(blocks), x.view(blocks)).view(cell.shape), same)
+
+            def warped(g: torch.Tensor, x: torch.Tensor) -> Any:
+                return warp.scan(g.view(blocks), x.view(blocks)).view(cell.shape)
+
+            found["accelerated-scan"] = (warped, same)
     with suppress(Exception):
         if columns:
             hgrn = importlib.import_module("fla.ops.hgrn")

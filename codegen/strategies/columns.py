@@ -58,6 +58,17 @@ PAIR_STAGED = {
     4: (256, 8, 64, 4, 2),  # 128 x 256 x 4096: 1.01, in one tile of registers 0.74
     8: (256, 8, 32, 2, 2),  # complex64, 128 x 512 x 1024: 1.00, with 4 rows a thread 0.81
 }
+# Loops of gradients, which hold items of three operands beside small states: (threads, rows per thread, columns,
+# columns per thread, stages). H100, 8 x 4096 x 2560: bfloat16 0.93, of products 0.96; with one row per thread, as
+# registers alone would hold, 0.33 and 0.27. Fused in float32, 8 x 4096 x 1024: 0.96, in registers 0.38.
+GRADIENT_STAGED = (256, 8, 64, 4, 2)
+SHORT_GRADIENT = (256, 4, 64, 4, 4)  # bfloat16, 64 x 1000 x 100: 0.94, with 8 rows 0.87
+COSTLY_GRADIENT = (256, 8, 64, 2, 2)  # of logcumsumexp: bfloat16, 8 x 4096 x 2560: 0.83, with one row per thread 0.08
+# The same of few columns, by bytes of an item: narrower panels occupy more multiprocessors.
+FEW_GRADIENT = {
+    2: (256, 8, 32, 4, 2),  # fused, 16 x 16384 x 128: 0.74, by tiles in parallel 0.63
+    4: (512, 8, 32, 1, 0),  # the same: 0.86; 0.80 or less by tiles in parallel
+}
 # Loops of logcumsumexp, which is instruction-bound: tiles in registers, few columns per thread.
 # (threads, rows per thread, columns, columns per thread, blocks)
 COSTLY = {
@@ -86,6 +97,12 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
     if panel.is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and panel.can_stage(spec, target, width):
         stages += spec.capacity > SHORT
         return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
+    if panel.is_gradient(spec) and spec.capacity > PAIR_ROWS:
+        many = SHORT_GRADIENT if spec.capacity <= SHORT and spec.out.bytes < 4 else GRADIENT_STAGED
+        many = COSTLY_GRADIENT if spec.operator.costly else many
+        threads, items, columns, width, stages = FEW_GRADIENT[spec.out.bytes] if few else many
+        if vector >= width and (stages == 0 or panel.can_stage(spec, target, width)):
+            return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
     if panel.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
         threads, items, columns, width, blocks = COSTLY[spec.out.bytes]
         return _made(spec, target, width, columns // width, threads, items, stages=0, blocks=blocks)

@@ -205,6 +205,14 @@ def is_pair(spec: ScanSpec) -> bool:
     return cheap and plain and spec.keeps_bytes and spec.out.bytes <= 8
 
 
+def is_gradient(spec: ScanSpec) -> bool:
+    """Whether a kernel reads a tensor of the forward scan beside its items, whose states hold them until the end."""
+    operator = spec.operator
+    plain = spec.aligned and spec.mask is None and spec.out.bytes in (2, 4) and spec.accumulator.bytes <= 4
+    reads = spec.looks_ahead or (spec.saved is not None and operator.costly)
+    return plain and reads and bool(operator.append and operator.own)
+
+
 def is_costly(spec: ScanSpec) -> bool:
     """Whether a combine takes dozens of instructions, on plain columns of 2 or 4 bytes an item."""
     plain = spec.mask is None and spec.segments is None and spec.aligned and spec.keeps_bytes

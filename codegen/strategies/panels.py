@@ -99,11 +99,20 @@ PAIR_TILES = {
     (8, False): (128, 16, 32, 2, 1),  # complex64: 1.01 (0.84)
     (8, True): (128, 16, 32, 2, 8),  # complex64, not measured
 }
+# The same of their gradients, staged: threads, rows per thread, columns, blocks per SM; columns per thread.
+GRADIENT_TILES = {
+    2: (256, 16, 64, 1),  # H100, bfloat16, 1 x 131072 x 1024: 0.73, in registers 0.22
+    4: (256, 8, 64, 2),
+}
+GRADIENT_WIDTH = 4
+LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow panels
 
 
 def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
     if spec.inner == 1 or spec.ragged or not panel.are_neighbours(spec) or spec.capacity <= ONE_TILE:
+        return False
+    if panel.is_gradient(spec) and panel.column_width(spec) > 2 and (not few or spec.capacity <= LONGEST_GRADIENT):
         return False
     if not few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
@@ -133,6 +142,14 @@ def _plan(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
     vector = spec.access_items if apart else vector
     if panel.is_pair(spec) and not apart and vector == spec.access_items and spec.inner > ONE_PANEL_LANES * vector:
         return _of_pairs(spec, target, few)
+    if (
+        few
+        and spec.looks_ahead
+        and panel.is_gradient(spec)
+        and vector >= GRADIENT_WIDTH
+        and panel.can_stage(spec, target, GRADIENT_WIDTH)
+    ):
+        return _of_gradients(spec, target)
     if spec.fusion and few and not apart:
         threads, items, columns, access_bytes = FUSED_TILE
         vector = min(vector, max(1, access_bytes // spec.out.bytes))
@@ -175,6 +192,16 @@ def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
     lanes = panel.panel_lanes(spec, vector, columns // vector)
     return _made(spec, target, vector, lanes, threads, items, group=group)
+
+
+def _of_gradients(spec: ScanSpec, target: Target) -> PanelsPlan:
+    """The plan of a recurrence's gradient on few panels: tiles in shared memory, whose items are lifted twice."""
+    threads, items, columns, blocks = GRADIENT_TILES[spec.out.bytes]
+    columns = min(columns, ONE_PANEL_LANES * GRADIENT_WIDTH) if spec.inner <= columns else columns
+    lanes = panel.panel_lanes(spec, GRADIENT_WIDTH, columns // GRADIENT_WIDTH)
+    return _made(
+        spec, target, GRADIENT_WIDTH, lanes, threads, items, stages=1, blocks=blocks, group=GROUP, stretch=STRETCH
+    )
 
 
 def _made(

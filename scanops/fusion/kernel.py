@@ -338,7 +338,11 @@ class Fusion:
         """The C++ expression that makes the state of an item of its operands."""
         items = []
         for (_, kind, name, *_), (dtype, _, start) in zip(self.sources, self.operands, strict=True):
-            first = f"({kind})({DTYPES[dtype].write.format(x=literal(start))})" if start else f"{kind}{{}}"
+            first = (
+                f"({kind})({DTYPES[dtype].write.format(x=literal(start, DTYPES[wide(dtype)]))})"
+                if start
+                else f"{kind}{{}}"
+            )
             items.append(name if start is None else f"last ? {first} : {name}")
         return f"mapped({', '.join(items)})"
 

@@ -97,6 +97,54 @@ EXACT = (
 EXACT += ((torch.sqrt, torch.sigmoid, torch.exp2, torch.log2),)
 
 
+def walk(gate: torch.Tensor, x: torch.Tensor, *, reverse: bool, exclusive: bool) -> torch.Tensor:
+    """A recurrence along dimension 1, item by item."""
+    h, results = torch.zeros_like(x[:, 0]), [x[:, 0]] * x.shape[1]
+    for i in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
+        before, h = h, gate[:, i] * h + x[:, i]
+        results[i] = before if exclusive else h
+    return torch.stack(results, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("reverse", "exclusive"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("shape", [(3, 31), (2, 700), (2, 150, 12), (1, 300, 64)])
+@pytest.mark.parametrize("weighs", [False, True], ids=["results", "functions of results"])
+def test_states_that_were_saved(
+    weighs: bool, shape: tuple[int, ...], reverse: bool, exclusive: bool, dtype: torch.dtype
+) -> None:
+    """The kernel of the gradient reads the states before its items where the forward kernel has written them."""
+    g = torch.Generator().manual_seed(3)
+    leaves = tuple(torch.randn(shape, generator=g).to(dtype).requires_grad_() for _ in range(2))
+    given = torch.randn(shape, generator=g).to(dtype)
+    then = (lambda y, g, x: y * torch.sigmoid(x)) if weighs else None
+    with scanops.emulate(), scanops.record() as used:
+        options = {"map": lambda g, x: (torch.sigmoid(g), x), "reverse": reverse, "exclusive": exclusive}
+        found = torch.autograd.grad(scanops.scan(leaves, "linear", 1, then=then, **options), leaves, given)
+    assert len(used.counts) == 2
+    wide = tuple(each.detach().double().requires_grad_() for each in leaves)
+    y = walk(torch.sigmoid(wide[0]), wide[1], reverse=reverse, exclusive=exclusive)
+    expected = torch.autograd.grad(then(y, *wide) if then else y, wide, given.double())
+    near = 4e-2 if dtype == torch.bfloat16 else 1e-5
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=near, atol=near * float(other.abs().max()))
+
+
+def test_states_that_were_saved_have_second_derivatives() -> None:
+    g = torch.Generator().manual_seed(4)
+    leaves = tuple(torch.randn((2, 40), generator=g, dtype=torch.float64).requires_grad_() for _ in range(2))
+
+    def twice(scan: Any) -> tuple[torch.Tensor, ...]:
+        first = torch.autograd.grad(scan(*leaves).sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+
+    with scanops.emulate():
+        found = twice(lambda g, x: scanops.scan((g, x), "linear", 1, map=lambda g, x: (torch.sigmoid(g), x)))
+    expected = twice(lambda g, x: walk(torch.sigmoid(g), x, reverse=False, exclusive=False))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("functions", EXACT)
 def test_functions_are_as_exact_as_the_dtype(functions: tuple[Any, ...], dtype: torch.dtype) -> None:
