@@ -706,3 +706,21 @@ def test_a_backward_pass_in_python(counted: Counted, monkeypatch: pytest.MonkeyP
         assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
         with pytest.raises(KeyError, match=policy):
             y.sum().backward()
+
+
+def test_a_build_of_the_library_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, at INFO: until it has ended calls go through Python."""
+
+    def refused() -> None:
+        raise MissingCompiler("find g++", allowed="", value="none", hint="")
+
+    monkeypatch.setattr(native, "_MODULES", [])
+    monkeypatch.setattr(building, "found", lambda: None)
+    monkeypatch.setattr(building, "built", refused)
+    with caplog.at_level("INFO", logger="scanops"):
+        assert not native.get(build=False)
+        assert not caplog.records
+        with pytest.raises(MissingCompiler):
+            native.get(build=True)
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and "C++ call path is being built" in record.message

@@ -56,7 +56,10 @@ def get(*, build: bool) -> bool:
     global served
     if not _MODULES:
         building = import_late("scanops.runtime.native.building")  # no call needs it
-        entry = building.found() or (building.built() if build else None)
+        entry = building.found()
+        if entry is None and build:
+            _LOG.info("the C++ call path is being built, which takes about 30 s: until then calls go through Python")
+            entry = building.built()
         if entry is None:
             return False
         module = building.module_of(entry)
