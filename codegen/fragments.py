@@ -148,7 +148,7 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
     if dtype is None:
         return ""
     row = dtype_named(dtype)
-    if row.kind == "float":
+    if row.kind == "float" and spec.accumulator.kind == "float":
         text, to = row.read.format(x=item), accumulator_of(spec.accumulator)
         text = _convert(text, row, to)
         return text if value == to.value else _plain(f"({value})({text})")

@@ -140,9 +140,8 @@ def scan(
         then: a pointwise function of the result and the tensors that returns what is stored, computed in the same
             kernel; of several values a tuple.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A floating or complex
-            mask multiplies, as ``x * mask`` does, and so does an integer mask of a sum, where 2 counts an item twice;
-            other operators refuse integers.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or
+            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -240,8 +239,8 @@ def cumsum(
             ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A numeric mask,
-            of integers too, multiplies, as ``x * mask`` does.
+            False counts as the identity of the operator whatever its value, NaN included. A floating or
+            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's

@@ -59,7 +59,7 @@ def cumprod(
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
             False counts as the identity of the operator whatever its value, NaN included. A floating or
-            complex mask multiplies, as ``x * mask`` does; integers are refused.
+            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -151,7 +151,7 @@ def logcumsumexp(
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
             False counts as the identity of the operator whatever its value, NaN included. A floating or
-            complex mask multiplies, as ``x * mask`` does; integers are refused.
+            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -246,7 +246,7 @@ def cummax(
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
             False counts as the identity of the operator whatever its value, NaN included. A floating or
-            complex mask multiplies, as ``x * mask`` does; integers are refused.
+            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
@@ -329,7 +329,7 @@ def cummin(
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
             False counts as the identity of the operator whatever its value, NaN included. A floating or
-            complex mask multiplies, as ``x * mask`` does; integers are refused.
+            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's

@@ -20,7 +20,7 @@ from scanops.forks import import_late
 from scanops.fusion.expressions import Graph, Node, wide
 from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import call_of, followed, served
-from scanops.requests.call import Call, is_derived, is_recorded, is_traced
+from scanops.requests.call import Call, is_derived, is_memory, is_recorded, is_traced
 from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, separate, split_shape
 from scanops.requests.request import Inputs
 from scanops.requests.segments import shifted
@@ -193,6 +193,8 @@ def composed(work: Work, tensors: Tensors) -> Tensors:
     if is_derived() or (is_recorded() and any(each.requires_grad for each in tensors)):
         operands = [each.expand(shape) for each in tensors]
         return (*(depend(each, operands, work.dim) for each in outputs), *finals)
+    if not all(map(is_memory, (*outputs, *tensors))):  # as batches, whose storage cannot be asked
+        return (*(each.clone(memory_format=torch.contiguous_format) for each in outputs), *finals)
     return (*separate(outputs, tensors), *finals)
 
 
