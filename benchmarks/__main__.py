@@ -26,6 +26,7 @@ COMMANDS = {
     "instructions": "instructions per item of compiled kernels, by pipe",
     "accuracy": "error against float64, scanops and torch on the same data; writes docs/accuracy.md",
     "soak": "ten thousand repeats of each look-back kernel beside a busy GPU: same bits, no hang",
+    "distributed": "sharded scans on the GPUs of one host over NCCL: values, faults, times against one GPU",
     "distributed_gloo": "sharded scans on gloo: every operator, variant and layout, random calls, faults",
     "pack": "a pack for three GPUs, built twice, and run where nothing can be built",
     "archives": "ten thousand damaged and crafted archives of packs: the same pack or a typed error, bounded memory",

@@ -34,12 +34,14 @@ import torch.distributed as dist
 import scanops
 from benchmarks.common import Row, parser, write
 from benchmarks.sharded_calls import WORLDS, answer, difference, every_request, random_request, sd
+from scanops.distributed import exchange
 from scanops.errors import PeerLost, UnsupportedRequest
 
 TIMEOUT, RANKS = 2.0, 4
 LONG = 60.0  # seconds that a rank waits for others where none is late
 SILENT = 2 * LONG  # seconds without a word from any rank, after which it is a hang
 SPOKEN = 10.0  # seconds between two lines of progress
+SEED, SECONDS = [1], [float("inf")]  # of the random calls: set by the command's options
 COUNTS = {"cases": 10**6, "fuzz": 10_000, "mismatches": 100, "runs": 10_000, "late": 20, "kills": 100}
 FORK = multiprocessing.get_context("fork")
 Say = Callable[[str, object], None]  # a word to the first process: what it is of, and a value
@@ -54,13 +56,23 @@ def joined(rank: int, ranks: int, folder: str, timeout: float) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks, timeout=limit)
 
 
-def compare(rank: int, say: Say, count: int, seed: int | None) -> None:
-    """Answer requests with the ranks of a group, and compare; rank 0 counts them. Without a seed: every case."""
+def compare(rank: int, say: Say, count: int, seed: int | None, seconds: float = float("inf")) -> None:
+    """Answer requests with the ranks of a group, and compare; rank 0 counts them. Without a seed: every case.
+
+    After ``seconds`` rank 0 lets all ranks end.
+    """
+    exchange.TRADING_BYTES = 0  # of 8 ranks states travel by blocks of lines where they are more than a frame holds
+    end = time.monotonic() + seconds
     groups: Any = {world: dist.new_group(range(world), timeout=timedelta(seconds=LONG)) for world in WORLDS}
     draw = random.Random(seed)
     requests = every_request() if seed is None else (random_request(draw) for _ in range(count))
     typed = done = 0
     for number, request in zip(range(count), requests, strict=False):
+        if number % 50 == 0 and seconds < float("inf"):
+            late = torch.tensor(int(time.monotonic() > end))
+            dist.broadcast(late, src=0)
+            if late:
+                break
         world, done = len(request.table), number + 1
         if rank == 0:
             say("progress", number)
@@ -217,7 +229,7 @@ def faults(name: str, count: int) -> Row:
 
 PARTS: dict[str, Callable[[int], Row]] = {
     "cases": lambda count: run("cases", compare, count, None, ranks=max(WORLDS)),
-    "fuzz": lambda count: run("fuzz", compare, count, 1, ranks=max(WORLDS)),
+    "fuzz": lambda count: run("fuzz", compare, count, SEED[0], SECONDS[0], ranks=max(WORLDS)),
     "mismatches": lambda count: run("mismatches", mismatch, count) | {"calls": count},
     "runs": lambda count: run("runs", repeat, count),
     "late": partial(faults, "late"),
@@ -230,7 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(__doc__, filtered="parts")
     for name, count in COUNTS.items():
         options.add_argument(f"--{name}", type=int, default=count, help=f"how many, at most; {count} by default")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="how long random calls take, at most")
+    options.add_argument("--seed", type=int, default=1, help="of the random calls")
     given = options.parse_args(arguments)
+    SEED[0], SECONDS[0] = given.seed, given.seconds
     random.seed(0)
     found: dict[str, Row] = {}
     for name, part in PARTS.items():

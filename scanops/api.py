@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator
-from scanops.forks import import_late
+from scanops.forks import LATE, load_late
 from scanops.fusion import operator as operator
 from scanops.fusion.calls import scan_fused
 from scanops.fusion.phases import phase_of
@@ -43,7 +43,8 @@ def called(
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
     if SHARDED:
-        found: Any = import_late("scanops.distributed").answered(tensors, outs, complete, options, chunk)
+        load_late("scanops.distributed")
+        found: Any = LATE["scanops.distributed"].answered(tensors, outs, complete, options, chunk)
         if found is not None:
             return found  # type: ignore[no-any-return]
     x = tensors[0]
@@ -79,7 +80,8 @@ def _call(
 
 def _placed(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     """Return the results of a scan of DTensors."""
-    scan_placed: Callable[..., Outputs] = import_late("scanops.distributed.placed").scan_placed  # takes long to import
+    load_late("scanops.distributed.placed")  # which takes long to import
+    scan_placed: Callable[..., Outputs] = LATE["scanops.distributed.placed"].scan_placed
     if all([out is None for out in outs]):
         return scan_placed(call, given)
     request = checked(call, given, outs)

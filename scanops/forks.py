@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["FORK_LOCK", "delay_forks", "import_late", "reset_in_child"]
+__all__ = ["FORK_LOCK", "LATE", "delay_forks", "import_late", "load_late", "reset_in_child"]
 
 _LOG = logging.getLogger("scanops")
 Reset = TypeVar("Reset", bound=Callable[[], object])
@@ -52,6 +52,17 @@ def import_late(name: str) -> Any:
 
 # torch.compile calls it while tracing; this is torch.compiler.assume_constant_result, without importing torch.
 import_late._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+# Modules by name that code which torch.compile traces has imported late: it follows no function of a constant module.
+LATE: dict[str, Any] = {}
+
+
+def load_late(name: str) -> None:
+    """Import the module ``name`` as ``import_late`` does, and set it in ``LATE``, where torch.compile looks it up."""
+    LATE[name] = import_late(name)
+
+
+load_late._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

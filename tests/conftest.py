@@ -25,7 +25,8 @@ hypothesis.settings.load_profile("ci")
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
     *("builders/test_build.py", "cli/test_precompile.py", "examples/"),
-    *("distributed/test_sharded.py::test_processes", "exports/test_values.py", "native/"),
+    *("distributed/test_sharded.py::test_processes", "distributed/test_sharded.py::test_random_calls"),
+    *("exports/test_values.py", "native/"),
     *("numbers/test_check_operator.py", "requests/test_fused.py::test_random_expressions"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
     *("policy/test_record.py", "requests/test_allocations.py::test_nothing_beside_the_operands_is_read"),

@@ -19,7 +19,7 @@ from scanops.codegen.operators import Operator
 from scanops.distributed.calls import How, key_of, scan_shards
 from scanops.distributed.groups import Group, group_of
 from scanops.errors import UnsupportedRequest
-from scanops.forks import import_late
+from scanops.forks import LATE, load_late
 from scanops.keywords import Pair, ValuesAndIndices
 from scanops.ops.dispatch import broadcast_gates, gate_of, plain_name
 from scanops.requests.call import SHARDED, Block, Call
@@ -153,8 +153,9 @@ def _called(
 ) -> tuple[Tensor, ...]:
     how, group = How.of(options), options.pop("group", None)
     if type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor":
-        placed = import_late("scanops.distributed.placed")  # which takes long to import
-        found: tuple[Tensor, ...] = placed.scan_placed(*_request(who, x, op, dim, options, gate), how, group)
+        load_late("scanops.distributed.placed")  # which takes long to import
+        scan_placed = LATE["scanops.distributed.placed"].scan_placed
+        found: tuple[Tensor, ...] = scan_placed(*_request(who, x, op, dim, options, gate), how, group)
         return found
     return _sharded(who, x, op, dim, options, gate, group_of(group), how)
 

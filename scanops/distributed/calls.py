@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from scanops import torch_private as private
 from scanops.codegen.lazy import lazy
 from scanops.distributed import node, shards
-from scanops.distributed.exchange import CHECKS, Message, Turn, digest_of, refuse, take_turn
+from scanops.distributed.exchange import CHECKS, Message, Route, Turn, digest_of, refuse, route_of, take_turn
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.shards import Carry, Shard, recorded_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
@@ -208,7 +208,12 @@ class ShardedScan:
             return answered(self.whole, given._replace(x=x))
         tensors, initial = given._replace(x=x, mask=mask, gate=gate, initial=None), given.initial
         shard = self.shard_with(tensors)
-        if 0 in shard.lines:  # there is nothing to exchange, on any rank
+        if 0 in shard.lines:  # on every rank: there are no states, but calls are compared
+            with take_turn(self.group, self.message, self.group.device_of(x)) as turn:
+                turn.length = shard.length
+                turn.offsets = 0 if given.offsets is None else _digest_of_offsets(given.offsets)
+                turn.begin()
+                self._check_offsets(given.offsets, turn.lengths())
             return self.without_lines(shard, initial)
         if self.recorded:
             number = None if isinstance(initial, Tensor) else initial
@@ -260,14 +265,14 @@ class ShardedScan:
         total: list[Any] = []
         with take_turn(self.group, self.message, self.group.device_of(shard.tensors.x)) as turn:
             turn.length = shard.length
-            self.plan(turn, shard, shard.model, gives, common, rides=offsets is None)
+            model, route = self._forward_route(shard)
+            turn.plan(route)
             begins: Starts = ()
             if offsets is not None:
                 turn.offsets = _digest_of_offsets(offsets)
                 turn.begin()
                 lengths = turn.lengths()
-                if not isinstance(lengths, Tensor):  # all ranks have the same offsets, and raise alike
-                    check_offsets(self.message.who, offsets, offsets.new_empty(1).expand(sum(lengths)), 0)
+                self._check_offsets(offsets, lengths)
                 try:
                     begins, shard = self.flagged(lengths, shard, offsets)
                 except Exception as problem:
@@ -278,12 +283,14 @@ class ShardedScan:
                 return tuple(total)
 
             def fold(states: Outputs, first: Initial) -> tuple[list[Tensor], list[Tensor]]:
-                begin = begins if len(begins) or not indices else self.starts(turn.lengths())
+                begin: Starts = begins
+                if indices:
+                    begin = self.starts(turn.lengths()) if self.layout.starts is None else self.span_starts(states[0])
                 folded = shards.fold(shard, states, first, begin)
                 after = [each for each in folded if each is not None]
                 return after, [folded.after[-1]]
 
-            into, ends = self.combine(turn, shard, compute, shard.model, fold, initial, gives, common, behind=True)
+            into, ends = self.combine(turn, shard, compute, model, fold, initial, gives, common, behind=True)
             begins = begins if len(begins) or not indices else self.starts(turn.lengths())
             number = turn.ledger.count
         carries = []
@@ -296,9 +303,22 @@ class ShardedScan:
         starts: list[Any] = [begins[position] if len(begins) else 0 for position in self.layout.positions]
         return Sent(shard, tuple(total), carries, starts, number)
 
+    def _check_offsets(self, offsets: Tensor | None, lengths: Tensor | list[int]) -> None:
+        """Raise for positions that are not those of a line, on all ranks: they have the same, and know the lengths."""
+        if offsets is not None and not isinstance(lengths, Tensor):
+            check_offsets(self.message.who, offsets, offsets.new_empty(1).expand(sum(lengths)), 0)
+
     def starts(self, lengths: Tensor | Sequence[int]) -> Starts:
         """Return where the span at each position begins in the line, from the lengths of all shards."""
         return self.layout.starts_of(lengths, self.call.reverse)
+
+    def span_starts(self, like: Tensor) -> Tensor:
+        """Return where the span at each position begins, of layouts that say it, on the device of ``like``."""
+        known = self.__dict__.setdefault("_span_starts", {})
+        if like.device not in known:  # a CUDA graph holds no copy from the CPU: the call before it has made this one
+            known[like.device] = torch.tensor(self.layout.starts, device=like.device)
+        found: Tensor = known[like.device]
+        return found
 
     def flagged(self, lengths: Tensor | Sequence[int], shard: Shard, offsets: Tensor) -> tuple[Starts, Shard]:
         """Return where the spans of all positions begin, and the shard with head flags in place of offsets."""
@@ -321,15 +341,26 @@ class ShardedScan:
 
     # ---- exchanges
 
-    def plan(
-        self, turn: Turn, shard: Shard, model: Any, gives: Sequence[torch.dtype], common: Sequence[torch.dtype],
-        *, rides: bool,
-    ) -> None:  # fmt: skip
-        """Let a turn know the sizes of states, and of blocks of them."""
-        width, size = self.layout.width, -(-shard.lines.numel() // self.group.size)
+    def _forward_route(self, shard: Shard) -> tuple[Any, Route]:
+        """Return shape and dtype of the states of a shard, and how they travel."""
+        known = self.__dict__.get("_forward")
+        if known is None:
+            gives = [self.carry, torch.int64] if shard.row.indices else [self.carry]
+            common = [self.carry] if self.final else []
+            known = self._routed(shard.model, gives, common, rides=shard.tensors.offsets is None)
+            self.__dict__["_forward"] = known
+        found: tuple[Any, Route] = known
+        return found
+
+    def _routed(
+        self, model: Any, gives: Sequence[torch.dtype], common: Sequence[torch.dtype], *, rides: bool
+    ) -> tuple[Any, Route]:
+        width, lines = self.layout.width, model[0][0].numel()
+        size = -(-lines // self.group.size)
         out = [((width, size), dtype) for _, dtype in model]
         back = [*[((width, size), dtype) for dtype in gives], *[((size,), dtype) for dtype in common]]
-        turn.plan([((width, *shape), dtype) for shape, dtype in model], rides=rides, blocks=(out, back))
+        stacked = [((width, *shape), dtype) for shape, dtype in model]
+        return stacked, route_of(stacked, self.group.size, rides=rides, blocks=(out, back))
 
     def combine(
         self, turn: Turn, shard: Shard, compute: Callable[[], Outputs], model: Any, fold: Callable[..., Any],
@@ -343,7 +374,7 @@ class ShardedScan:
         layout, ranks = self.layout, self.group.size
         at = [max(position - behind, 0) for position in layout.positions]
         if not turn.trades:
-            found = turn.send_states(compute, [((layout.width, *shape), dtype) for shape, dtype in model])
+            found = turn.send_states(compute, model)
             by_position, for_all = fold(self.in_order(found), initial)
             return [[each[k] for k in at] for each in by_position], for_all if common else []
         states = turn.computed(compute)
@@ -359,7 +390,7 @@ class ShardedScan:
         model = [((layout.width, size), dtype) for dtype in gives] + [((size,), dtype) for dtype in common]
         whole = turn.trade_blocks(back, model, back=True)
         each_of = [
-            each.movedim(0, -2).flatten(-2)[..., : lines.numel()].reshape(*each.shape[1:-1], *lines) for each in whole
+            each.movedim(0, -2).flatten(-2)[..., : lines.numel()].reshape((*each.shape[1:-1], *lines)) for each in whole
         ]
         return [list(each.unbind(0)) for each in each_of[: len(gives)]], each_of[len(gives) :]
 
@@ -389,8 +420,9 @@ class ShardedScan:
         gives = common = [self.carry]
         with take_turn(self.group, self.backward_message, self.group.device_of(shard.tensors.x)) as turn:
             turn.number, turn.length = number, shard.length
-            self.plan(turn, shard, model, gives, common, rides=True)
-            into, of_all = self.combine(turn, shard, compute, model, fold, None, gives, common, behind=False)
+            stacked, route = self._routed(model, gives, common, rides=True)
+            turn.plan(route)
+            into, of_all = self.combine(turn, shard, compute, stacked, fold, None, gives, common, behind=False)
         return into[0], of_all[0]
 
     def wide_or_carry(self, shard: Shard) -> torch.dtype:
@@ -452,7 +484,7 @@ def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gr
         final=shard.final, layout=layout.towards(shard.call.reverse), shape=shard.tensors.x.shape, dtypes=(),
         recorded=recorded,
     )  # fmt: skip
-    if shard.lines.numel() == 0:
+    if 0 in shard.lines:
         return scan.without_lines(shard, given.initial)
     name = f"{who} {call.op} {shard.call.dim} {shard.tensors.x.dtype} {shard.result} {call.reverse} {call.exclusive}"
     offsets, begins, lengths = shard.tensors.offsets, scan.layout.starts, torch.empty(0)

@@ -61,6 +61,26 @@ def bytes_of(model: Model) -> int:
     return sum(size_of(*each) for each in model)
 
 
+class Route(NamedTuple):
+    """How states travel: in the frame, or behind it."""
+
+    body: int = 0  # bytes of what each rank sends behind the frame
+    trades: int = 0  # bytes of what is sent back, where states travel by blocks of lines
+
+
+def route_of(model: Model, ranks: int, *, rides: bool, blocks: tuple[Model, Model]) -> Route:
+    """Return how states of this model travel: in the frame if they fit and ``rides``.
+
+    ``blocks``: the models of a block of lines that is sent to another rank, and of what that sends back.
+    """
+    size = bytes_of(model)
+    if rides and HEADER + size <= FRAME:
+        return Route()
+    if ranks >= TRADING_RANKS and size >= TRADING_BYTES:
+        return Route(*[HEADER + bytes_of(each) for each in blocks])
+    return Route(HEADER + size)
+
+
 @contextmanager
 def take_turn(group: Group, message: Message, device: torch.device) -> Iterator[Turn]:
     """Let one thread at a time exchange states over a group.
@@ -119,22 +139,16 @@ class Turn:
 
     # ---- the frame
 
-    def plan(self, model: Model, *, rides: bool, blocks: tuple[Model, Model] | None) -> None:
-        """Set how states of this model travel: in the frame if they fit and ``rides``, else in a body.
-
-        ``blocks``: the models of a block of lines that is sent to another rank, and of what that sends back.
-        """
-        size = bytes_of(model)
-        if rides and HEADER + size <= FRAME:
-            return
-        self._body = HEADER + size
-        if blocks is not None and self.group.size >= TRADING_RANKS and size >= TRADING_BYTES:
-            self._body, self._trades = (HEADER + bytes_of(each) for each in blocks)
+    def plan(self, route: Route) -> None:
+        """Set how states travel."""
+        self._body, self._trades = route
 
     def begin(self, states: Sequence[Tensor] = ()) -> None:
         """Exchange the frames and compare them. Raises PeerMismatch on all ranks where they differ."""
-        self._read_unread()
-        if self._waits and self.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
+        is_captured = self.device.type != "cpu" and torch.cuda.is_current_stream_capturing()
+        if not is_captured:
+            self._read_unread()
+        elif self._waits:
             raise UnsupportedRequest(
                 f"{self.message.who}: ranks cannot compare a call that a CUDA graph captures",
                 allowed="with check='first' a call that ranks have compared before, which reads an answer of the GPU",
@@ -143,9 +157,11 @@ class Turn:
             )
         self._exchange_frames(self._row(0, states, FRAME))
         if self._waits:
-            self._compare(self._read_headers())
+            headers = self._read_headers()
+            if not self._is_alike(headers):
+                self._compare(headers)
             self.ledger.compared.add(self.message.digest)
-        elif not torch.cuda.is_current_stream_capturing():
+        elif not is_captured:
             self._compare_later()
 
     def refuse(self, problem: Exception) -> NoReturn:
@@ -175,19 +191,27 @@ class Turn:
         if self.device.type == "cpu":
             fields[OFFSETS] = int(self.offsets)
             return torch.tensor(fields, dtype=torch.int64).view(torch.uint8)
-        key = (*fields[:NUMBER], *fields[STATUS:])
-        known = self.ledger.headers
-        if key not in known:
-            if len(known) >= MOST_HEADERS:
-                known.clear()
-            fields[NUMBER] = 0
-            ones = [int(k == NUMBER) for k in range(FIELDS)]
-            known[key] = torch.tensor([fields, ones], dtype=torch.int64).to(self.device)
-        base, unit = known[key].unbind()
-        row = torch.add(base, unit, alpha=self.number) if self.number or isinstance(self.offsets, Tensor) else base
+        fields[NUMBER] = 0
+        row = self._on_gpu(fields)
+        if self.number:
+            row = torch.add(row, self._on_gpu([int(k == NUMBER) for k in range(FIELDS)]), alpha=self.number)
         if isinstance(self.offsets, Tensor):
+            row = row.clone()
             row[OFFSETS].copy_(self.offsets)
         return row.view(torch.uint8)
+
+    def _on_gpu(self, fields: list[int]) -> Tensor:
+        """Numbers on the GPU, made by kernels: a copy from the CPU would wait, and no CUDA graph holds it."""
+        known, key = self.ledger.headers, (self.device, *fields)
+        found = known.get(key)
+        if found is None:
+            found = torch.cat([torch.full((1,), each, dtype=torch.int64, device=self.device) for each in fields])
+            if torch.cuda.is_current_stream_capturing():  # it has no values until the graph is replayed
+                return found
+            if len(known) >= MOST_HEADERS:
+                known.clear()
+            known[key] = found
+        return found
 
     def _exchange_frames(self, row: Tensor) -> None:
         self.ledger.count += 1
@@ -201,11 +225,13 @@ class Turn:
 
     def _is_alike(self, headers: list[list[int]]) -> bool:
         first = headers[0]
+        if first[STATUS]:
+            return False
+        if all([header == first for header in headers]):
+            return True
         return not any(h[STATUS] for h in headers) and all(h[k] == first[k] for h in headers for k in _EQUAL)
 
-    def _compare(self, headers: list[list[int]]) -> None:
-        if self._is_alike(headers):
-            return
+    def _compare(self, headers: list[list[int]]) -> NoReturn:
         assert self.frames is not None
         joined = self._join_rest(headers)
         self._raise_mismatch(headers, self.frames, ask=not joined)

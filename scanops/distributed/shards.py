@@ -191,20 +191,24 @@ def totals(shard: Shard, *, recorded: bool = False) -> States:
     whether gradients are taken of the states, and so follow the operator's own rules.
     """
     call, (x, mask, gate, starts, *_), row = shard.call, shard.tensors, shard.row
-    local = replace(call, exclusive=False, final=True)
     if row.indices:
         found = _last_of(shard)
     elif not recorded and mask is starts is None and not call.compensated and _is_reducible(shard):
         found = (_REDUCED[row.name](x, call.dim, shard.carry),)
     else:
         given = {"mask": mask, "gate": gate, "starts": starts}
-        found = (scanned(local, x, **given)[1].to(shard.carry),)
+        found = (scanned(replace(call, exclusive=False, final=True), x, **given)[1].to(shard.carry),)
     if gate is not None:
         keep = mask if mask is not None and mask.dtype == torch.bool else None
         found = (*found, _product_of_gates(shard, gate.expand(x.shape), keep))
     if starts is not None:
         found = (*found, starts.expand(x.shape).any(call.dim))
     return found
+
+
+def _over_ranks(call: Call, dtype: torch.dtype) -> Call:
+    """The scan of the states of all ranks."""
+    return replace(call, dim=0, reverse=False, exclusive=False, dtype=dtype)
 
 
 class Folded(NamedTuple):
@@ -218,7 +222,7 @@ def fold(shard: Shard, states: States, initial: Tensor | complex | None, starts:
     """Return the states of the line from those of all shards, in scan order; ``starts``: where shards begin."""
     value, *others = states
     begins = others.pop() if shard.tensors.starts is not None else None
-    call = replace(shard.call, dim=0, reverse=False, exclusive=False, dtype=shard.carry)
+    call = _over_ranks(shard.call, shard.carry)
     given: dict[str, Any] = {"starts": begins, "initial": initial}
     if shard.row.indices:
         indices = others[0]

@@ -15,6 +15,8 @@ import torch.distributed as dist
 import scanops
 import scanops.distributed as sd
 from scanops.distributed import exchange
+from scanops.distributed.exchange import Turn
+from scanops.distributed.groups import group_of
 from scanops.errors import PeerMismatch, UnsupportedRequest
 
 F64 = torch.float64
@@ -146,23 +148,23 @@ def backward_passes_in_another_order(rank: int, group: Group) -> None:
 
 
 def two_threads_of_a_group(rank: int, group: Group) -> None:
-    """Right results or a typed error in each, on all ranks, and no rank waits."""
-    said: list[Any] = []
+    """Typed errors on all ranks, and no rank waits; every call is one exchange, so that the next call is right."""
+    said: list[Exception] = []
 
-    def job(number: int) -> None:
-        try:
-            for _ in range(50):
-                found = sd.cumsum(torch.full((3,), number + 1.0), 0, group=group)[-1]
-                said.append(found == 3 * (number + 1) * (rank + 1))
-        except UnsupportedRequest as problem:
-            said.append("at the same time" in str(problem) or isinstance(problem, PeerMismatch))
+    def job() -> None:
+        for _ in range(50):
+            try:
+                sd.cumsum(torch.ones(3), 0, group=group)
+            except UnsupportedRequest as problem:
+                said.append(problem)
 
-    threads = [threading.Thread(target=job, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=job) for _ in range(2)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert said and all(said)
+    assert all("at the same time" in str(each) or isinstance(each, PeerMismatch) for each in said) and said
+    assert sd.cumsum(torch.ones(3), 0, group=group)[-1] == 3 * (rank + 1)
 
 
 def one_thread_after_another(rank: int, group: Group) -> None:
@@ -258,9 +260,16 @@ def compiled_calls(rank: int, group: Group) -> None:
 
 def large_states(rank: int, group: Group) -> None:
     """Of more bytes than a frame holds: behind it, and by blocks of lines."""
-    ranks = dist.get_world_size(group)
+    ranks, traded, trade = dist.get_world_size(group), [], Turn.trade_blocks
+
+    def note(turn: Turn, *given: Any, **more: Any) -> Any:
+        traded.append(len(given[0]))
+        return trade(turn, *given, **more)
+
     for trades in (False, True):
+        group_of(group).ledger.calls.clear()  # prepared calls hold how their states travel
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Turn, "trade_blocks", note)
             patch.setattr(exchange, "TRADING_RANKS", 2 if trades else 99)
             patch.setattr(exchange, "TRADING_BYTES", 0)
             a, b = (random(7, 10, 101, seed=k) for k in range(2))
@@ -278,6 +287,8 @@ def large_states(rank: int, group: Group) -> None:
             for own, of_whole in zip(*found, strict=True):
                 whole = own.shape == of_whole.shape
                 torch.testing.assert_close(own, of_whole if whole else shard_of(of_whole, rank, ranks))
+        assert len(traded) == 8 * trades  # out and back, of two calls, forward and backward
+        group_of(group).ledger.calls.clear()
 
 
 OF_TWO: tuple[Callable[[int, Group], None], ...] = (
