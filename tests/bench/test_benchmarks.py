@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, patched, soak
+from benchmarks import accuracy, patched, soak, training
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
@@ -21,6 +21,7 @@ from benchmarks.readme import results
 from benchmarks.report import TIE, best_peer, notes, summary, table
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
+from scanops.codegen.figures import item_bytes
 from tools.performance import report
 
 GRID = cells(seed=7)
@@ -70,6 +71,24 @@ def test_a_small_soaked_case_of_each_extra(named: str) -> None:
     assert case.is_right(results)
     assert all(map(torch.equal, results, again))
     assert not case.is_right(tuple(result + 1 for result in results))
+
+
+@pytest.mark.parametrize(
+    "cell", {(each.op, each.dtype, len(each.shape)): each for each in training.cells()}.values(), ids=str
+)
+def test_a_training_pass_moves_its_least_bytes(cell: training.Cell) -> None:
+    """In two kernels, and with the gradients of PyTorch's operators in float64."""
+    length, lines = min(cell.shape[cell.dim], 600 if len(cell.shape) == 3 else 5000), (2, 64)
+    small = cell._replace(shape=tuple(length if d == cell.dim else lines[d > cell.dim] for d in range(len(cell.shape))))
+    leaves, segments = training.leaves_of(small, "cpu"), training.segments_of(small, "cpu")
+    given = torch.randn(small.shape).to(small.dtype)
+    with scanops.emulate():
+        with scanops.record() as used:
+            training.run(training.ours(small, segments), leaves, given)
+        assert len(used.counts) == 2
+        moved = sum(item_bytes(spec) for spec in used)
+        assert cell.least <= moved <= cell.least + (cell.op == "linear, flags")  # flags are read once more, near by
+        assert training.worst_difference(small, leaves, segments, given) < training.NEAR[cell.dtype]
 
 
 def test_a_wrong_result_is_seen() -> None:
