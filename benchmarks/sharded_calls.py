@@ -130,7 +130,8 @@ def request_of(draw: random.Random, op: Any, whole: bool, layout: str, words: li
     ends, twice = sorted(draw.choices(range(length + 1), k=4)), draw.random() < 0.1
     all_of: Given = {
         "mask": ("mask", floats(shape) < 0.6),
-        "weights": ("mask", x % 2 if whole else floats(shape)),
+        # Integer masks multiply, which sums alone allow; a bool mask selects.
+        "weights": ("mask", (x % 2 if op == "sum" else x % 2 == 1) if whole else floats(shape)),
         "starts": ("segment_starts", floats(shape) < 0.2),
         "offsets": ("offsets", torch.tensor([0, *ends, length])),
         "outside": ("offsets", torch.tensor([0, length + 1])),
