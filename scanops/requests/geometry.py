@@ -220,12 +220,14 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int] | None:
 def separate(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
     """Return the results contiguous, each in memory of its own, which is not that of a tensor in ``given``.
 
-    PyTorch's operators may return views, and a fused scan an operand, or one result twice.
+    PyTorch's operators may return views, and a fused scan an operand, or one result twice. A batch of gradients has no
+    memory that could be compared: it is copied.
     """
-    found, known = [], {each.untyped_storage().data_ptr() for each in given}
+    found, known = [], {each.untyped_storage().data_ptr() for each in given if has_storage(each)}
     for y in results:
-        memory = y.untyped_storage()
-        is_own = y.is_contiguous() and memory.nbytes() == y.nbytes and memory.data_ptr() not in known
-        found.append(y if is_own else y.clone(memory_format=torch.contiguous_format))
-        known.add(memory.data_ptr())
+        memory = y.untyped_storage() if has_storage(y) else None
+        is_own = memory is not None and memory.nbytes() == y.nbytes and memory.data_ptr() not in known
+        found.append(y if is_own and y.is_contiguous() else y.clone(memory_format=torch.contiguous_format))
+        if memory is not None:
+            known.add(memory.data_ptr())
     return found

@@ -210,8 +210,12 @@ def test_sums_modulo_a_period(dtype: torch.dtype) -> None:
             far = abs(Fraction(float(y[1, at])) - total)
             assert min(far, abs(far - Fraction(2 * math.pi))) <= eps * 2 * math.pi
             total = (total + Fraction(float(x[1, at]))) % Fraction(2 * math.pi)
-    for wrong in ({"modulo": 0.0}, {"modulo": math.inf}, {"modulo": 1.0, "dtype": torch.int64}):
-        assert "beside modulo" in str(refused(UnsupportedRequest, lambda wrong=wrong: scanops.cumsum(x, 1, **wrong)))
+    for wrong, words in (
+        ({"modulo": 0.0}, "modulo must be a positive finite number: got modulo=0.0"),
+        ({"modulo": math.inf}, "modulo must be a positive finite number: got modulo=inf"),
+        ({"modulo": 1.0, "dtype": torch.int64}, "beside modulo: got dtype=torch.int64"),
+    ):
+        assert words in str(refused(UnsupportedRequest, lambda wrong=wrong: scanops.cumsum(x, 1, **wrong)))
     assert "initial" in str(refused(UnsupportedRequest, lambda: scanops.cumsum(x, 1, modulo=1.0, initial=1.0)))
 
 
@@ -252,7 +256,7 @@ def test_periods_that_are_none() -> None:
     x = torch.rand(5)
     for modulo in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, 10**400, True, "1", 1j, torch.tensor(1.0), [1.0]):
         error = refused(UnsupportedRequest, lambda m=modulo: scanops.cumsum(x, 0, modulo=m))
-        assert "cumsum: modulo must be a " in str(error) and "beside modulo: got modulo=" in str(error)
+        assert "cumsum: modulo must be a " in str(error) and ": got modulo=" in str(error)
     for modulo, dtype in ((1e5, torch.float16), (1e-8, torch.float16), (1e39, torch.float32), (1e-50, torch.bfloat16)):
         error = refused(UnsupportedRequest, lambda m=modulo, d=dtype: scanops.cumsum(x, 0, modulo=m, dtype=d))
         assert "cumsum: modulo must be a number from" in str(error)
