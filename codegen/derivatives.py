@@ -1,12 +1,12 @@
-"""What a row says about derivatives of its operator: the kernel of the backward pass, and the local derivatives."""
+"""What a row says about derivatives of its operator: the kernel of the backward pass, and the local derivatives.
+
+A row of the type ``Operator`` holds these, so that this module cannot import that type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from scanops.codegen.operator import Operator
+from typing import Any, Literal, NamedTuple
 
 # Bytes of the accumulator -> the longest aligned row that a block scans twice in its registers; half of it for others.
 AGAIN_LENGTHS = {4: 4096, 8: 2048}
@@ -23,9 +23,9 @@ class Gradient(NamedTuple):
     exclusive result combines the previous h with the own fields of the current item.
     """
 
-    row: Operator | None = None  # None: the operator itself
-    masked: Operator | None = None  # the row with a bool mask; by default the same row
-    after: Operator | None = None  # the row for an exclusive forward scan; by default the same row
+    row: Any = None  # an Operator; None: the operator itself
+    masked: Any = None  # the Operator with a bool mask; by default the same row
+    after: Any = None  # the Operator for an exclusive forward scan; by default the same row
     exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward scan
     gate: Literal["", "x", "gate"] = ""  # the operand read as g
     # The operand read as v: the forward's result, its indices, or the result before each item: from the saved results
@@ -37,7 +37,7 @@ class Gradient(NamedTuple):
     of_terms: Gradient | None = None  # what replaces it where the gate needs no gradient
 
     @property
-    def rows(self) -> tuple[Operator, ...]:
+    def rows(self) -> tuple[Any, ...]:
         """The rows that belong to this gradient alone."""
         own = (self.row, self.masked, self.after, *(self.of_terms.rows if self.of_terms else ()))
         return tuple(row for row in own if row is not None)

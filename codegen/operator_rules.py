@@ -1,21 +1,19 @@
 """Checks of an operator row when it is constructed, so that a mistake is not reported by a C++ compiler instead.
 
 A compiler checks the expressions themselves. Checked here is what it could not attribute to the row: the number of
-expressions, names of fields, words that have a meaning in one expression and none in another.
+expressions, names of fields, words that have a meaning in one expression and none in another. The constructor of
+an ``Operator`` runs these checks, so that this module cannot import its type.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import BOUNDS, FIELD_TYPES, Kind
 from scanops.errors import UnsupportedRequest
-
-if TYPE_CHECKING:
-    from scanops.codegen.operator import Operator
 
 MAX_NAME = 48  # characters: a name is part of file names
 # Names with a meaning in expressions, which no field may have: fields are members of a generated struct.
@@ -65,14 +63,14 @@ def _is_member_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name not in KEYWORDS | GENERATED
 
 
-def refuse(row: Operator, mistakes: Iterator[Mistake]) -> None:
+def refuse(row: Any, mistakes: Iterator[Mistake]) -> None:
     """Raise UnsupportedRequest for the first mistake in a row."""
     for name, allowed, hint, *value in mistakes:
         offending = f"{name}={(value[0] if value else getattr(row, name))!r}"
         raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
 
 
-def in_texts(row: Operator) -> Iterator[Mistake]:
+def in_texts(row: Any) -> Iterator[Mistake]:
     """Yield what is wrong with names, numbers of expressions and their texts."""
     if not (isinstance(row.name, str) and _NAME.fullmatch(row.name) and len(row.name) <= MAX_NAME):
         allowed = f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters"
@@ -128,7 +126,7 @@ def _is_closed(text: str) -> bool:
     return not opened
 
 
-def in_meaning(row: Operator) -> Iterator[Mistake]:
+def in_meaning(row: Any) -> Iterator[Mistake]:
     """Yield contradictions between fields, and values that are not among the legal ones."""
     if row.loss and not row.of_elements:
         hint = "make the rounding error a field of the state, as the compensated sum in codegen/operators/sums.py"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from scanops.codegen.fusion.fusion import text_named
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
 from scanops.errors import UnsupportedRequest, did_you_mean
-from scanops.fusion.kernel import text_named
 
 ANY = "any"  # the length is an argument
 

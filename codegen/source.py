@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import jinja2
 
-from scanops.artifact import ABI
+from scanops.codegen.abi import ABI
 from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec, spec_of

@@ -16,6 +16,7 @@ from scanops.codegen.dtypes import (
     promote,
     set_derived,
 )
+from scanops.codegen.fusion.fusion import Fusion, fusion_of
 from scanops.codegen.layouts import LINE, Layout
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
@@ -23,7 +24,6 @@ from scanops.codegen.slugs import ABSENT, ANY, MAP, PREFIXES, WORDS, fields_of
 from scanops.codegen.spec_checks import MAX_LENGTH as MAX_LENGTH
 from scanops.codegen.spec_checks import accumulators, in_fields, in_results, refuse
 from scanops.errors import UnsupportedRequest
-from scanops.fusion.kernel import fusion_of
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
 CHUNK_LENGTH = 256  # items of chunks that are lines of their own, at most: those of one tile
@@ -120,7 +120,7 @@ class ScanSpec:
     looks_on: bool = derived()  # likewise of offsets, which kernels search twice
     read_bytes: int = derived()  # per item, over all operands
     result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
-    fusion: Any = derived()  # the scanops.fusion.kernel.Fusion that ``map`` is the text of, or None
+    fusion: Fusion | None = derived()  # what ``map`` is the text of
     access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
     widens: bool = derived()  # whether an item of some output is larger than an input item
     keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory

@@ -1,10 +1,13 @@
-"""Refusals of ``ScanSpec``: what no kernel supports, with what is allowed and what to do instead."""
+"""Refusals of ``ScanSpec``: what no kernel supports, with what is allowed and what to do instead.
+
+The constructor of a ``ScanSpec`` runs these checks, so that this module cannot import its type.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from scanops.codegen.derivatives import AGAIN_LENGTHS
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
@@ -12,9 +15,6 @@ from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in
 from scanops.errors import UnsupportedRequest, shown
-
-if TYPE_CHECKING:
-    from scanops.codegen.spec import ScanSpec
 
 MAX_LENGTH = 2**31
 """Maximum number of items in a line. Offsets inside a row are 32-bit where they fit, offsets of rows always 64-bit."""
@@ -59,13 +59,13 @@ YIELDS_INDEX = re.compile(rf"(?:^|[?:])\s*{CAST}i[\s)]*(?:$|:)")
 Mistake = tuple[str, str, str, str]  # what is wrong, what is allowed, the offending value, a hint
 
 
-def refuse(spec: ScanSpec, mistakes: Iterator[Mistake]) -> None:
+def refuse(spec: Any, mistakes: Iterator[Mistake]) -> None:
     """Raise UnsupportedRequest for the first mistake in a spec."""
     for what, allowed, value, hint in mistakes:
         raise UnsupportedRequest(f"{spec.op}: {what}", allowed=allowed, value=value, hint=hint)
 
 
-def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+def in_fields(spec: Any, row: Operator) -> Iterator[Mistake]:
     """Yield what is wrong with the fields that a spec was given: values, then those that do not go together."""
 
     def told(*names: str) -> str:
@@ -162,7 +162,7 @@ def in_fields(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint
 
 
-def accumulators(spec: ScanSpec, row: Operator) -> tuple[str | None, DType, DType]:
+def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
     """Return the accumulator by name, None if it is the default, its row, and the row of carries.
 
     Raises UnsupportedRequest for an accumulator that does not fit the output.
@@ -189,7 +189,7 @@ def accumulators(spec: ScanSpec, row: Operator) -> tuple[str | None, DType, DTyp
     return accumulate, accumulator, spec.out if row.gives == "index" else carry
 
 
-def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+def in_results(spec: Any, row: Operator) -> Iterator[Mistake]:
     """Yield why no kernel computes the results: their dtype, a forward scan that fits no tile, or indices."""
     kinds, default = " or ".join(row.kinds), default_result(row.gives, spec.term)
     if not spec.out.stored:
@@ -219,7 +219,7 @@ def in_results(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
         yield from _in_indices(spec, row)
 
 
-def _in_indices(spec: ScanSpec, row: Operator) -> Iterator[Mistake]:
+def _in_indices(spec: Any, row: Operator) -> Iterator[Mistake]:
     """Yield why indices, or elements beside them, would be wrong in the results of ``spec``."""
     term, out, last, value = spec.term, spec.out, spec.capacity - 1, accumulator_of(spec.accumulator)
     if row.gives == "index" and (term.kind not in row.kinds or out.name not in ("int32", "int64")):

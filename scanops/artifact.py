@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import scanops.codegen
 import scanops.templates
 from scanops import files
+from scanops.codegen.abi import ABI, SCHEMA
 from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -43,10 +44,6 @@ try:
 except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
 
-# Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
-# here. Raise it when an exported function changes.
-ABI = 6
-SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 LIBRARY, CUBIN = "library", "cubin"  # the forms of a kernel; where there are both, the library serves
 FORMS = {"load_inline": LIBRARY, "nvcc": LIBRARY, "nvrtc": CUBIN}  # builder -> what it makes of a kernel for a GPU
 HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)

@@ -11,12 +11,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scanops import environment
+from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import is_built_in, listed
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.functions import handed_on, key_of, text_of, traced
 from scanops.fusion.gradients import differentiated, operated, run
-from scanops.fusion.kernel import MOST_OPERANDS
 from scanops.fusion.kernels import Tensors, Work, remember, shape_of
 from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name

@@ -18,11 +18,11 @@ import torch
 
 from scanops import torch_private as private
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, kept_result
+from scanops.codegen.fusion.fusion import MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
+from scanops.codegen.fusion.graph import Graph, wide
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
-from scanops.fusion.expressions import Graph, wide
-from scanops.fusion.kernel import MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.fusion.operators import FieldOperator, Scanned, miscounted, values_of
 from scanops.fusion.tracing import Traced, applied, captured, refused
 from scanops.torch_private import at_tracing

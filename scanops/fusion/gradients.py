@@ -20,10 +20,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.fusion.fusion import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
+from scanops.codegen.fusion.graph import Graph, Node, Term, is_float, wide
+from scanops.codegen.fusion.graph_derivatives import Entries, affine, number_of, pulled_back
 from scanops.codegen.operators.recurrences import EXPRESSIONS
-from scanops.fusion.derivatives import Entries, affine, number_of, pulled_back
-from scanops.fusion.expressions import Graph, Node, Term, is_float, wide
-from scanops.fusion.kernel import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated, shape_of
 from scanops.ops import schema
 from scanops.ops.backward import summed_to

@@ -12,13 +12,13 @@ from torch.compiler import is_compiling
 
 from scanops import environment
 from scanops.codegen.dtypes import DTYPES, accumulator_of
+from scanops.codegen.fusion.fusion import Fusion
+from scanops.codegen.fusion.graph import Graph, Node, wide
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
 from scanops.fallback.scans import depend
 from scanops.forks import import_late
-from scanops.fusion.expressions import Graph, Node, wide
-from scanops.fusion.kernel import Fusion
 from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call, is_derived, is_memory, is_recorded, is_traced
 from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, separate, split_shape

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from scanops import torch_private as private
+from scanops.codegen.fusion.fusion import fusion_of
 from scanops.errors import UnsupportedRequest
 from scanops.fusion import gradients
-from scanops.fusion.kernel import fusion_of
 from scanops.fusion.kernels import Work
 from scanops.ops import schema
 from scanops.ops.implementations import differentiated_again, implement, is_transformed

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from scanops.codegen.dtypes import derived, dtype_named, number_in, set_derived
+from scanops.codegen.fusion.fused_rows import Field
+from scanops.codegen.fusion.graph import Graph, Term, wide
+from scanops.codegen.fusion.graph_derivatives import affine, affine_parts
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operator_rules import is_field_name
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.derivatives import affine, affine_parts
-from scanops.fusion.expressions import Graph, Term, wide
-from scanops.fusion.rows import Field
 from scanops.fusion.tracing import Traced
 
 Function = Callable[..., Any]

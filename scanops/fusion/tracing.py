@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.fusion.graph import COMPARISONS, OPERATIONS, Graph, Term, is_float, wide
 from scanops.errors import UnsupportedRequest, did_you_mean, shown
-from scanops.fusion.expressions import COMPARISONS, OPERATIONS, Graph, Term, is_float, wide
 from scanops.torch_private import at_tracing
 
 _FOLDERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops.artifact import (
-    ABI,
     CUBIN,
     KERNEL_NAME,
     KERNEL_TARGET,
     LIBRARY,
     LINK_FLAGS,
-    SCHEMA,
     Resources,
     flags_of,
 )
+from scanops.codegen.abi import ABI, SCHEMA
 from scanops.codegen.launch import MOST_BLOCKS, Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest

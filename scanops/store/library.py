@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops import environment
-from scanops.artifact import ABI, CPU, CUBIN, HOST
+from scanops.artifact import CPU, CUBIN, HOST
+from scanops.codegen.abi import ABI
 from scanops.codegen.launch import Launch
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import open_file, opened_folder

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import ABI, BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.builders import build, toolchain
+from scanops.codegen.abi import ABI
 from scanops.errors import BuildFailure
 from scanops.processes import at_once
 from scanops.store import Store

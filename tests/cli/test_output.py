@@ -19,9 +19,10 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops._version import TESTED, untested
-from scanops.artifact import ABI, PLATFORM
+from scanops.artifact import PLATFORM
 from scanops.cli import main
 from scanops.cli.store import store
+from scanops.codegen.abi import ABI
 from scanops.store.packs import PACK, finish
 from scanops.store.signatures import sign
 from tests.cli.conftest import PASSPHRASE, Ask, Call, parse_json

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from scanops.codegen.dtypes import DTYPES, DType, converted, literal, number_in
+from scanops.codegen.fusion.graph import Graph, Printer
 from scanops.codegen.operator_rules import KEYWORDS, is_field_name
 from scanops.errors import UnsupportedRequest
-from scanops.fusion.expressions import Graph, Printer
 from tests.requests.checks import refused
 
 POWERS = [n + sign for sign in (-1, 0, 1) for n in (2**7, 2**8, 2**15, 2**16, 2**31, 2**32, 2**53, 2**63, 2**64)]

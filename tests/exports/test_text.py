@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from scanops.artifact import ABI, BuildRequest
+from scanops.artifact import BuildRequest
+from scanops.codegen.abi import ABI
 from scanops.codegen.exports.formats import FORMATS, export
 from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.spec import ScanSpec

@@ -28,9 +28,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import scanops
-from scanops.artifact import ABI, BuildRequest, sources_key
+from scanops.artifact import BuildRequest, sources_key
 from scanops.cli import main
 from scanops.cli.doctor import settings
+from scanops.codegen.abi import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import (
     BadSignature,

@@ -18,12 +18,12 @@ import torch
 from torch.autograd.functional import hessian, jacobian
 
 import scanops
+from scanops.codegen.fusion.fusion import Fusion, fusion_of
 from scanops.codegen.operators import listed
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.fusion.functions import traced
-from scanops.fusion.kernel import Fusion, fusion_of
 from tests.requests.checks import refused
 
 PLACES: tuple[Callable[[], Any], ...] = (contextlib.nullcontext, lambda: scanops.emulate(seed=5))

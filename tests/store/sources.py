@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import ABI, LIBRARY, BuildRequest
+from scanops.artifact import LIBRARY, BuildRequest
 from scanops.builders import unavailable
+from scanops.codegen.abi import ABI
 from scanops.codegen.launch import Launch
 from scanops.store.entry import FILES, MANIFEST, SOURCE, facts_of, manifest_bytes, read_entry
 
@@ -90,7 +91,8 @@ BEGIN = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None
 from pathlib import Path
-from scanops.artifact import ABI, BuildRequest
+from scanops.artifact import BuildRequest
+from scanops.codegen.abi import ABI
 from scanops.store.library import load
 from scanops.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL as request

@@ -107,7 +107,7 @@ def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(store: Sto
     code = """
 import sys
 from pathlib import Path
-from scanops.artifact import ABI
+from scanops.codegen.abi import ABI
 from scanops.store.library import load
 from scanops.store import Store
 entry = Store(Path(sys.argv[1])).lookup("sum-f32", "cpu", "key")

@@ -14,7 +14,8 @@ import pytest
 
 import scanops
 from scanops import artifact
-from scanops.artifact import ABI, sources_key
+from scanops.artifact import sources_key
+from scanops.codegen.abi import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain

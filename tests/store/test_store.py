@@ -15,8 +15,9 @@ import pytest
 import scanops
 import scanops.builders
 import scanops.store
-from scanops.artifact import ABI, BuildReport, BuildRequest
+from scanops.artifact import BuildReport, BuildRequest
 from scanops.builders import toolchain
+from scanops.codegen.abi import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel
 from scanops.files import format_size, secure, size_of

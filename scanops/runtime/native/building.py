@@ -17,7 +17,8 @@ from types import ModuleType
 
 import torch
 
-from scanops.artifact import ABI, HOST, BuildRequest
+from scanops.artifact import HOST, BuildRequest
+from scanops.codegen.abi import ABI
 from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.store.layers import Layer

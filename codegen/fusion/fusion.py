@@ -15,13 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, literal, number_in
-from scanops.codegen.layouts import LAYOUTS, LINE
-from scanops.codegen.lazy import lazy
-from scanops.codegen.operator import Operator
-from scanops.codegen.operator_rules import is_field_name
-from scanops.codegen.operators.recurrences import EXPRESSIONS
-from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.expressions import (
+from scanops.codegen.fusion.fused_rows import Field, of_states, row_with
+from scanops.codegen.fusion.graph import (
     LEAVES,
     Graph,
     Node,
@@ -33,7 +28,12 @@ from scanops.fusion.expressions import (
     is_place,
     wide,
 )
-from scanops.fusion.rows import Field, of_states, row_with
+from scanops.codegen.layouts import LAYOUTS, LINE
+from scanops.codegen.lazy import lazy
+from scanops.codegen.operator import Operator
+from scanops.codegen.operator_rules import is_field_name
+from scanops.codegen.operators.recurrences import EXPRESSIONS
+from scanops.errors import UnsupportedRequest, shown
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 _MOST_FIELDS = 64  # of a state, and operands

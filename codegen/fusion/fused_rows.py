@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, literal
+from scanops.codegen.fusion.graph import Printer, indented
 from scanops.codegen.operator import Operator
-from scanops.fusion.expressions import Printer, indented
 
 _FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
 

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from scanops.codegen.fusion.fused_rows import Field
+from scanops.codegen.fusion.graph import Graph, Term, arguments_of, is_float
 from scanops.errors import UnsupportedRequest
-from scanops.fusion.expressions import Graph, Term, arguments_of, is_float
-from scanops.fusion.rows import Field
 
 Entries = dict[int, Term]
 

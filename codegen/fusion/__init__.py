@@ -1,0 +1,1 @@
+"""Pointwise expressions around a scan: the graph, its C++ and derivatives, and the operator rows of fused kernels."""
