@@ -95,10 +95,10 @@ class Operands:
 
     def _differentiate(self, kernel: Kernel) -> torch.Tensor:
         """Run the kernel of a gradient, which no public function asks for."""
-        spec, tensors = self._spec, dict(self.tensors)
-        begin = tensors.pop("further1", None)
-        names = {"segment_starts": "starts"}
-        inputs = Inputs(**{names.get(name, name): each for name, each in tensors.items()}, begin=begin)
+        spec, names = self._spec, {"input": "x", "further1": "begin"}
+        tensors = {names.get(each.name, each.name): self.tensors[python_name(each)] for each in spec.sources}
+        tensors |= {name: self.tensors[name] for name in ("offsets", "initial") if name in self.tensors}
+        inputs = Inputs(**tensors)
         request = Request(
             call=Call.of_spec(spec, 1),
             inputs=inputs,
