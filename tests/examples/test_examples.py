@@ -58,7 +58,7 @@ def test_a_sequence_over_two_ranks_trains_as_on_one() -> None:
         "expert_positions": r"235 to 290 each, 84 dropped: the same, 0e\+00 apart",
         "survival": r"definition.*: the same, .*\n.*: the same",
         "volume_rendering": r"rendering, .*: the same, .*\n.*gradient, .*: the same",
-        "serving": r"256 tokens: sum-f32-n256-exclusive on \w+: .* hit in store [\s\S]*5 hit, 2 not in the pack",
+        "serving": r"256 tokens: sum-f32-n256-exclusive on \w+: .* hit in pack [\s\S]*5 hit, 2 not in the pack",
     }.items(),
 )
 def test_a_short_script_prints_its_result(name: str, said: str, forked: Forked, tmp_path: Path) -> None:
