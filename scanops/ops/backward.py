@@ -132,11 +132,14 @@ def _reads_results(gradient: Gradient, kind: Kind, *, gates: bool) -> bool:
 def _recomputes(gradient: Gradient, kind: Kind) -> bool:
     """Whether the kernel of a gradient finds the result before each item in its tile: of rows that fit a tile.
 
-    It moves fewer bytes than one that reads the results.
+    It moves fewer bytes than one that reads the results. A length that is a symbol is not asked for: the graph of a
+    compiler serves all.
     """
     request, row, x = kind.request, gradient.row, kind.shapes[0]
     assert x is not None
     if row is None or len(row.before) < 2 or request.call.exclusive or not _fits(gradient, request):
+        return False
+    if request.call.any_length:
         return False
     _, length, inner = split_shape(x[0], request.call.dim)
     most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)

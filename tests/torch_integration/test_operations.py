@@ -107,7 +107,7 @@ def test_a_subclass_without_a_meaning_of_its_own_is_served_by_kernels() -> None:
     with scanops.emulate(), scanops.record() as used:
         x = torch.rand(2, 29, dtype=torch.float64).as_subclass(Mine).requires_grad_()  # no other test's shape
         scanops.cumprod(x, 1, mask=torch.ones(29, dtype=torch.float64).as_subclass(Mine)).sum().backward()
-    assert [spec.op for spec in used] == ["prod", "prod", "prod_gradient"]
+    assert [spec.op for spec in used] == ["prod", "prod_gradient"]
 
 
 A, X, KEEP, INITIAL = torch.rand(2, 5), torch.rand(2, 5), torch.rand(2, 5) > 0.5, torch.rand(2)
