@@ -145,4 +145,5 @@ def idle_part(plan: Plan) -> float:
 def _explained(plan: Plan) -> Plan:
     """The plan with the reason for its kernel's banner, without a machine or time: the text is reproducible."""
     along = "one tile" if plan.tiles == 1 else f"{plan.tiles} tiles"
-    return replace(plan, why=f"measured among others: a line of {plan.spec.capacity} in {along} of {plan.tile}")
+    why = f"measured among others: a line of {plan.spec.capacity} in {along} of {plan.tile}"
+    return replace(plan, why=why, origin=f"measured: {plan.spec.slug}")

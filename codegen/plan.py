@@ -229,7 +229,8 @@ def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | 
     """The plan of an entry for a spec of its class, or None where it does not serve that length."""
     try:
         start = by_rule(entry["strategy"], spec, target, few)
-        return rebuilt(start, **{name: entry["plan"][name] for name in STRATEGIES[start.strategy].free})
+        plan = rebuilt(start, **{name: entry["plan"][name] for name in STRATEGIES[start.strategy].free})
+        return replace(plan, origin=f"measured: {entry['spec']}")
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
         return None  # the strategy has no plan for this length
 

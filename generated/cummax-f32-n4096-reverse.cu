@@ -4,6 +4,7 @@
 //          4096 float32 items, reverse, float32 out
 // plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
+// numbers  measured: cummax-f32-n4096
 // target   sm_90
 // content  sha256 fd3c518d0c127d67 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90

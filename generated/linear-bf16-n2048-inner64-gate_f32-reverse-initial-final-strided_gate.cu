@@ -4,6 +4,7 @@
 //          2048 bfloat16 items of stride 64, a float32 gate, reverse, initial, final, strided_gate, float32 out
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
+// numbers  rule: columns
 // target   sm_90
 // content  sha256 759ed83a57ca18a1 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90

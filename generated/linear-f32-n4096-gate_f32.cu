@@ -4,6 +4,7 @@
 //          4096 float32 items, a float32 gate, float32 out
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
+// numbers  rule: block
 // target   sm_90
 // content  sha256 27911f2b6451a7fd of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90

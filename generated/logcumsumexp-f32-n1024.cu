@@ -4,6 +4,7 @@
 //          1024 float32 items, float32 out
 // plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
+// numbers  measured: logcumsumexp-f32-n1024
 // target   sm_90
 // content  sha256 2a9176915ade7345 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90

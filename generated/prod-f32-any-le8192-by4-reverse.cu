@@ -4,6 +4,7 @@
 //          up to 8192, a multiple of 4, float32 items, reverse, float32 out
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
+// numbers  rule: block
 // target   sm_90
 // content  sha256 6de1849191361a4b of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90

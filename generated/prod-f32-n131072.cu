@@ -4,6 +4,7 @@
 //          131072 float32 items, float32 out
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
+// numbers  rule: wave
 // target   sm_90
 // content  sha256 1b3027df5946096c of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90

@@ -4,6 +4,7 @@
 //          16384 float32 items, transposed, float32 out
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
+// numbers  rule: transposed
 // target   sm_90
 // content  sha256 b0022698e145a239 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90

@@ -4,6 +4,7 @@
 //          32768 float32 items, float32 out
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
+// numbers  rule: block
 // target   sm_90
 // content  sha256 72eac2c961804d79 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90

@@ -4,6 +4,7 @@
 //          4096 float32 items, a float32 gate, reverse, exclusive, float32 out
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
+// numbers  rule: block
 // target   sm_90
 // content  sha256 233f5fd6495b24ca of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90

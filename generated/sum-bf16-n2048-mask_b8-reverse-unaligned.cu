@@ -4,6 +4,7 @@
 //          2048 bfloat16 items, the bool mask selects, reverse, unaligned, bfloat16 out
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
+// numbers  rule: block
 // target   sm_90
 // content  sha256 120e2915e2b81e8c of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90

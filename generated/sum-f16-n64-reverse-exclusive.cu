@@ -4,6 +4,7 @@
 //          64 float16 items, reverse, exclusive, float16 out
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
+// numbers  rule: warp
 // target   sm_90
 // content  sha256 73ddf3f90ef21ba0 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90

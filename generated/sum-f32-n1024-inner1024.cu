@@ -4,6 +4,7 @@
 //          1024 float32 items of stride 1024, float32 out
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
+// numbers  rule: columns
 // target   sm_90
 // content  sha256 28488853de3fc974 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90

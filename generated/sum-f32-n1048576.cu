@@ -4,6 +4,7 @@
 //          1048576 float32 items, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
+// numbers  rule: split
 // target   sm_90
 // content  sha256 ba3444a672679ef4 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1

@@ -4,6 +4,7 @@
 //          20000 float32 items, offsets_i32, float32 out
 // plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
+// numbers  rule: wave
 // target   sm_90
 // content  sha256 10abc763f277a37b of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90

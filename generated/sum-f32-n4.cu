@@ -4,6 +4,7 @@
 //          4 float32 items, float32 out
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
+// numbers  rule: warp
 // target   sm_90
 // content  sha256 1ec6ebe5e3d39354 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90

@@ -4,6 +4,7 @@
 //          4097 float32 items, float32 out
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
+// numbers  rule: block
 // target   sm_90
 // content  sha256 833692d233ca849a of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90

@@ -4,6 +4,7 @@
 //          600 float32 items, accumulated with compensation, float32 out
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
+// numbers  rule: staged
 // target   sm_90
 // content  sha256 988b618b922efc87 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90

@@ -4,6 +4,7 @@
 //          100 int32 items, the bool mask selects, reverse, int64 out
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
+// numbers  rule: staged
 // target   sm_90
 // content  sha256 b3c0e5e3e75e6b2a of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90

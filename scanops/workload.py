@@ -30,7 +30,7 @@ _Key = tuple["ScanSpec", str, bool]  # a spec, its target, and whether lines are
 class Served(NamedTuple):
     """One scan of a ``scanops.calls`` block: what was asked for, and what computed it.
 
-    ``str`` of it is one line, such as ``sum-f32-n64 on sm_90: sum_f32_n64_warp by nvrtc, built in 142 ms``.
+    ``str`` of it is one line, such as ``sum-f32-n64 on sm_90: sum_f32_n64_warp (rule: warp) by nvrtc, built in 99 ms``.
     """
 
     request: str  # the short name of the spec; for a CPU tensor outside of emulate() the function, dtype and shape
@@ -42,6 +42,7 @@ class Served(NamedTuple):
     seconds: float  # to look up, build and load the kernel
     reason: str = ""  # why PyTorch's operators computed the scan
     path: str = ""  # the folder of the kernel
+    origin: str = ""  # of the plan's numbers: "measured: sum-f32-n4096", a measured entry, or "rule: block", a strategy
 
     @property
     def hit(self) -> bool:
@@ -53,7 +54,7 @@ class Served(NamedTuple):
             return f"{self.request} on {self.target}: PyTorch's operators, {self.reason}"
         found = "built" if self.found == "built" else f"hit in {self.found}"
         return (
-            f"{self.request} on {self.target}: {self.function} by {self.builder}, {found} in "
+            f"{self.request} on {self.target}: {self.function} ({self.origin}) by {self.builder}, {found} in "
             f"{1000 * self.seconds:.3g} ms"
         )
 

@@ -62,6 +62,8 @@ class Plan:
     spec: ScanSpec
     target: Target
     why: str = field(compare=False)  # the reason for the strategy and the shape, in a sentence
+    # What the numbers come from: "measured: sum-f32-n4096", the entry of a table or file, or "rule: block".
+    origin: str = field(default="", compare=False)
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     few: bool = False  # for so few lines that one block per line would leave the GPU idle
@@ -81,7 +83,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check the numbers, and derive the tiles of a line and what the text follows from."""
-        set_derived(self, tiles=0)
+        set_derived(self, tiles=0, origin=self.origin or f"rule: {self.strategy}")
         numbers = self.numbers()
         whole = all(
             type(value) is bool or (type(value) is int and value >= (0 if name in FROM_ZERO else 1))
@@ -114,7 +116,7 @@ class Plan:
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why", "few"}
+        shared = {"spec", "target", "why", "origin", "few"}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.repr and each.name not in shared}
 
     def describe(self) -> str:

@@ -42,7 +42,13 @@ def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None
     """
     plan = make_plan(spec, target, few_for(spec, target, lines))
     source = render(plan)
-    numbers = {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()}
+    numbers = {
+        "summary": plan.describe(),
+        "why": plan.why,
+        "origin": plan.origin,
+        "strategy": plan.strategy,
+        **plan.numbers(),
+    }
     facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "few": plan.few, "plan": numbers}
     return _delivered(source, "source", output, facts)
 

@@ -98,6 +98,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
         "strategy": plan.strategy,
         "plan": plan.numbers(),
         "why": plan.why,
+        "origin": plan.origin,
         "launch": {"threads": plan.threads, "lines": lines, "blocks": blocks},
         "bytes_an_item": item_bytes(spec),
         "bytes_moved": moved,
@@ -119,7 +120,8 @@ def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, s
         ("plan", plan.describe()),
         ("why", plan.why),
         ("lines", _situation(plan)),
-        ("from", _origin(choice)),
+        ("from", plan.origin),
+        *_measurement(choice),
         ("block", f"{plan.threads} threads"),
     ]
     if launch["lines"] is not None:
@@ -152,12 +154,12 @@ def _situation(plan: Plan) -> str:
     return f"many; on few, such as --lines {plan.spec.inner}: {other.describe()}"
 
 
-def _origin(choice: Choice | None) -> str:
+def _measurement(choice: Choice | None) -> list[tuple[str, str]]:
     if choice is None:
-        return "the planner's table"
+        return []
     measured = choice.entry.measured
     times = f"{measured.tuned_us:g} us against {measured.default_us:g} us of the planner's own"
-    return f"{choice.path}: {times}, on {measured.lines} lines, {choice.entry.gpu}"
+    return [("tuned", f"{choice.path}: {times}, on {measured.lines} lines, {choice.entry.gpu}")]
 
 
 def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, str]]:

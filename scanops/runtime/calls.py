@@ -145,7 +145,7 @@ def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | N
         kept = "store" if place.is_relative_to(environment.store_root()) else "pack"
         found = "memory" if was_held else "built" if kernel.fresh else kept
         names = spec.slug, target, kernel.spec.slug, launch.kernel
-        served = workload.Served(*names, kernel.builder, found, seconds, path=str(place))
+        served = workload.Served(*names, kernel.builder, found, seconds, path=str(place), origin=kernel.plan.origin)
     workload.note_served(served)
     return kernel
 
@@ -162,7 +162,7 @@ def calls() -> Iterator[list[workload.Served]]:
         A list with one ``Served`` per scan: ``request`` and ``kernel`` (short names; ``kernel`` is None where PyTorch's
         operators computed it, with the ``reason``), ``function`` (the kernel's name in profilers), ``builder``,
         ``found`` ("memory", "store", "pack", "built" or "fallback"), ``hit``, the ``seconds`` that it took to look up,
-        build and load the kernel, and the ``path`` of its folder.
+        build and load the kernel, the ``path`` of its folder, and the ``origin`` of its plan's numbers.
 
     Example:
         >>> import torch, scanops

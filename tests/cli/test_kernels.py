@@ -61,6 +61,7 @@ def test_figures(call: Call, ask: Ask) -> None:
     answer = ask(*WORDS, "--lines", "1000")
     plan = make_plan(ScanSpec.parse(SLUG), "sm_90")
     assert (answer["strategy"], answer["plan"], answer["why"]) == (plan.strategy, plan.numbers(), plan.why)
+    assert answer["origin"] == plan.origin == "rule: block"
     assert (answer["bytes_an_item"], answer["bytes_moved"]) == (8, 1000 * 32768 * 8)
     assert answer["floor_us"] == pytest.approx(1000 * 32768 * 8 / 4.8e6, rel=1e-3)  # 4800 GB/s
     assert (answer["launch"]["lines"], answer["launch"]["threads"]) == (1000, plan.threads)
@@ -68,7 +69,7 @@ def test_figures(call: Call, ask: Ask) -> None:
     text = call(*WORDS).stdout
     labels = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "}
     shown = ("strategy", "plan", "why", "from", "grid", "bytes", "floor", "in", "registers", "shared", "occupancy")
-    assert labels >= set(shown) and "the planner's table" in text
+    assert labels >= set(shown) and f"from       {plan.origin}\n" in text
 
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monke
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
     answer = ask(*WORDS)
     assert (answer["from"]["file"], answer["plan"]) == (str(path), other.numbers())
+    assert answer["origin"] == f"measured: {SLUG}"
     assert f"{path}: 10 us against 12 us" in call(*WORDS).stdout
 
 

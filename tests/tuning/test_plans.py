@@ -59,6 +59,9 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
     plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
     assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
     assert restored(plan.spec, TARGET, plan.strategy, plan.numbers(), entry["few"]) == plan
+    is_faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]
+    assert plan.origin == (f"measured: {entry['spec']}" if is_faster else f"rule: {plan.strategy}")
+    assert f"// numbers  {plan.origin}\n" in render(plan)
     for factor in (0.6, 0.75, 1.25, 1.9, 64):
         length = max(1, int(plan.spec.capacity * factor) // 32 * 32 + plan.spec.capacity % 32)
         near = make_plan(replace(plan.spec, length=length), TARGET, entry["few"])
