@@ -93,6 +93,7 @@ UNKNOWN: dict[str, Scan] = {
     "a gate for each row": lambda x: scanops.linear_scan(x[:, None], torch.ones(1, 3), 1),
     "segments": lambda x: scanops.logcumsumexp(x, 0, segment_starts=x > 0.5, reverse=True),
     "map": lambda x: scanops.scan((x, x.sum()), "sum", 0, map=torch.mul, then=lambda y, x, w: y - x),
+    "gate that is a number": lambda x: scanops.linear_scan(0.5, x, 0),
     "out": lambda x: x + scanops.cumsum(x.detach(), 0, out=torch.empty_like(x)),
 }
 # Two that are equal, which only the data say
@@ -132,7 +133,7 @@ WRONG: dict[str, tuple[Scan, str]] = {
         "line",
     ),
     "scan: 'cummax' needs another call": (lambda x: scanops.scan(x, "cummax", 1, map=torch.exp), "scanops.cummax"),
-    "linear_scan: a must be a tensor": (lambda x: scanops.linear_scan(0.5, x, 1), "a=0.5"),  # type: ignore[call-overload]
+    "linear_scan: a must be a tensor": (lambda x: scanops.linear_scan("0.5", x, 1), "a='0.5'"),  # type: ignore[call-overload]
 }
 
 
