@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  measured: cummax-f32-n4096
 // target   sm_90
-// content  sha256 fd3c518d0c127d67 of everything below this banner
+// content  sha256 4933b445f96db3a1 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,20 +24,20 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 4096;  // of a line, in items
+constexpr Position length = 4096;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 128;  // of a block
-constexpr int kWarps = 4;  // of a block
+constexpr int kThreads = 128;  // threads per block
+constexpr int kWarps = 4;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 2;  // of an access
-constexpr int kVectors = 16;  // accesses of a thread
+constexpr int kItems = 2;  // items per vector load
+constexpr int kVectors = 16;  // vector loads per thread
 constexpr int kRun = 32;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // of a thread
-constexpr int kOutItems = 2;  // of a store
-constexpr int kTurns = 8;  // accesses of a run after which banks repeat
-constexpr int stripe = 64;  // items of one access of all lanes of a row
-constexpr int stripes = 16;  // of a warp
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 1;  // runs per thread
+constexpr int kOutItems = 2;  // items per vector store
+constexpr int kTurns = 8;  // vector loads of a run after which shared memory banks repeat
+constexpr int stripe = 64;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 16;  // vector loads per lane of a warp
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -88,7 +88,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
 typedef Vector<Input> InputVector;
 typedef Vector<Output, kOutItems> OutputVector;
 typedef Vector<Index, kOutItems> IndexVector;
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {

@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // numbers  rule: columns
 // target   sm_90
-// content  sha256 759ed83a57ca18a1 of everything below this banner
+// content  sha256 1824e6ee2c63452d of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,19 +25,19 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 2048;  // of a line, in items
+constexpr Position length = 2048;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 512;  // of a block
-constexpr int kWarps = 16;  // of a block
+constexpr int kThreads = 512;  // threads per block
+constexpr int kWarps = 16;  // warps per block
 constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
-constexpr int kBlocks = 1;  // of a multiprocessor, at least
-constexpr int kRun = 16;  // rows of a thread in a tile
-constexpr int kVector = 1;  // columns of a thread
+constexpr int kBlocks = 1;  // least resident blocks per multiprocessor
+constexpr int kRun = 16;  // rows per thread and tile
+constexpr int kVector = 1;  // columns per thread
 constexpr int kLanes = 32;  // threads side by side across a panel
-constexpr int kPanels = 2;  // side by side across the columns
+constexpr int kPanels = 2;  // panels across the columns
 constexpr bool kRagged = false;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
-constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
@@ -118,7 +118,7 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
-constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
+constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
@@ -429,7 +429,7 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
 
 // The states of the warp's last slot.
 __device__ __forceinline__ States of_last_slot(const States& s) {

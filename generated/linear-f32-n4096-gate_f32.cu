@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 27911f2b6451a7fd of everything below this banner
+// content  sha256 735f0cc882cbc57a of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,20 +24,20 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 4096;  // of a line, in items
+constexpr Position length = 4096;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 160;  // of a block
-constexpr int kWarps = 5;  // of a block
+constexpr int kThreads = 160;  // threads per block
+constexpr int kWarps = 5;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 7;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 7;  // vector loads per thread
 constexpr int kRun = 28;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int kTurns = 1;  // accesses of a run after which banks repeat
-constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 7;  // of a warp
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 1;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int kTurns = 1;  // vector loads of a run after which shared memory banks repeat
+constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 7;  // vector loads per lane of a warp
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -92,7 +92,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
 typedef Vector<Input> InputVector;
 typedef Vector<Gate> GateVector;
 typedef Vector<Output, kOutItems> OutputVector;
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
     Vector<Gate> g[kVectors];
 };

@@ -6,7 +6,7 @@
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // numbers  measured: logcumsumexp-f32-n1024
 // target   sm_90
-// content  sha256 2a9176915ade7345 of everything below this banner
+// content  sha256 f9011ee6004d0538 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,20 +23,20 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 1024;  // of a line, in items
+constexpr Position length = 1024;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 64;  // of a block
-constexpr int kWarps = 2;  // of a block
+constexpr int kThreads = 64;  // threads per block
+constexpr int kWarps = 2;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 4;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 4;  // vector loads per thread
 constexpr int kRun = 16;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int kTurns = 4;  // accesses of a run after which banks repeat
-constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 4;  // of a warp
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 1;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int kTurns = 4;  // vector loads of a run after which shared memory banks repeat
+constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 4;  // vector loads per lane of a warp
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -155,7 +155,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
 };
 typedef Vector<Input> InputVector;
 typedef Vector<Output, kOutItems> OutputVector;
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {

@@ -6,7 +6,7 @@
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 d9ae286b2a841946 of everything below this banner
+// content  sha256 075dddaf89347e61 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,19 +33,19 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 1000;  // of a line, in items
+constexpr Position length = 1000;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 192;  // of a block
-constexpr int kWarps = 6;  // of a block
+constexpr int kThreads = 192;  // threads per block
+constexpr int kWarps = 6;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 2;  // of an access
-constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kItems = 2;  // items per vector load
+constexpr int kVectors = 3;  // vector loads per thread
 constexpr int kRun = 2;  // consecutive items that a thread scans serially
-constexpr int kRuns = 3;  // of a thread
-constexpr int kOutItems = 2;  // of a store
-constexpr int stripe = 64;  // items of one access of all lanes of a row
-constexpr int stripes = 3;  // of a warp
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 3;  // runs per thread
+constexpr int kOutItems = 2;  // items per vector store
+constexpr int stripe = 64;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 3;  // vector loads per lane of a warp
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -84,7 +84,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {

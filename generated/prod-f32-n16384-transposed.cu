@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 b0022698e145a239 of everything below this banner
+// content  sha256 eefd91c0bec04bd0 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,15 +20,15 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: transposed
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 16384;  // of a line, in items
+constexpr Position length = 16384;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 256;  // of a block
-constexpr int kWarps = 8;  // of a block
+constexpr int kThreads = 256;  // threads per block
+constexpr int kWarps = 8;  // warps per block
 constexpr bool kToRows = true;  // results are contiguous along a line, else across lines
 constexpr int kInner = 1;  // lines side by side in the output
-constexpr int kBlocks = 2;  // of a multiprocessor, at least
-constexpr int kRun = 32;  // positions of a thread in a tile
-constexpr int kVector = 1;  // adjacent lines of a thread
+constexpr int kBlocks = 2;  // least resident blocks per multiprocessor
+constexpr int kRun = 32;  // positions per thread and tile
+constexpr int kVector = 1;  // adjacent lines per thread
 constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kApart = false;  // a thread's lines are kLanes apart, and stored one by one
 constexpr bool kExchanged = true;  // lanes exchange items in shared memory
@@ -259,7 +259,7 @@ constexpr int kPiece = kRun * sizeof(Item) < 16 ? kRun : 16 / sizeof(Item);
 template <bool order, typename Item>
 __device__ __forceinline__ int place_of(int run, int item) {
     if (order == kAcross) return run * kColumns + item;
-    constexpr int pieces = kRun / kPiece<Item>;  // of a line
+    constexpr int pieces = kRun / kPiece<Item>;  // pieces per line
     constexpr int swizzled = kPitch * pieces > 8 ? kPitch : 8 / pieces;  // lines with the same swizzle
     static_assert(order == kAcross || (kRun % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
     const int piece = run * pieces + item / kPiece<Item> ^ run / swizzled % 8;
@@ -271,7 +271,7 @@ __device__ __forceinline__ int place_of(int run, int item) {
 template <bool store, bool order, int access, typename Item, typename Pointer>
 __device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long pitch, int lines, Position live) {
     constexpr int runs = order == kAlong ? kColumns : kRun, items = order == kAlong ? kRun : kColumns;
-    constexpr int lanes = items / access < 32 ? items / access : 32;  // of a group
+    constexpr int lanes = items / access < 32 ? items / access : 32;  // lanes per group
     static_assert(runs % (32 / lanes) == 0 && items % (lanes * access) == 0, "groups of lanes move whole runs");
     const int run = threadIdx.x % 32 / lanes, item = threadIdx.x % 32 % lanes * access;
     const auto run_exists = [&](int k) { return order == kAlong ? k < lines : !kUneven || k < live; };
@@ -420,7 +420,7 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
 
 // The states of the warp's last slot.
 __device__ __forceinline__ States of_last_slot(const States& s) {

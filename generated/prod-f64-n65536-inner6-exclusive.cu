@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  rule: panels
 // target   sm_90
-// content  sha256 ba87a78dfc06f378 of everything below this banner
+// content  sha256 5d924863193cf4b6 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -20,24 +20,24 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: panels
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 65536;  // of a line, in items
+constexpr Position length = 65536;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 256;  // of a block
-constexpr int kWarps = 8;  // of a block
+constexpr int kThreads = 256;  // threads per block
+constexpr int kWarps = 8;  // warps per block
 constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
-constexpr int kBlocks = 2;  // of a multiprocessor, at least
-constexpr int kRun = 17;  // rows of a thread in a tile
-constexpr int kVector = 2;  // columns of a thread
+constexpr int kBlocks = 2;  // least resident blocks per multiprocessor
+constexpr int kRun = 17;  // rows per thread and tile
+constexpr int kVector = 2;  // columns per thread
 constexpr int kLanes = 4;  // threads side by side across a panel
-constexpr int kPanels = 1;  // side by side across the columns
+constexpr int kPanels = 1;  // panels across the columns
 constexpr bool kRagged = true;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
-constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
-constexpr int kGroup = 32;  // tiles of a group
-constexpr int kStretch = 4;  // groups of a group of groups
+constexpr int kGroup = 32;  // tiles per group
+constexpr int kStretch = 4;  // groups per group of groups
 constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
 constexpr bool kHasGroups = true;  // a tile folds the totals of groups
 constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
@@ -125,7 +125,7 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
-constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
+constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
@@ -425,7 +425,7 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
@@ -499,7 +499,7 @@ __device__ __forceinline__ State total_of(const Words& words) {
 }
 
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
-constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // of a warp
+constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // columns per warp
 constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
 constexpr int kFoldLanes = 32 / kFoldColumns;
 constexpr int kTileLooks = !kHasPeers ? 0 : kGroup > kFoldLanes ? kGroup / kFoldLanes : 1;  // tiles that a lane folds

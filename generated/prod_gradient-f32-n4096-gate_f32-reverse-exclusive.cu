@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 233f5fd6495b24ca of everything below this banner
+// content  sha256 836727e985d50223 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,19 +28,19 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 4096;  // of a line, in items
+constexpr Position length = 4096;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 352;  // of a block
-constexpr int kWarps = 11;  // of a block
+constexpr int kThreads = 352;  // threads per block
+constexpr int kWarps = 11;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 3;  // vector loads per thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 3;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 3;  // of a warp
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 3;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 3;  // vector loads per lane of a warp
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -109,7 +109,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
 struct FormerVector {  // the forward scan's prefixes before the items of an access
     Former item[kItems];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
     Vector<Gate> g[kVectors];
     FormerVector f[kVectors];

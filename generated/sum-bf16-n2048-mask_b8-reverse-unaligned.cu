@@ -6,7 +6,7 @@
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 120e2915e2b81e8c of everything below this banner
+// content  sha256 44feaff890f7b408 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,20 +21,20 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 2048;  // of a line, in items
+constexpr Position length = 2048;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 96;  // of a block
-constexpr int kWarps = 3;  // of a block
+constexpr int kThreads = 96;  // threads per block
+constexpr int kWarps = 3;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 8;  // of an access
-constexpr int kVectors = 3;  // accesses of a thread
-constexpr int kReads = 4;  // accesses to rows that are aligned differently
+constexpr int kItems = 8;  // items per vector load
+constexpr int kVectors = 3;  // vector loads per thread
+constexpr int kReads = 4;  // vector loads per thread from rows of another alignment
 constexpr int kRun = 8;  // consecutive items that a thread scans serially
-constexpr int kRuns = 3;  // of a thread
-constexpr int kOutItems = 8;  // of a store
-constexpr int stripe = 256;  // items of one access of all lanes of a row
-constexpr int stripes = 3;  // of a warp
-constexpr int kBoundary = 64;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 3;  // runs per thread
+constexpr int kOutItems = 8;  // items per vector store
+constexpr int stripe = 256;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 3;  // vector loads per lane of a warp
+constexpr int kBoundary = 64;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -87,7 +87,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
     Vector<Mask> m[kVectors];
 };

@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // numbers  rule: columns
 // target   sm_90
-// content  sha256 28488853de3fc974 of everything below this banner
+// content  sha256 8b3eaca1868a376f of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,19 +20,19 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 1024;  // of a line, in items
+constexpr Position length = 1024;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 512;  // of a block
-constexpr int kWarps = 16;  // of a block
+constexpr int kThreads = 512;  // threads per block
+constexpr int kWarps = 16;  // warps per block
 constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
-constexpr int kBlocks = 1;  // of a multiprocessor, at least
-constexpr int kRun = 8;  // rows of a thread in a tile
-constexpr int kVector = 4;  // columns of a thread
+constexpr int kBlocks = 1;  // least resident blocks per multiprocessor
+constexpr int kRun = 8;  // rows per thread and tile
+constexpr int kVector = 4;  // columns per thread
 constexpr int kLanes = 8;  // threads side by side across a panel
-constexpr int kPanels = 32;  // side by side across the columns
+constexpr int kPanels = 32;  // panels across the columns
 constexpr bool kRagged = false;  // the last panel has fewer columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
-constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
 constexpr bool kLoops = true;  // a column has several tiles
@@ -99,7 +99,7 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
-constexpr int kWarpRows = 32 / kLanes * kRun;             // of a warp's part of a tile
+constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
@@ -372,7 +372,7 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-constexpr int kSlots = 32 / kLanes;  // of a warp: threads along the same columns
+constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
 
 // The states of the warp's last slot.
 __device__ __forceinline__ States of_last_slot(const States& s) {

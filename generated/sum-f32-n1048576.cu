@@ -6,7 +6,7 @@
 //          few rows of 1048576: each is split over several blocks at once
 // numbers  rule: split
 // target   sm_90
-// content  sha256 ba3444a672679ef4 of everything below this banner
+// content  sha256 1e2b8ed7a9415688 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -20,21 +20,21 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: split
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 1048576;  // of a line, in items
+constexpr Position length = 1048576;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 512;  // of a block
-constexpr int kWarps = 16;  // of a block
+constexpr int kThreads = 512;  // threads per block
+constexpr int kWarps = 16;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 8;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 8;  // vector loads per thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 8;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 8;  // of a warp
-constexpr int kTile = 16384;  // items of a tile
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
-constexpr int kLead = 0;  // items by which accesses begin before a row, at most
+constexpr int kRuns = 8;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 8;  // vector loads per lane of a warp
+constexpr int kTile = 16384;  // items per tile
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
+constexpr int kLead = 0;  // most items by which a vector load starts before its row
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -86,7 +86,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {
@@ -410,7 +410,7 @@ sum_f32_n1048576_split(
     const TileNumber tile = blockIdx.x;
     const int tiles_a_line = tiles_of(length);
     const long long line = tile / tiles_a_line;
-    const int index = (int)(tile % tiles_a_line);  // of the tile in its row
+    const int index = (int)(tile % tiles_a_line);  // tile index within the row
     const Position first = index * (Position)kTile + warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
     const Row row = {dense(input, line, part, length), dense(output, line, part, length)};

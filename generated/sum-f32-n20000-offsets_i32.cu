@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  rule: wave
 // target   sm_90
-// content  sha256 10abc763f277a37b of everything below this banner
+// content  sha256 a10717eb40be63f9 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,27 +33,27 @@ struct Segments {
 
 // ---- the plan: wave
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 20000;  // of a line, in items
+constexpr Position length = 20000;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 384;  // of a block
-constexpr int kWarps = 12;  // of a block
+constexpr int kThreads = 384;  // threads per block
+constexpr int kWarps = 12;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 7;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 7;  // vector loads per thread
 constexpr int kRun = 28;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int kTurns = 1;  // accesses of a run after which banks repeat
-constexpr int kWarpItems = 896;  // of a warp in a tile
-constexpr int kTile = 10752;  // items of a tile
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
-constexpr int kLead = 0;  // items by which accesses begin before a row, at most
+constexpr int kRuns = 1;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int kTurns = 1;  // vector loads of a run after which shared memory banks repeat
+constexpr int kWarpItems = 896;  // items per warp and tile
+constexpr int kTile = 10752;  // items per tile
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
+constexpr int kLead = 0;  // most items by which a vector load starts before its row
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
-constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
-constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
+constexpr int kBlocks = 1;  // resident blocks per multiprocessor
+constexpr int kGroups = 1;  // groups of 32 tiles whose totals a block reads in one step of its look-back
 constexpr bool kShares = true;  // lanes read what others of the warp copied
-constexpr bool kSerial = true;  // the results of an access follow from each other
+constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
 constexpr bool kClears = false;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -211,7 +211,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {
@@ -589,7 +589,7 @@ sum_f32_n20000_offsets_i32_wave(
     for (int k = 0; k < kAhead; ++k) tile[k].number = -1;
     State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
     long long base_line = -1;
-    int index = 0;  // of the current tile in its row
+    int index = 0;  // index of the current tile within its row
     int group = 0;  // number of groups in base
     const bool looks_back = kGroups > 1 || warp == 0;
     const int own_group = kGroups > 1 ? warp : 0;  // of the kGroups that a block waits for in a step

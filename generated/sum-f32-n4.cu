@@ -3,10 +3,10 @@
 // spec     sum-f32-n4
 //          4 float32 items, float32 out
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
-//          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
+//          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 1ec6ebe5e3d39354 of everything below this banner
+// content  sha256 46b518a866b6e38a of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,17 +20,17 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: warp
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 4;  // of a line, in items
+constexpr Position length = 4;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 128;  // of a block
+constexpr int kThreads = 128;  // threads per block
 constexpr int kLanes = 1;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 1;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 1;  // vector loads per thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int lane_bits = 0;  // log2 of the lanes of a row
-constexpr int kBoundary = 0;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 1;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int lane_bits = 0;  // log2 of the lanes per row
+constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -69,7 +69,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {

@@ -6,7 +6,7 @@
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 833692d233ca849a of everything below this banner
+// content  sha256 e3fcfae91fe8c4ff of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,19 +20,19 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 4097;  // of a line, in items
+constexpr Position length = 4097;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 96;  // of a block
-constexpr int kWarps = 3;  // of a block
+constexpr int kThreads = 96;  // threads per block
+constexpr int kWarps = 3;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 13;  // accesses of a thread
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 13;  // vector loads per thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 13;  // of a thread
-constexpr int kOutItems = 4;  // of a store
-constexpr int stripe = 128;  // items of one access of all lanes of a row
-constexpr int stripes = 13;  // of a warp
-constexpr int kBoundary = 32;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int kRuns = 13;  // runs per thread
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int stripes = 13;  // vector loads per lane of a warp
+constexpr int kBoundary = 32;  // items; vector loads of misaligned rows start at multiples of this
 constexpr bool kClears = true;  // items that do not exist are 0
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -71,7 +71,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {

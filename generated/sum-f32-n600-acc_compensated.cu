@@ -3,10 +3,10 @@
 // spec     sum-f32-n600-acc_compensated
 //          600 float32 items, accumulated with compensation, float32 out
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
-//          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
+//          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 988b618b922efc87 of everything below this banner
+// content  sha256 8ba0a817df13cc15 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,26 +23,26 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: staged
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 600;  // of a line, in items
+constexpr Position length = 600;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 32;  // of a block
-constexpr int kWarps = 1;  // of a block
+constexpr int kThreads = 32;  // threads per block
+constexpr int kWarps = 1;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kVectors = 1;  // accesses of a run
+constexpr int kItems = 4;  // items per vector load
+constexpr int kVectors = 1;  // vector loads per run
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kOutItems = 4;  // of a store
-constexpr int kRuns = 5;  // of a lane's piece of a row
-constexpr int kUnroll = 5;  // runs of a lane in one step of its loop
-constexpr int kTurns = 1;  // rows of a lane in one step of its loop
+constexpr int kOutItems = 4;  // items per vector store
+constexpr int kRuns = 5;  // runs in a lane's piece of a row
+constexpr int kUnroll = 5;  // runs that a lane processes per loop iteration
+constexpr int kTurns = 1;  // rows that a lane processes per loop iteration
 constexpr int kRoom = 600;  // items of a warp's rows in shared memory
-constexpr int kSlack = 0;  // bytes by which rows may follow a boundary
+constexpr int kSlack = 0;  // bytes by which rows may start after a 16-byte boundary
 constexpr bool kKept = false;  // a lane keeps its piece in registers while lanes exchange totals
 constexpr bool kInitial = false;  // rows have a carry-in
-constexpr bool kSerial = true;  // the results of an access follow from each other
-constexpr int rows = 1;  // of a warp
-constexpr int lane_bits = 5;  // log2 of the lanes of a row
-constexpr int piece = 20;  // items of a lane
+constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
+constexpr int rows = 1;  // rows per warp
+constexpr int lane_bits = 5;  // log2 of the lanes per row
+constexpr int piece = 20;  // items per lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -114,7 +114,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
 };
 typedef Vector<Input> InputVector;
 typedef Vector<Output, kOutItems> OutputVector;
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
 };
 struct Items {

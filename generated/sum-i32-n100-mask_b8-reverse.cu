@@ -3,10 +3,10 @@
 // spec     sum-i32-n100-mask_b8-reverse
 //          100 int32 items, the bool mask selects, reverse, int64 out
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
-//          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
+//          4 rows of 100 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 b3c0e5e3e75e6b2a of everything below this banner
+// content  sha256 bbe9a43df2acc1d3 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,26 +21,26 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: staged
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 100;  // of a line, in items
+constexpr Position length = 100;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 32;  // of a block
-constexpr int kWarps = 1;  // of a block
+constexpr int kThreads = 32;  // threads per block
+constexpr int kWarps = 1;  // warps per block
 constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 2;  // of an access
-constexpr int kVectors = 1;  // accesses of a run
+constexpr int kItems = 2;  // items per vector load
+constexpr int kVectors = 1;  // vector loads per run
 constexpr int kRun = 2;  // consecutive items that a thread scans serially
-constexpr int kOutItems = 2;  // of a store
-constexpr int kRuns = 7;  // of a lane's piece of a row
-constexpr int kUnroll = 7;  // runs of a lane in one step of its loop
-constexpr int kTurns = 1;  // rows of a lane in one step of its loop
+constexpr int kOutItems = 2;  // items per vector store
+constexpr int kRuns = 7;  // runs in a lane's piece of a row
+constexpr int kUnroll = 7;  // runs that a lane processes per loop iteration
+constexpr int kTurns = 1;  // rows that a lane processes per loop iteration
 constexpr int kRoom = 400;  // items of a warp's rows in shared memory
-constexpr int kSlack = 0;  // bytes by which rows may follow a boundary
+constexpr int kSlack = 0;  // bytes by which rows may start after a 16-byte boundary
 constexpr bool kKept = true;  // a lane keeps its piece in registers while lanes exchange totals
 constexpr bool kInitial = false;  // rows have a carry-in
-constexpr bool kSerial = false;  // the results of an access follow from each other
-constexpr int rows = 4;  // of a warp
-constexpr int lane_bits = 3;  // log2 of the lanes of a row
-constexpr int piece = 14;  // items of a lane
+constexpr bool kSerial = false;  // each result of a vector load is computed from the one before it
+constexpr int rows = 4;  // rows per warp
+constexpr int lane_bits = 3;  // log2 of the lanes per row
+constexpr int piece = 14;  // items per lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -97,7 +97,7 @@ struct alignas(count * sizeof(Item)) Vector {  // one access
 typedef Vector<Input> InputVector;
 typedef Vector<Mask> MaskVector;
 typedef Vector<Output, kOutItems> OutputVector;
-struct Accesses {  // of a thread to a tile
+struct Accesses {  // how a thread addresses its items of a tile
     Vector<Input> x[kVectors];
     Vector<Mask> m[kVectors];
 };

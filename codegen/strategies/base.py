@@ -28,6 +28,11 @@ LINKING = ("block", "split", "wave", "columns", "panels")  # strategies whose ke
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
+def count_of(count: int | str, noun: str) -> str:
+    """Return a count with its noun in the right number: ``"1 row"``, ``"4 rows"``, ``"up to 4096 items"``."""
+    return f"{count} {noun}{'s' * (str(count) != '1')}"
+
+
 class Constant(NamedTuple):
     """A number of a plan, printed as a ``constexpr`` of the kernel's text."""
 

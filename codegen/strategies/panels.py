@@ -53,8 +53,8 @@ class PanelsPlan(PanelPlan):
         return (
             *PanelPlan.constants(self),
             Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
-            Constant("kGroup", self.group, "tiles of a group"),
-            Constant("kStretch", self.stretch, "groups of a group of groups"),
+            Constant("kGroup", self.group, "tiles per group"),
+            Constant("kStretch", self.stretch, "groups per group of groups"),
             Constant("kHasPeers", peers, "a tile folds the totals of tiles"),
             Constant("kHasGroups", groups, "a tile folds the totals of groups"),
             Constant("kHasCarry", carry, "inclusive prefixes are chained over groups of groups"),

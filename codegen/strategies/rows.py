@@ -68,23 +68,27 @@ class RowPlan(Plan):
         """The numbers that the kernel's text names, in the order in which it declares them."""
         lanes, chosen = getattr(self, "lanes", WARP), self.launch.chosen  # a whole warp, unless rows share one
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
-        lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes of a row")
-        stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
+        lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes per row")
+        stripe = Constant("stripe", lanes * self.items, "items that the lanes of a row load with one vector load each")
         return (
             Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
-            Constant("kItems", self.items, "of an access"),
-            Constant("kVectors", self.vectors, "accesses of a thread"),
-            Constant("kReads", self.vectors + self._reads_on, "accesses to rows that are aligned differently"),
+            Constant("kItems", self.items, "items per vector load"),
+            Constant("kVectors", self.vectors, "vector loads per thread"),
+            Constant("kReads", self.vectors + self._reads_on, "vector loads per thread from rows of another alignment"),
             Constant("kRun", self.run, "consecutive items that a thread scans serially"),
-            Constant("kRuns", 1 if self.in_runs else self.vectors, "of a thread"),
-            Constant("kOutItems", out_items, "of a store"),
-            Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
+            Constant("kRuns", 1 if self.in_runs else self.vectors, "runs per thread"),
+            Constant("kOutItems", out_items, "items per vector store"),
+            Constant(
+                "kTurns",
+                gcd(self.vectors, BANK_ACCESSES),
+                "vector loads of a run after which shared memory banks repeat",
+            ),
             *([] if "lane_bits" in chosen else [stripe, lane_bits]),
-            *([] if "stripes" in chosen else [Constant("stripes", self.vectors, "of a warp")]),
-            Constant("kWarpItems", stripe.value * self.vectors, "of a warp in a tile"),
-            Constant("kTile", self.tile, "items of a tile"),
-            Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
-            Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
+            *([] if "stripes" in chosen else [Constant("stripes", self.vectors, "vector loads per lane of a warp")]),
+            Constant("kWarpItems", stripe.value * self.vectors, "items per warp and tile"),
+            Constant("kTile", self.tile, "items per tile"),
+            Constant("kBoundary", self.boundary, "items; vector loads of misaligned rows start at multiples of this"),
+            Constant("kLead", self._lead, "most items by which a vector load starts before its row"),
         )
 
     @property

@@ -14,7 +14,7 @@ from typing import ClassVar
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, is_power_of_two, require
+from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, count_of, is_power_of_two, require
 from scanops.codegen.strategies.rows import reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -76,24 +76,30 @@ class StagedPlan(Plan):
         """The numbers that the kernel's text names, in the order in which it declares them."""
         turns = 1 if self.spec.takes_length else self.rows * self.lanes // WARP
         chosen = (
-            Constant("rows", self.rows, "of a warp"),
-            Constant("lane_bits", self.lanes.bit_length() - 1, "log2 of the lanes of a row"),
-            Constant("piece", self.piece, "items of a lane"),
+            Constant("rows", self.rows, "rows per warp"),
+            Constant("lane_bits", self.lanes.bit_length() - 1, "log2 of the lanes per row"),
+            Constant("piece", self.piece, "items per lane"),
         )
         return (
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
-            Constant("kItems", self.items, "of an access"),
-            Constant("kVectors", self.run // self.items, "accesses of a run"),
+            Constant("kItems", self.items, "items per vector load"),
+            Constant("kVectors", self.run // self.items, "vector loads per run"),
             Constant("kRun", self.run, "consecutive items that a thread scans serially"),
-            Constant("kOutItems", self.items, "of a store"),
-            Constant("kRuns", self.piece // self.run, "of a lane's piece of a row"),
-            Constant("kUnroll", ceil_div(self.unroll * self.items, self.run), "runs of a lane in one step of its loop"),
-            Constant("kTurns", turns, "rows of a lane in one step of its loop"),
+            Constant("kOutItems", self.items, "items per vector store"),
+            Constant("kRuns", self.piece // self.run, "runs in a lane's piece of a row"),
+            Constant(
+                "kUnroll", ceil_div(self.unroll * self.items, self.run), "runs that a lane processes per loop iteration"
+            ),
+            Constant("kTurns", turns, "rows that a lane processes per loop iteration"),
             Constant("kRoom", self.room, "items of a warp's rows in shared memory"),
-            Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
+            Constant(
+                "kSlack",
+                0 if self.on_boundary else ACCESS_BYTES,
+                "bytes by which rows may start after a 16-byte boundary",
+            ),
             Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
             Constant("kInitial", self.spec.initial, "rows have a carry-in"),
-            Constant("kSerial", self.serial, "the results of an access follow from each other"),
+            Constant("kSerial", self.serial, "each result of a vector load is computed from the one before it"),
             *(() if self.spec.takes_length else chosen),
         )
 
@@ -160,12 +166,13 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
 
 def shaped(spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0) -> StagedPlan:
     """Plan with a given shape."""
-    items, count = items or _width(spec), "" if spec.takes_length else f"{rows} "
+    items = items or _width(spec)
+    together = f"{'rows' if spec.takes_length else count_of(rows, 'row')} of {count_of(spec.items_text, 'item')}"
     piece = ceil_div(_any_room(spec), WARP) | 1 if spec.takes_length else _best_piece(spec, lanes, items)[1]
     return StagedPlan(
         spec=spec,
         target=target,
-        why=f"{count}rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
+        why=f"{together}, contiguous in memory: copied coalesced, scanned in shared memory",
         threads=threads,
         items=items,
         rows=rows,

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Launch, ceil_div, is_power_of_two, power_of_two_above, require
+from scanops.codegen.strategies.base import (
+    WARP,
+    Launch,
+    ceil_div,
+    count_of,
+    is_power_of_two,
+    power_of_two_above,
+    require,
+)
 from scanops.codegen.strategies.rows import LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -82,7 +90,8 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
     return WarpPlan(
         spec=spec,
         target=target,
-        why=f"a row of {spec.items_text} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
+        why=f"a row of {count_of(spec.items_text, 'item')} fits in {count_of(lanes, 'lane')}, "
+        f"each with {count_of(vectors, 'vector load')} of {count_of(items, 'item')}",
         threads=wide if reads_wide(spec, items) else THREADS_NARROW,
         items=items,
         vectors=vectors,
