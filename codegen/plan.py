@@ -155,6 +155,8 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
         if transposed.fits(spec) and not few:
             return "transposed"
         few = False  # their items are read one by one
+    if spec.inner > 1 and spec.linked:  # a block that walks down its columns keeps the next rank waiting
+        return "panels" if panels.plan(spec, target, few).tiles > 1 else "columns"
     if spec.inner > 1:
         return "panels" if panels.fits(spec, target, few) else "columns"
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES and not spec.linked:

@@ -146,7 +146,7 @@ def in_fields(spec: Any, row: Operator) -> Iterator[Mistake]:
             allowed += "indices, layouts dense, columns or line"
             yield "ragged lines do not fit the other fields", allowed, value, "pass segments in place of ragged"
     if spec.linked_in or spec.linked_out:
-        unlinked = ("per_segment", "ragged", "complete", "map", "saved_results")
+        unlinked = ("per_segment", "ragged", "complete", "map")
         twice = (spec.initial and spec.linked_in) or (spec.final and spec.linked_out)
         if (
             any(getattr(spec, name) for name in unlinked)

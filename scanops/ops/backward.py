@@ -144,7 +144,13 @@ def _recomputes(gradient: Gradient, kind: Kind) -> bool:
     _, length, inner = split_shape(x[0], request.call.dim)
     most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
     most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
-    whole = inner == 1 and not kind.segmented and kind.shapes[3] is None and request.call.start is None
+    whole = (
+        inner == 1
+        and request.call.link is None
+        and not kind.segmented
+        and kind.shapes[3] is None
+        and request.call.start is None
+    )
     default = request.call.widened() is None and not request.call.compensated
     return whole and default and LEAST_AGAIN <= length <= most
 

@@ -31,6 +31,7 @@ from scanops.requests.call import (
     runs_kernels,
     torch_kernels,
 )
+from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
@@ -96,8 +97,11 @@ class ScanFunction(torch.autograd.Function):
         ctx.kind = kind = work.kind
         indices = output[1] if kind.indexed else None
         keep = keeps(kind.inclusive or kind, needs_of(ctx))
-        read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
+        # What reached this rank in a linked scan is the carry-in of its lines, which the gradients of gates read.
+        if keep[4] and kind.request.call.link is not None and initial is None:
+            initial = kind.request.call.link.received(kind.request, line_shape(x.shape, kind.request.call.dim))
         # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
+        read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
         kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
         ctx.save_for_backward(*kept)
         # What saves nothing may be run backward twice, as torch's own scans.

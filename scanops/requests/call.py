@@ -98,6 +98,7 @@ class Call:
     complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
     chunk: int | None = None  # the scan begins again after so many items of a line, or of each segment of offsets
+    link: Any = None  # the scanops.distributed.links.Link by which lines continue on other ranks; None: they do not
 
     @property
     def name(self) -> str:
@@ -172,6 +173,7 @@ class Call:
             "complete": self.complete,
             "final": self.final,
             "per_segment": self.per_segment and (initial is not None or self.final),
+            **({} if self.link is None else self.link.fields(self.reverse)),
         }
 
     @staticmethod

@@ -82,7 +82,19 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_bound", "_spare", "asked", "few", "generation", "kernel", "own", "places", "reads")
+    __slots__ = (
+        "_arguments",
+        "_bound",
+        "_spare",
+        "asked",
+        "few",
+        "generation",
+        "kernel",
+        "link",
+        "own",
+        "places",
+        "reads",
+    )
 
     def __init__(
         self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool, reads: Reads = ()
@@ -114,6 +126,9 @@ class Launcher:
         given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
         self.reads = reads or tuple(given)
         self.generation = -1  # of the native table that knows it
+        self.link = request.call.link
+        if self.link is not None:
+            self.link.bind(arguments, kernel.spec, outer * inner, state_bytes_of(kernel.spec))
         self._bound = kernel.code.bind(arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
@@ -142,6 +157,8 @@ class Launcher:
     def _queue(self, arguments: ScanArguments, reference: Any, where: torch.device) -> None:
         """Launch with arguments that are complete but for the workspace, on a device's current stream."""
         bound = self._bound
+        if self.link is not None:
+            self.link.enter()
         stream = raw_stream(where.index) if where.type != "cpu" else 0
         if bound.workspace_bytes:
             memory = workspace(where, stream, bound.workspace_bytes)
@@ -168,8 +185,8 @@ class Launcher:
 
     @property
     def template(self) -> Template | None:
-        """The launch for the C++ call path; None for kernels with a workspace, which Python manages."""
-        if self._bound.workspace_bytes:
+        """The launch for the C++ call path; None for kernels with a workspace or a link, which Python manages."""
+        if self._bound.workspace_bytes or self.link is not None:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
@@ -220,6 +237,13 @@ def _gpu(index: int) -> Device:
         target=target_of_capability((properties.major, properties.minor)),
         multiprocessors=properties.multi_processor_count,
     )
+
+
+def state_bytes_of(spec: ScanSpec) -> int:
+    """Return the bytes of a scan state that kernels exchange."""
+    with NO_FORK:
+        from scanops.codegen.fragments import fragments
+    return fragments(spec).state_bytes
 
 
 def _address(function: Any) -> int:

@@ -1,0 +1,152 @@
+"""Links between ranks: memory that kernels of other ranks write, so that one pass scans a dimension over several GPUs.
+
+The kernels of a linked call hand the state at the end of each line on to the next rank, which waits for it inside its
+own kernel: no collective runs between launches. ``Call.link`` says that lines continue on other ranks; it is a value,
+so the call cache, the autograd node and the kernels of backward passes serve linked calls as they serve any other.
+
+Memory of a rank: words that tickets, a failure, a time limit and a fault are written to, then an inbox of two halves,
+which launches use in turn (templates/stages/board.cuh.j2). Launches of one group run one after the other on a GPU,
+whatever streams they are called on, because they share the inbox.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import PeerLost, UnsupportedRequest
+from scanops.requests.request import Request
+from scanops.torch_private import raw_stream
+
+__all__ = ["Link"]
+
+HEAD_WORDS = 4  # of a memory, before the inbox: tickets, whether a wait failed, the time limit, the fault's address
+WORD_BYTES = 8
+LEAST_WORDS = 2**15  # of half an inbox: 256 KB
+STATE_BYTES = 4  # of a state in a status word
+LIMIT_SECONDS = 120  # that a kernel waits for another rank, which may be building its own
+
+
+class Memory(NamedTuple):
+    """The memories of all ranks of a group, as this rank addresses them."""
+
+    addresses: tuple[int, ...]  # by rank in the group
+    half: int  # words of half an inbox
+    own: torch.Tensor  # this rank's
+    kept: Any  # what keeps the others mapped
+
+
+class Link:
+    """This rank's links to the ranks before and after it along a sharded dimension, on one device."""
+
+    def __init__(self, process_group: Any, members: tuple[int, ...], position: int, device: torch.device) -> None:
+        self.process_group, self.members, self.position, self.device = process_group, members, position, device
+        self._memories: list[Memory] = []  # launches that were bound before the last one grew use the others
+        self._fault = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._failed = ctypes.c_uint64.from_address(self._fault.data_ptr())
+        self._stream: int | None = None  # of the last launch
+
+    def fields(self, reverse: bool) -> dict[str, bool]:
+        """Return the fields of the spec of a scan on this rank."""
+        place = len(self.members) - 1 - self.position if reverse else self.position
+        return {"linked_in": place > 0, "linked_out": place + 1 < len(self.members)}
+
+    def bind(self, arguments: Any, spec: ScanSpec, lines: int, state_bytes: int) -> None:
+        """Set the arguments of a kernel that are this rank's memory and that of the next rank in scan order.
+
+        The first call with more lines than any before makes the memory, on all ranks together.
+        """
+        half = lines * (state_bytes // STATE_BYTES)
+        if not self._memories or self._memories[-1].half < half:
+            half = max(LEAST_WORDS, 1 << (half - 1).bit_length())
+            make = _on_gpus if self.device.type == "cuda" else _on_cpu
+            self._memories.append(make(self, half))
+            self._prepare(self._memories[-1])
+        memory = self._memories[-1]
+        arguments.offsets, arguments.segments = memory.addresses[self.members[self.position]], memory.half
+        if spec.linked_out:
+            after = self.position + (-1 if spec.reverse else 1)
+            arguments.carry_out = memory.addresses[self.members[after]]
+
+    def enter(self) -> None:
+        """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
+        if self._failed.value:
+            raise PeerLost(
+                f"a rank of the process group exited, or did not respond within {LIMIT_SECONDS} s",
+                allowed="all ranks of the group in the same calls, in the same order",
+                value=f"rank {dist.get_rank(self.process_group)} waited for another rank; results since then are wrong",
+                hint="end this process: a group that has lost a rank serves no further call",
+            )
+        if self.device.type == "cuda":
+            stream = raw_stream(self.device.index)
+            if stream != self._stream:
+                self._follow(stream)
+
+    def received(self, request: Request, lines: torch.Size) -> torch.Tensor | None:
+        """Return the carry-in of each line that reached this rank in the last launch, that of a scan by ``request``.
+
+        ``lines`` is the shape of the result. None on the first rank in scan order. Reads the inbox on the current
+        stream, before a launch that overwrites it.
+        """
+        if not self.fields(request.call.reverse)["linked_in"]:
+            return None
+        memory, row = self._memories[-1], request.operator
+        dtype = request.carry_dtype
+        words = len(row.fields) * dtype.itemsize // STATE_BYTES
+        half = ((memory.own[:1] >> 32) & 1) * memory.half  # of the launch that is counted last
+        places = half + HEAD_WORDS + torch.arange(lines.numel() * words, device=memory.own.device)
+        pieces = memory.own[places].to(torch.int32).reshape(lines.numel(), words)
+        state = pieces.view(dtype)  # a field in each column
+        name = row.project.removeprefix("state.")
+        return state[:, row.fields.index(name) if name in row.fields else 0].reshape(lines).contiguous()
+
+    def _follow(self, stream: int) -> None:
+        """Let the current stream wait for the launches on the stream before."""
+        if self._stream is not None and not torch.cuda.is_current_stream_capturing():
+            before = torch.cuda.ExternalStream(self._stream, self.device)  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream(self.device).wait_event(before.record_event())
+        self._stream = stream
+
+    def _prepare(self, memory: Memory) -> None:
+        """Write the time limit and the address of the fault, and wait for the other ranks to have done so."""
+        words = torch.tensor([0, 0, LIMIT_SECONDS * 10**9, self._fault.data_ptr()], dtype=torch.int64)
+        memory.own[:HEAD_WORDS].copy_(words)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(self.process_group)
+
+
+def _on_gpus(link: Link, half: int) -> Memory:
+    """Memory of GPUs that reach one another: torch's symmetric memory."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    memory = symmetric.empty(HEAD_WORDS + 2 * half, dtype=torch.int64, device=link.device)
+    memory.zero_()
+    try:
+        handle = symmetric.rendezvous(memory, link.process_group)
+    except RuntimeError as problem:
+        raise UnsupportedRequest(
+            "method 'onepass' needs GPUs that write one another's memory",
+            allowed="GPUs of one host, linked by NVLink or PCIe peer access",
+            value=str(problem).partition("\n")[0],
+            hint="leave method out, or pass method='twopass'",
+        ) from problem
+    return Memory(tuple(handle.buffer_ptrs), half, memory, handle)
+
+
+def _on_cpu(link: Link, half: int) -> Memory:
+    """Memory that processes of one host share, for emulated kernels: files that all of them map."""
+    words = HEAD_WORDS + 2 * half
+    file = tempfile.NamedTemporaryFile(prefix="scanops-link-")  # noqa: SIM115  # removed when all have mapped it
+    file.truncate(words * WORD_BYTES)
+    names: list[Any] = [None] * len(link.members)
+    dist.all_gather_object(names, file.name, group=link.process_group)
+    mapped = [torch.from_file(name, shared=True, size=words, dtype=torch.int64) for name in names]
+    dist.barrier(link.process_group)
+    file.close()
+    return Memory(tuple(each.data_ptr() for each in mapped), half, mapped[dist.get_rank(link.process_group)], mapped)
