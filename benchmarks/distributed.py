@@ -1,25 +1,24 @@
-"""Sharded scans on the GPUs of one host over NCCL: right values, then times against one GPU and against plain PyTorch.
+"""Sharded scans on the GPUs of one host: every method beside one GPU and beside the code that users write.
 
-One process per GPU; no launcher is needed. Figures are relative to the ranks times one GPU: the time of one GPU for one
-rank's share of the work, in whole lines, divided by that of the sharded scan. Results are written after each figure.
-
-    python -m benchmarks distributed --gpus 4 -o benchmarks/results/distributed_4.json
-    python -m benchmarks distributed --check     values, gradients, faults and CUDA graphs alone
-    python -m benchmarks distributed --cpu       a small run of the same code on gloo
+``python -m benchmarks distributed --out FILE`` starts a process for each GPU, or for ``--ranks`` of them. For each
+shape, dtype and operator it compares results with float64, then times forward passes, and forward and backward passes
+together. The baseline is one GPU that scans one shard, in the same process: a time of 1.0 baselines is as fast as the
+GPUs together can be. Times are medians of the slowest rank. Each line of FILE is the JSON of one cell. ``--faults``
+kills ranks and lets them be absent, and ``--soak`` repeats scans beside collectives on another stream.
 """
 
 from __future__ import annotations
 
-import gc
+import argparse
+import datetime
+import json
 import os
-import queue
-import random
+import signal
+import statistics
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,410 +26,323 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import scanops
-from benchmarks.common import Row, parser, write
-from benchmarks.sharded_calls import answer, difference, random_request, sd
-from scanops.distributed.groups import group_of
-from scanops.errors import PeerMismatch, UnsupportedRequest
+import scanops.distributed as sd
+from scanops.distributed import links
+from scanops.errors import PeerLost
 
-# NVLink multicast stays off, in every process.
-ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-LIMIT, TIMEOUT = 230.0, 60.0  # seconds of the whole run, and of a collective
-CHECK_SECONDS = 50.0  # of random requests
-Tensors = tuple[torch.Tensor, ...]
-Say = Callable[[str, Any], None]
+__all__ = ["main"]
+
+ROUNDS, QUICK = 3, 0.05  # measurements of a cell; seconds of one
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "rows 32768 x 32768": ((32768, 32768), 1),
+    "rows 4096 x 2^20": ((4096, 2**20), 1),
+    "columns 8 x 65536 x 4096": ((8, 65536, 4096), 1),
+    "columns 8 x 32768 x 2560": ((8, 32768, 2560), 1),
+    "one row of 2^31": ((2**31,), 0),
+    "rows 64 x 65536": ((64, 65536), 1),
+    "rows 8 x 8192 on each rank": ((8, 32768), 1),
+}
+LARGE = 2**31  # bytes of a shard of operands beyond which only forward passes of one operand fit
 
 
 class Cell(NamedTuple):
-    """One scan: the shape of the whole tensor and the dimension that is sharded."""
+    """A shape, an operator and a dtype to measure."""
 
-    op: str  # "sum" or "linear"
-    shape: tuple[int, ...]
-    dim: int
+    name: str
+    op: str
     dtype: torch.dtype
-    gradients: bool
 
     @property
-    def name(self) -> str:
-        """The cell in one word."""
-        size = "x".join(map(str, self.shape))
-        kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.op} {size} dim {self.dim} {kind}{' with gradients' if self.gradients else ''}"
+    def shape(self) -> tuple[tuple[int, ...], int]:
+        """The whole shape and the scanned dimension."""
+        return SHAPES[self.name]
 
 
-def cells(ranks: int) -> list[Cell]:
-    """Return what is measured, the most important first."""
-    f32, bf16 = torch.float32, torch.bfloat16
-    found = []
-    for gradients in (False, True):
-        for op in ("sum", "linear"):
-            found += [Cell(op, (4096, 1 << 20), 1, f32, gradients), Cell(op, (32768, 32768), 1, f32, gradients)]
-            found += [Cell(op, (8, 65536, 4096), 1, f32, gradients), Cell(op, (8, 32768, 2560), 1, f32, gradients)]
-            found += [Cell(op, (64, 65536), 1, f32, gradients), Cell(op, (8, 8192 * ranks), 1, f32, gradients)]
-        found.append(Cell("sum", (1 << 31,), 0, f32, gradients))
-    return found + [Cell(op, shape, 1, bf16, False) for op in ("sum", "linear")
-                    for shape in ((4096, 1 << 20), (32768, 32768))]  # fmt: skip
+def cells() -> list[Cell]:
+    """Every cell, the most important first."""
+    found = [Cell(name, op, torch.float32) for name in SHAPES for op in ("sum", "linear")]
+    return found + [Cell(name, op, torch.bfloat16) for name in list(SHAPES)[:4] for op in ("sum", "linear")]
 
 
-SMALL = [Cell(op, shape, dim, torch.float32, gradients) for gradients in (False, True) for op in ("sum", "linear")
-         for shape, dim in (((16, 256), 1), ((2, 64, 1024), 1), ((512,), 0))]  # fmt: skip
+class Rank:
+    """One process: its shard of a cell, and the calls that are timed."""
 
+    def __init__(self, rank: int, size: int, out: Path | None) -> None:
+        self.rank, self.size, self.out = rank, size, out
+        self.device = torch.device("cuda", rank)
 
-class Rank(NamedTuple):
-    """One process of the run."""
+    def write(self, **row: Any) -> None:
+        """Append a line to the file and print it, on the first rank."""
+        if self.rank:
+            return
+        print(row, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
-    rank: int
-    ranks: int
-    device: torch.device
-    say: Say
-    end: float  # when the run has to be over
+    def slowest(self, value: float) -> float:
+        """Return the greatest value of all ranks."""
+        found = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return float(found)
 
-    @property
-    def left(self) -> float:
-        """Seconds until the end: of rank 0, for all ranks to decide alike."""
-        seconds = torch.tensor(self.end - time.time(), dtype=torch.float64, device=self.device)
-        dist.broadcast(seconds, src=0)
-        return seconds.item()
-
-    def synchronize(self) -> None:
-        """Wait for the GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-# ---- times
-
-
-def time_cell(own: Rank, cell: Cell) -> Row:
-    """Check the first lines of a cell, and time it, plain PyTorch, and one GPU."""
-    shape = list(cell.shape)
-    shape[cell.dim] //= own.ranks
-    share = [shape[0], *shape[1:]]
-    shard = make(own, cell, tuple(share), seed=own.rank)
-    wrong = check_cell(own, cell, shard)
-    row: Row = {"cell": cell.name, "wrong": wrong}
-    runs: dict[str, Callable[[], Any]] = {"twopass": partial(run, sd, cell, shard)}
-    if cell.op == "sum" and not cell.gradients:
-        runs["torch"] = partial(plain_torch, own, cell, shard[0])
-    for name, call in runs.items():
-        row[f"{name}_us"], row[f"{name}_host_us"] = measure(own, call)
-    del shard
-    gc.collect()
-    # One GPU: as many items as a shard has, in whole lines; where there are too few lines, all of them, and divided.
-    whole = list(cell.shape)
-    divided = whole[0] % own.ranks != 0 or cell.dim == 0 or whole[0] < 2 * own.ranks
-    whole[0] = whole[0] if divided else whole[0] // own.ranks
-    small = 1 << 24
-    if cell.shape[0] * cell.shape[-1] <= small:  # launches, not bytes: the whole problem is what one GPU is for
-        whole, divided = list(cell.shape), False
-    tensors = make(own, cell, tuple(whole), seed=0)
-    us, host = measure(own, partial(run, scanops, cell, tensors))
-    row |= {"one_gpu_us": us / own.ranks if divided else us, "one_gpu_host_us": host}
-    row["relative"] = round(row["one_gpu_us"] / row["twopass_us"], 3)
-    if "torch_us" in row:
-        row["torch_relative"] = round(row["one_gpu_us"] / row["torch_us"], 3)
-    return {key: round(value, 1) if key.endswith("_us") else value for key, value in row.items()}
-
-
-def make(own: Rank, cell: Cell, shape: tuple[int, ...], seed: int) -> Tensors:
-    """Return the inputs: small integers, whose sums are exact, and gates of 1 and -1."""
-    source = torch.Generator(own.device).manual_seed(seed)
-    draw = partial(torch.randint, -1, 2, shape, generator=source, device=own.device, dtype=torch.int8)
-    tensors = [draw().to(cell.dtype)]
-    if cell.op == "linear":
-        tensors.append((draw() * 2 + 1).sign().to(cell.dtype))
-    return tuple(each.requires_grad_(cell.gradients) for each in tensors)
-
-
-def run(module: Any, cell: Cell, tensors: Tensors) -> Any:
-    """Scan, and run the backward pass where the cell has one."""
-    x, *gates = tensors
-    y = module.linear_scan(gates[0], x, cell.dim) if gates else module.cumsum(x, cell.dim)
-    return torch.autograd.grad(y, tensors, y.detach()) if cell.gradients else y
-
-
-def plain_torch(own: Rank, cell: Cell, x: torch.Tensor) -> torch.Tensor:
-    """A local scan, an all_gather of totals, and an addition."""
-    y = torch.cumsum(x, cell.dim)
-    total = y.select(cell.dim, -1).contiguous()
-    totals = gather(own, total)
-    return y.add_(totals[: own.rank].sum(0).unsqueeze(cell.dim)) if own.rank else y
-
-
-def gather(own: Rank, each: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of every rank, stacked."""
-    found = each.new_empty(own.ranks * each.numel())
-    dist.all_gather_into_tensor(found, each.reshape(-1))
-    return found.reshape(own.ranks, *each.shape)
-
-
-def check_cell(own: Rank, cell: Cell, shard: Tensors) -> bool:
-    """Whether results of some lines differ from those of one process, which sums of small integers do not."""
-    few = [each.detach().narrow(0, 0, min(len(each), 4)) if cell.dim else each.detach()[: 1 << 16] for each in shard]
-    few = [each.narrow(cell.dim, 0, min(each.shape[cell.dim], 1 << 16)).contiguous() for each in few]
-    whole = [gather(own, each) for each in few]
-    x, *gates = (torch.cat(list(each), cell.dim).double() for each in whole)
-    size = few[0].shape[cell.dim]
-    expected = scanops.linear_scan(gates[0], x, cell.dim) if gates else torch.cumsum(x, cell.dim)
-    found = sd.linear_scan(few[1], few[0], cell.dim) if gates else sd.cumsum(few[0], cell.dim)
-    part = expected.narrow(cell.dim, own.rank * size, size).to(found.dtype)
-    bad = torch.tensor(float(not torch.equal(found, part)), device=own.device)
-    dist.all_reduce(bad)
-    return bool(bad.item())
-
-
-def measure(own: Rank, call: Callable[[], Any]) -> tuple[float, float]:
-    """Return microseconds of a call, the slowest rank's, and of the host alone."""
-    for _ in range(3):
+    def timed(self, call: Callable[[], object]) -> float:
+        """Return the milliseconds of a call that all ranks make, host time hidden where the GPU takes longer."""
+        call(), call()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
         call()
-    own.synchronize()
-    began = time.perf_counter()
-    call()
-    own.synchronize()
-    once = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=own.device)
-    dist.all_reduce(once, dist.ReduceOp.MAX)
-    count = max(3, min(200, int(0.15 / max(once.item(), 1e-6))))
-    best = host = float("inf")
-    for _ in range(3):
+        end.record()
+        torch.cuda.synchronize()
+        repeats = max(3, min(200, int(self.slowest(QUICK * 1e3 / max(begin.elapsed_time(end), 1e-3)))))
+        times = []
+        for _ in range(ROUNDS):
+            torch.cuda.synchronize()
+            dist.barrier()
+            torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]
+            begin.record()
+            for _ in range(repeats):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / repeats)
+        return self.slowest(statistics.median(times))
+
+    def host_time(self, call: Callable[[], object], calls: int = 100) -> float:
+        """Return the microseconds of host time of a call."""
+        call()
+        torch.cuda.synchronize()
         dist.barrier()
-        own.synchronize()
         began = time.perf_counter()
-        for _ in range(count):
+        for _ in range(calls):
             call()
-        enqueued = time.perf_counter() - began
-        own.synchronize()
-        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=own.device)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        best, host = min(best, took.item() / count), min(host, enqueued / count)
-    return best * 1e6, host * 1e6
+        found = (time.perf_counter() - began) / calls * 1e6
+        torch.cuda.synchronize()
+        return self.slowest(found)
+
+    # ---- a cell
+
+    def operands(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return this rank's items, and gates of a recurrence."""
+        shape, dim = cell.shape
+        shard = [size // self.size if d == dim else size for d, size in enumerate(shape)]
+        make = torch.Generator(device=self.device).manual_seed(self.rank)
+        x = torch.rand(shard, device=self.device, generator=make).to(cell.dtype)
+        if cell.op == "sum":
+            return x, None
+        return x, (torch.rand(shard, device=self.device, generator=make) * 0.2 + 0.8).to(cell.dtype)
+
+    def error(self, cell: Cell, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> float:
+        """Return the greatest relative error of some lines, against float64."""
+        dim, parts = cell.shape[1], []
+        for each in (x, y) if gate is None else (x, y, gate):
+            lines = each[:2] if dim == each.ndim - 1 and each.ndim > 1 else each[:1, :, -3:] if each.ndim > 1 else each
+            if each.ndim == 1:
+                lines = each[: 2**16]  # of a long line the beginning of each shard, which holds its carry-in
+            lines = lines.contiguous()
+            found = [torch.empty_like(lines) for _ in range(self.size)]
+            dist.all_gather(found, lines)
+            parts.append([each.double().cpu() for each in found])
+        if x.ndim == 1:
+            totals = [torch.empty((), dtype=torch.float64, device=self.device) for _ in range(self.size)]
+            dist.all_gather(totals, x.double().sum() if gate is None else y[-1].double())
+            wanted, carry = [], torch.zeros((), dtype=torch.float64)
+            for rank, items in enumerate(parts[0]):
+                if gate is None:
+                    wanted.append(items.cumsum(0) + carry)
+                    carry = carry + totals[rank].cpu()
+                else:
+                    wanted.append(scanops.linear_scan(parts[2][rank], items, 0, initial=carry))
+                    carry = totals[rank].cpu()
+            expected, got = torch.cat(wanted), torch.cat(parts[1])
+        else:
+            whole, got = torch.cat(parts[0], dim), torch.cat(parts[1], dim)
+            gates = None if gate is None else torch.cat(parts[2], dim)
+            expected = whole.cumsum(dim) if gates is None else scanops.linear_scan(gates, whole, dim)
+        return float(((got - expected).abs() / expected.abs().clamp(min=1)).max())
+
+    def measure(self, cell: Cell, *, backward: bool) -> None:
+        """Check and time one cell by every method."""
+        dim, (x, gate) = cell.shape[1], self.operands(cell)
+        row: dict[str, Any] = {"cell": cell.name, "op": cell.op, "dtype": str(cell.dtype), "ranks": self.size}
+
+        def scan(module: Any, *tensors: torch.Tensor, **how: str) -> torch.Tensor:
+            found: torch.Tensor = (
+                module.cumsum(tensors[0], dim, **how) if gate is None else module.linear_scan(*tensors, dim, **how)
+            )
+            return found
+
+        given = (x,) if gate is None else (gate, x)
+        row["error"] = self.error(cell, scan(sd, *given), x, gate)
+        row["copy_ms"] = self.copy_time(x)
+        row["one_gpu_ms"] = self.timed(lambda: scan(scanops, *given))
+        for method in ("auto", "onepass", "twopass"):
+            row[f"{method}_ms"] = self.timed(lambda method=method: scan(sd, *given, method=method))  # type: ignore[misc]
+        if x.numel() <= 2**24:
+            row["auto_host_us"] = self.host_time(lambda: scan(sd, *given))
+            row["twopass_host_us"] = self.host_time(lambda: scan(sd, *given, method="twopass"))
+            row["torch_host_us"] = self.host_time(lambda: x.cumsum(dim))
+        if gate is None and x.numel() * x.element_size() <= 2 * LARGE:
+            row["torch_ms"] = self.timed(lambda: self.obvious(x, dim))
+        self.write(**row)
+        if not backward:
+            return
+        leaves = [each.requires_grad_() for each in given]
+        grad = torch.rand_like(x)
+
+        def both(module: Any, **how: str) -> object:
+            return torch.autograd.grad(scan(module, *leaves, **how), leaves, grad)
+
+        row = {**{name: row[name] for name in ("cell", "op", "dtype", "ranks")}, "backward": True}
+        row["one_gpu_ms"] = self.timed(lambda: both(scanops))
+        for method in ("auto", "twopass"):
+            row[f"{method}_ms"] = self.timed(lambda method=method: both(sd, method=method))  # type: ignore[misc]
+        self.write(**row)
+
+    def copy_time(self, x: torch.Tensor) -> float:
+        """Return the milliseconds of a copy of a shard."""
+        to = torch.empty_like(x)
+        return self.timed(lambda: to.copy_(x))
+
+    def obvious(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The sum as users write it: torch.cumsum, an all_gather of the totals, and an addition."""
+        y = x.cumsum(dim)
+        total = y.select(dim, -1).contiguous()
+        every = total.new_empty((self.size, *total.shape))
+        dist.all_gather_into_tensor(every, total)
+        return y + every[: self.rank].sum(0).unsqueeze(dim) if self.rank else y
+
+    # ---- repeats
+
+    def soak(self, repeats: int) -> None:
+        """Repeat scans beside all_reduce on another stream, and in a CUDA graph: the same bits each time."""
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        busy = torch.ones(2**22, device=self.device)
+        other = dist.new_group(list(range(self.size)))
+        for shape, dim in (((64, 65536), 1), ((512, 4096), 1), ((2, 2048, 4096), 1)):
+            x = torch.rand(
+                [size // self.size if d == dim else size for d, size in enumerate(shape)], device=self.device
+            )
+            first: Any = sd.cumsum(x, dim, method="onepass")
+            differ = 0
+            for k in range(repeats):
+                if k % 10 == 0:
+                    with torch.cuda.stream(side):
+                        dist.all_reduce(busy, group=other)
+                y: Any = sd.cumsum(x, dim, method="onepass")
+                if k % 50 == 0:
+                    differ += int(not torch.equal(y, first))
+            graph = torch.cuda.CUDAGraph()
+            dist.barrier()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                y = sd.cumsum(x, dim, method="onepass")
+            for _ in range(100):
+                graph.replay()
+            torch.cuda.synchronize()
+            in_graph = bool(torch.equal(y, first))
+            self.write(soak=list(shape), repeats=repeats, differ=int(self.slowest(differ)), graph_is_equal=in_graph)
 
 
-# ---- right values, gradients and faults
-
-
-def check_requests(own: Rank, count: int) -> str:
-    """Random calls, with gradients, on all ranks against one process."""
-    draw, typed, done = random.Random(3), 0, 0
-    end = time.time() + CHECK_SECONDS
-    for _ in range(count):
-        request = random_request(draw)
-        if len(request.table) != own.ranks:
+def run_rank(rank: int, options: argparse.Namespace, folder: str) -> None:
+    """Measure every cell, or repeat scans, on one rank."""
+    torch.cuda.set_device(rank)
+    init = f"file://{folder}/meet"
+    dist.init_process_group("nccl", init_method=init, rank=rank, world_size=options.ranks,
+                            device_id=torch.device("cuda", rank))  # fmt: skip
+    own, began = Rank(rank, options.ranks, options.out), time.monotonic()
+    if options.soak:
+        own.soak(options.soak)
+    for cell in cells() if options.soak == 0 else ():
+        over = torch.tensor(float(time.monotonic() - began > options.seconds), device=own.device)
+        dist.all_reduce(over)
+        if over or options.only not in f"{cell.name} {cell.op} {cell.dtype}":
             continue
-        late = torch.tensor(int(time.time() > end), device=own.device)
-        dist.broadcast(late, src=0)
-        if late.item():
-            break
-        there = request._replace(
-            given={k: v.to(own.device) if isinstance(v, torch.Tensor) else v for k, v in request.given.items()}
-        )
-        length = there.given["x"].shape[there.dim]
-        wanted = answer(scanops, there, there.given, torch.arange(length, device=own.device))
-        found = answer(sd, there, there.local(own.rank), there.places(own.rank).to(own.device), **there.how)
-        wrong = difference(there, found, wanted, own.rank, summed)
-        assert not wrong, f"{wrong}: {request.told()}"
-        typed, done = typed + isinstance(found, str), done + 1
-    return f"{done} calls, {typed} of them typed errors"
-
-
-def summed(each: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the ranks."""
-    dist.all_reduce(each)
-    return each
-
-
-def check_refused(own: Rank) -> str:
-    """A rank that refuses a call after equal ones raises at once, the others at the latest at their next exchange."""
-    for lines in (4, 4096):  # in the frame, and behind it
-        x = torch.ones(lines, 64, device=own.device)
-        expected = sd.cumsum(x, 1)
-        sd.cumsum(x, 1)
-        try:
-            sd.cumsum(x, 1, **({"reverse": 3} if own.rank == 1 else {}))
-            assert own.rank != 1, "an invalid argument was accepted"
-            own.synchronize()
-            sd.cumsum(x, 1)
-            raise AssertionError("nothing was raised")
-        except UnsupportedRequest as problem:
-            assert isinstance(problem, PeerMismatch) == (own.rank != 1), repr(problem)
-        dist.barrier()
-        own.synchronize()
-        assert torch.equal(sd.cumsum(x, 1, check="always"), expected)
-    return "typed on every rank"
-
-
-def check_differs(own: Rank) -> str:
-    """Calls that differ after equal ones, and backward passes in another order: typed on every rank."""
-    x = torch.ones(4, 64, device=own.device)
-    for op in ("sum", "max") * 2:
-        sd.scan(x, op, 1)
-    raised = []
-    for check in ("always", "first"):
-        try:
-            sd.scan(x, "max" if own.rank == 1 else "sum", 1, check=check)
-            own.synchronize()
-            sd.scan(x, "sum", 1)
-        except PeerMismatch:
-            raised.append(check)
-        own.synchronize()
-        dist.barrier()
-    leaves = [x.clone().requires_grad_() for _ in range(2)]
-    for again in range(3):
-        made = [sd.cumsum(leaf, 1).sum() for leaf in leaves]
-        try:
-            for k in (1, 0) if own.rank == 1 and again == 2 else (0, 1):
-                made[k].backward()
-            own.synchronize()
-            sd.cumsum(x, 1)
-        except PeerMismatch:
-            raised.append("backward")
-        own.synchronize()
-        dist.barrier()
-    assert raised == ["always", "first", "backward"], raised
-    return "typed on every rank"
-
-
-def check_graph(own: Rank) -> str:
-    """A CUDA graph of a call with its backward pass, replayed with other values."""
-    if own.device.type != "cuda":
-        return "no GPU"
-    x = torch.ones(8, 256, device=own.device).requires_grad_()
-    a = torch.full_like(x, 0.5).requires_grad_()
-
-    def step() -> tuple[torch.Tensor, ...]:
-        y = sd.linear_scan(a, x, 1)
-        return (y, *torch.autograd.grad(y.sum(), (a, x)))
-
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        x.fill_(2.0 + own.rank)
-    graph.replay()
-    own.synchronize()
-    for mine, expected in zip(captured, step(), strict=True):
-        torch.testing.assert_close(mine, expected)
-    try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            sd.cumprod(x.detach(), 1)
-        raise AssertionError("a first call was captured")
-    except UnsupportedRequest:
-        own.synchronize()
-    return "right"
-
-
-def check_blocks(own: Rank) -> str:
-    """States that travel by blocks of lines."""
-    from scanops.distributed import exchange
-
-    before = exchange.TRADING_RANKS, exchange.TRADING_BYTES
-    exchange.TRADING_RANKS, exchange.TRADING_BYTES = 2, 0
-    group_of(None).ledger.calls.clear()
-    try:
-        for cell in (Cell("sum", (4096, 64 * own.ranks), 1, torch.float32, True),
-                     Cell("linear", (4, 64 * own.ranks, 1024), 1, torch.float32, True)):  # fmt: skip
-            shape = list(cell.shape)
-            shape[cell.dim] //= own.ranks
-            assert not check_cell(own, cell, make(own, cell, tuple(shape), seed=own.rank))
-    finally:
-        exchange.TRADING_RANKS, exchange.TRADING_BYTES = before
-        group_of(None).ledger.calls.clear()
-    return "right"
-
-
-CHECKS: dict[str, Callable[[Rank], str]] = {
-    "graph": check_graph,
-    "blocks": check_blocks,
-    "refused": check_refused,
-    "differs": check_differs,
-    "requests": lambda own: check_requests(own, 20_000),
-}
-
-
-# ---- processes
-
-
-def work(rank: int, ranks: int, folder: str, on_cpu: bool, checks: bool, end: float, said: Any) -> None:
-    """What one process does; it ends without tearing down."""
-    os.environ |= ENVIRONMENT
-    torch.set_num_threads(1)
-    device = torch.device("cpu") if on_cpu else torch.device("cuda", rank)
-    if not on_cpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if on_cpu else "nccl", init_method=f"file://{folder}/meet", rank=rank,
-                            world_size=ranks, timeout=timedelta(seconds=TIMEOUT))  # fmt: skip
-    own = Rank(rank, ranks, device, lambda kind, value: said.put((kind, rank, value)), end)
-    for name, check in CHECKS.items() if checks else ():
-        try:
-            own.say("check", (name, check(own)))
-        except Exception:
-            own.say("wrong", f"rank {rank}, {name}: {traceback.format_exc()[-1500:]}")
-            break
-    for cell in () if checks else SMALL if on_cpu else cells(ranks):
-        if own.left < 15:
-            own.say("skipped", cell.name)
-            continue
-        try:
-            row = time_cell(own, cell)
-            if rank == 0:
-                own.say("row", row)
-        except Exception:  # the ranks are no longer at the same place
-            own.say("wrong", f"rank {rank}, {cell.name}: {traceback.format_exc()[-1500:]}")
-            break
-    said.put(("done", rank, None))
-    said.close()
-    said.join_thread()
+        size = torch.Size(cell.shape[0]).numel() * cell.dtype.itemsize // options.ranks
+        own.measure(cell, backward=size <= 2 * LARGE and "2^31" not in cell.name)
+        torch.cuda.empty_cache()
     os._exit(0)
 
 
+# ---- faults
+
+
+def run_fault(rank: int, ranks: int, folder: str, victim: int, moment: float, kind: str) -> None:
+    """Scan until the victim is gone; a rank that waits for it ends with a typed error, and says so in a file."""
+    links.LIMIT_SECONDS = 5
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks,
+                            device_id=torch.device("cuda", rank))  # fmt: skip
+    x = torch.ones(64, 4096, device="cuda")
+    for _ in range(3):
+        sd.cumsum(x, 1, method="onepass")
+    torch.cuda.synchronize()
+    dist.barrier()
+    began = time.monotonic()
+    said = "hang"
+    try:
+        while time.monotonic() - began < 20:
+            if rank == victim and time.monotonic() - began > moment:
+                if kind == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if kind == "absent":
+                    time.sleep(12)
+                    os._exit(0)
+                sd.cumsum(x, 1, method="onepass", reverse="no")  # refused on this rank alone
+            for _ in range(50):
+                y = sd.cumsum(x, 1, method="onepass")
+            torch.cuda.synchronize()
+            del y
+    except PeerLost:
+        said = "typed"
+    except scanops.errors.UnsupportedRequest:
+        said = "typed"
+    except Exception as problem:
+        said = f"raw {type(problem).__name__}"
+    Path(folder, f"rank{rank}").write_text(f"{said} {time.monotonic() - began:.1f}")
+    os._exit(0)
+
+
+def count_faults(ranks: int, trials: int, own: Rank) -> None:
+    """Let a rank be killed, absent or wrong at random moments, and count how the others end."""
+    make = torch.Generator().manual_seed(0)
+    for trial in range(trials):
+        kind = ("killed", "absent", "refuses")[trial % 3]
+        victim, moment = int(torch.randint(ranks, (), generator=make)), float(torch.rand((), generator=make))
+        with tempfile.TemporaryDirectory() as folder:
+            context: Any = torch.multiprocessing.get_context("spawn")
+            given = (ranks, folder, victim, moment, kind)
+            processes = [context.Process(target=run_fault, args=(rank, *given)) for rank in range(ranks)]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join(60)
+            hung = [process for process in processes if process.is_alive()]
+            for process in hung:
+                process.kill()
+            said = {path.name: path.read_text() for path in sorted(Path(folder).glob("rank*"))}
+        own.write(fault=kind, victim=victim, moment=round(moment, 2), hung=len(hung), ended=said)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the processes, write what they say, and return 1 where something is wrong or does not end."""
-    options = parser(__doc__)
-    options.add_argument("--gpus", type=int, default=torch.cuda.device_count() or 2, help="processes, one for each GPU")
-    options.add_argument("--check", action="store_true", help="values, gradients, faults and CUDA graphs; no times")
-    options.add_argument("--cpu", action="store_true", help="on gloo: a small run of the same code")
-    options.add_argument("--seconds", type=float, default=LIMIT, help="how long the run takes, at most")
-    given = options.parse_args(arguments)
-    os.environ |= ENVIRONMENT
-    found: Row = {"ranks": given.gpus, "rows": [], "checks": {}, "skipped": [], "wrong": []}
-    make_processes = torch.multiprocessing.get_context("spawn")
-    said: Any = make_processes.Queue()
-    end = time.time() + given.seconds
+    """Run the measurement and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks distributed", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="processes, one for each GPU")
+    parser.add_argument("--out", type=Path, help="append a JSON line for each cell to this file")
+    parser.add_argument("--only", default="", help="cells whose name, operator and dtype hold this text")
+    parser.add_argument("--seconds", type=float, default=240, help="begin no cell after so many seconds")
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="repeat scans N times instead")
+    parser.add_argument("--faults", type=int, default=0, metavar="N", help="let ranks fail N times instead")
+    options = parser.parse_args(arguments)
+    for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"):
+        os.environ[name] = "1" if "DISABLE" in name else "0"
+    first = Rank(0, options.ranks, options.out)
+    first.write(gpu=torch.cuda.get_device_name(), ranks=options.ranks, torch=torch.__version__,
+                cuda=torch.version.cuda, date=datetime.date.today().isoformat())  # fmt: skip
+    if options.faults:
+        count_faults(options.ranks, options.faults, first)
+        return 0
+    start: Any = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [(rank, given.gpus, folder, given.cpu, given.check, end, said) for rank in range(given.gpus)]
-        made = [make_processes.Process(target=work, args=job) for job in jobs]
-        for each in made:
-            each.start()
-        left = set(range(given.gpus))
-        while left:
-            try:
-                kind, rank, value = said.get(timeout=1.0)
-            except queue.Empty:
-                dead = [rank for rank in left if not made[rank].is_alive()]
-                if dead or time.time() > end + 5:
-                    found["wrong"].append(f"ranks {dead or sorted(left)} {'ended' if dead else 'did not end in time'}")
-                    break
-                continue
-            if kind == "done":
-                left -= {rank}
-            elif kind == "row":
-                found["rows"].append(value)
-                print(value, flush=True)
-            elif kind == "check":
-                found["checks"].setdefault(value[0], {})[rank] = value[1]
-                print(f"rank {rank}: {value[0]}: {value[1]}", flush=True)
-            elif kind == "wrong" or rank == 0:
-                found[kind].append(value)
-                print(f"{kind}: {value}", flush=True)
-            write(given.output, found)
-        for each in made:
-            each.kill()
-            each.join()
-    write(given.output, found)
-    bad = [row["cell"] for row in found["rows"] if row["wrong"]]
-    print(f"{len(found['rows'])} figures, wrong: {', '.join([*found['wrong'], *bad]) or 'none'}")
-    return 1 if bad or found["wrong"] else 0
+        start(run_rank, (options, folder), options.ranks)
+    return 0

@@ -71,6 +71,9 @@ class PanelsPlan(PanelPlan):
 THREADS, BLOCKS = 256, 2
 ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
 LINKED_ABREAST = 32  # 4 H100, 8 x 65536 x 4096, sum: 1.50 ms, with 16 1.52, with 8 1.54
+# Gradients that read what was saved: threads, rows per thread, columns, columns per thread, tiles per group. The tiles
+# of unlinked ones hold too few rows for a chain of 32 tiles at a time, and spill with groups of 32.
+LINKED_GRADIENT_TILE = (256, 8, 32, 2, 8)
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
@@ -133,7 +136,13 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
     Linked lines end a few panels at a time, as the next rank waits for them.
     """
     made = _plan(spec, target, few)
-    return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH) if spec.linked else made
+    if not spec.linked:
+        return made
+    if spec.saved and panel.column_width(spec) == spec.access_items:
+        threads, items, columns, vector, group = LINKED_GRADIENT_TILE
+        lanes = panel.panel_lanes(spec, vector, columns // vector)
+        return replace(_made(spec, target, vector, lanes, threads, items, group=group), abreast=LINKED_ABREAST)
+    return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH)
 
 
 def _plan(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:

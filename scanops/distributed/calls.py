@@ -12,9 +12,10 @@ from torch.compiler import is_compiling
 
 from scanops import torch_private as private
 from scanops.codegen.lazy import lazy
-from scanops.distributed import node, shards
+from scanops.distributed import node, onepass, shards
 from scanops.distributed.exchange import CHECKS, Message, Route, Turn, digest_of, refuse, route_of, take_turn
 from scanops.distributed.groups import Group, is_captured
+from scanops.distributed.links import Link
 from scanops.distributed.shards import Carry, Shard, recorded_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
 from scanops.distributed.trade import Exchange, trade
@@ -28,7 +29,7 @@ __all__ = ["How", "ShardedScan", "answered", "key_of", "scan_shards"]
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
 Starts = Sequence[int] | Tensor
-METHODS = ("auto", "twopass")
+METHODS = ("auto", "onepass", "twopass")
 MOST_CALLS = 1024  # prepared calls of a group
 
 
@@ -89,6 +90,9 @@ def scan_shards(
         try:
             known = prepare(who, *request(), group, how)
         except Exception as problem:  # whatever it is: the other ranks have to hear of it
+            if group.ledger.link and how.method != "twopass":  # they may wait in kernels, and in no collective
+                group.ledger.link.abandon()
+                raise
             refuse(group, Message(who, {}, 0), problem, given.x)
         if key is not None:
             if len(calls) >= MOST_CALLS:
@@ -126,6 +130,7 @@ def prepare(who: str, call: Call, given: Inputs, group: Group, how: How) -> Shar
         shape=tensors.x.shape,
         dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
+        method=onepass.choose_method(how.method, shard, given, group.size, layout.width, recorded=recorded),
     )
 
 
@@ -195,6 +200,7 @@ class ShardedScan:
     shape: torch.Size  # of x
     dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
     recorded: bool  # whether autograd records the call
+    method: str = "twopass"  # or "onepass"
 
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors that the call was prepared for."""
@@ -215,6 +221,8 @@ class ShardedScan:
                 turn.begin()
                 self._check_offsets(given.offsets, turn.lengths())
             return self.without_lines(shard, initial)
+        if self.method == "onepass" and (link := onepass.link_of(self.group, self.message, x)) is not None:
+            return self.run_linked(link, tensors, initial)
         if self.recorded:
             number = None if isinstance(initial, Tensor) else initial
             leaves = (x, mask, gate, initial if isinstance(initial, Tensor) else None)
@@ -222,6 +230,14 @@ class ShardedScan:
             return found
         sent = self.send_forward(shard, initial)
         return self.with_final(self.finished(sent), sent.carries[0].final)
+
+    def run_linked(self, link: Link, tensors: Inputs, initial: Initial) -> Outputs:
+        """Return the results by kernels that hand on the states of lines."""
+        given = tensors._replace(initial=initial) if self.is_first else tensors  # type: ignore[arg-type]
+        if self.recorded:
+            found: Outputs = node.OnePass.apply(self, link, *given[:4], given.initial)  # type: ignore[no-untyped-call]
+            return found
+        return onepass.scan_linked(replace(self.call, link=link), given)
 
     def shard_with(self, tensors: Inputs) -> Shard:
         """Return the shard of these tensors."""

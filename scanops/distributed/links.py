@@ -20,12 +20,14 @@ import torch.distributed as dist
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import PeerLost, UnsupportedRequest
+from scanops.forks import import_late
 from scanops.requests.request import Request
 from scanops.torch_private import raw_stream
 
 __all__ = ["Link"]
 
 HEAD_WORDS = 4  # of a memory, before the inbox: tickets, whether a wait failed, the time limit, the fault's address
+HAS_FAILED = 1  # which of them says so
 WORD_BYTES = 8
 LEAST_WORDS = 2**15  # of half an inbox: 256 KB
 STATE_BYTES = 4  # of a state in a status word
@@ -38,7 +40,14 @@ class Memory(NamedTuple):
     addresses: tuple[int, ...]  # by rank in the group
     half: int  # words of half an inbox
     own: torch.Tensor  # this rank's
-    kept: Any  # what keeps the others mapped
+    kept: Any  # what keeps the others mapped: torch's handle, or tensors
+
+    def peers(self) -> list[torch.Tensor]:
+        """Return the heads of the memories of all ranks."""
+        if isinstance(self.kept, list):
+            return self.kept
+        ranks = range(len(self.addresses))
+        return [self.kept.get_buffer(rank, (HEAD_WORDS,), torch.int64) for rank in ranks]
 
 
 class Link:
@@ -61,23 +70,33 @@ class Link:
 
         The first call with more lines than any before makes the memory, on all ranks together.
         """
-        half = lines * (state_bytes // STATE_BYTES)
-        if not self._memories or self._memories[-1].half < half:
-            half = max(LEAST_WORDS, 1 << (half - 1).bit_length())
-            make = _on_gpus if self.device.type == "cuda" else _on_cpu
-            self._memories.append(make(self, half))
-            self._prepare(self._memories[-1])
+        self.reserve(lines * (state_bytes // STATE_BYTES))
         memory = self._memories[-1]
         arguments.offsets, arguments.segments = memory.addresses[self.members[self.position]], memory.half
         if spec.linked_out:
             after = self.position + (-1 if spec.reverse else 1)
             arguments.carry_out = memory.addresses[self.members[after]]
 
+    def reserve(self, words: int) -> None:
+        """Make memory with so many words in half an inbox, unless the last one has them: on all ranks together."""
+        if self._memories and self._memories[-1].half >= words:
+            return
+        half = max(LEAST_WORDS, 1 << (words - 1).bit_length())
+        make = _on_gpus if self.device.type == "cuda" else _on_cpu
+        self._memories.append(make(self, half))
+        self._prepare(self._memories[-1])
+
+    def abandon(self) -> None:
+        """Let kernels of other ranks end their waits: this rank does not make the call that they wait for."""
+        for memory in self._memories:
+            for tensor in memory.peers():
+                tensor[HAS_FAILED] = 1
+
     def enter(self) -> None:
         """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
         if self._failed.value:
             raise PeerLost(
-                f"a rank of the process group exited, or did not respond within {LIMIT_SECONDS} s",
+                f"another rank refused a call, exited, or did not respond within {LIMIT_SECONDS} s",
                 allowed="all ranks of the group in the same calls, in the same order",
                 value=f"rank {dist.get_rank(self.process_group)} waited for another rank; results since then are wrong",
                 hint="end this process: a group that has lost a rank serves no further call",
@@ -123,8 +142,7 @@ class Link:
 
 def _on_gpus(link: Link, half: int) -> Memory:
     """Memory of GPUs that reach one another: torch's symmetric memory."""
-    from torch.distributed import _symmetric_memory as symmetric
-
+    symmetric = import_late("torch.distributed._symmetric_memory")  # which few programs need
     memory = symmetric.empty(HEAD_WORDS + 2 * half, dtype=torch.int64, device=link.device)
     memory.zero_()
     try:

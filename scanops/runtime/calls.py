@@ -15,6 +15,7 @@ import torch
 
 from scanops import emulator, environment, workload
 from scanops.codegen.lines import are_few
+from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
@@ -195,6 +196,13 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     spec = request.spec(outs[0])
     kernel, few = kernel_for(spec, request.line_shape.numel(), device)
     if kernel is None:
+        if request.call.link is not None:  # other ranks wait for this one's kernel
+            raise UnsupportedRequest(
+                f"{request.call.name}: no kernel of {spec} for {device.target}, which method 'onepass' needs",
+                allowed="a policy that builds kernels, or a store that holds this one",
+                value=f"policy {environment.policy()}",
+                hint=f"build it first: scanops build {spec} --target {device.target}, or pass method='twopass'",
+            )
         return None
     launcher = Launcher(kernel, request, device, spec, few)
     return computed(launcher, request, outs), launcher

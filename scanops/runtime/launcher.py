@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from scanops import emulator
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.fragments import fragments
 from scanops.codegen.operators import operator_named
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import CPU
@@ -128,7 +129,7 @@ class Launcher:
         self.generation = -1  # of the native table that knows it
         self.link = request.call.link
         if self.link is not None:
-            self.link.bind(arguments, kernel.spec, outer * inner, state_bytes_of(kernel.spec))
+            self.link.bind(arguments, kernel.spec, outer * inner, fragments(kernel.spec).state_bytes)
         self._bound = kernel.code.bind(arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
@@ -237,13 +238,6 @@ def _gpu(index: int) -> Device:
         target=target_of_capability((properties.major, properties.minor)),
         multiprocessors=properties.multi_processor_count,
     )
-
-
-def state_bytes_of(spec: ScanSpec) -> int:
-    """Return the bytes of a scan state that kernels exchange."""
-    with NO_FORK:
-        from scanops.codegen.fragments import fragments
-    return fragments(spec).state_bytes
 
 
 def _address(function: Any) -> int:

@@ -1,0 +1,151 @@
+"""Method ``onepass``: which calls it serves, and when it is faster than two passes.
+
+Each rank's kernel waits for the state at the end of a line of the rank before, while it scans other lines: every item
+is read once and written once, and no collective runs. A rank falls behind the one before it by the time of a *front*,
+the lines that a GPU scans at the same time. Two passes read the items twice, so with F fronts one pass is faster where
+(F + ranks - 1) / F is below 3 / 2: from 2 * (ranks - 1) fronts on.
+
+All ranks must choose alike, and know nothing of one another's lengths: the choice depends on what is equal on all.
+
+Source: tile status as in Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back" (2016), here
+between GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import torch
+from torch import Tensor
+
+from scanops.distributed.exchange import Message
+from scanops.distributed.groups import Group, is_captured
+from scanops.distributed.links import Link
+from scanops.distributed.shards import Shard
+from scanops.errors import PeerMismatch, UnsupportedRequest, shown
+from scanops.ops.dispatch import served
+from scanops.requests.call import Call, has_kernels
+from scanops.requests.request import Inputs
+
+__all__ = ["choose_method", "link_of", "scan_linked"]
+
+OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
+RECORDED = ("sum", "linear")  # those whose backward passes are scans of linked lines
+FRONT_COLUMNS = 64 * 32  # neighbouring columns that end together: 32 tiles of 64
+
+
+def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: int, *, recorded: bool) -> str:
+    """Return ``"onepass"`` or ``"twopass"``. Raises UnsupportedRequest for a method that does not serve the call."""
+    if method == "twopass" or ranks == 1:
+        return "twopass"
+    problem = _problem_of(shard, given, spans, recorded=recorded)
+    if method == "onepass":
+        if problem is None:
+            return "onepass"
+        raise UnsupportedRequest(
+            f"{shard.call.name}: method 'onepass' does not serve this call: {problem}",
+            allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}; with gradients of "
+            f"{' and '.join(RECORDED)} without mask; without offsets and return_final",
+            value=f"op={shard.call.op!r}, {problem}",
+            hint="leave method out: 'twopass' serves every call",
+        )
+    shape, dim = shard.tensors.x.shape, shard.call.dim
+    columns = math.prod(shape[dim + 1 :])
+    lines = shard.lines.numel()
+    fronts = lines if columns == 1 else lines // columns * -(-columns // 64) // 32
+    return "onepass" if problem is None and shard.tensors.x.is_cuda and fronts >= 2 * (ranks - 1) else "twopass"
+
+
+def _problem_of(shard: Shard, given: Inputs, spans: int, *, recorded: bool) -> str | None:
+    """Return what keeps a call from one pass, in words; None if nothing does."""
+    call, tensors, initial = shard.call, shard.tensors, given.initial
+    carried = isinstance(initial, Tensor) and initial.requires_grad
+    for holds, words in (
+        (call.op not in OPERATORS, f"op={call.op!r}"),
+        (shard.final, "return_final=True"),
+        (tensors.offsets is not None, "offsets given"),
+        (spans > 1, "several spans on a rank"),
+        (call.compensated, "accumulate='compensated'"),
+        (shard.carry.is_complex, f"carries of {shard.carry}"),
+        (recorded and (call.op not in RECORDED or tensors.mask is not None), "gradients wanted"),
+        (recorded and (tensors.starts is not None or carried), "gradients beside segments or of initial"),
+        (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
+    ):
+        if holds:
+            return words
+    return None
+
+
+def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
+    """Return this rank's link, None where ranks do not reach one another's memory.
+
+    Ranks compare a call at the first of its kind, and at every call with ``check="always"``. Raises PeerMismatch.
+    """
+    ledger = group.ledger
+    is_new = message.digest not in ledger.compared
+    if message.check != "always" and not (is_new and message.check == "first") and ledger.link is not None:
+        return ledger.link or None
+    if is_captured(x):
+        raise UnsupportedRequest(
+            f"{message.who}: ranks cannot compare a call that a CUDA graph captures",
+            allowed="a call that ranks have made before",
+            value=f"check={message.check!r}, made before: {not is_new}",
+            hint="make the same call once before the capture, on every rank",
+        )
+    said = group.gather_words((message.digest, message.parts, socket.gethostname()))
+    if len({digest for digest, _, _ in said}) > 1:
+        names = [name for _, parts, _ in said for name in parts]
+        differ = next((name for name in names if len({parts.get(name) for _, parts, _ in said}) > 1), "function")
+        value = ", ".join(f"rank {rank}: {parts.get(differ)}" for rank, (_, parts, _) in enumerate(said))
+        raise PeerMismatch(
+            f"{message.who}: ranks differ in {differ}",
+            allowed="equal calls on all ranks; only the length of a shard may differ",
+            value=shown(value).strip("'\""),
+            hint="make the same call, in the same order of calls, on every rank of the group",
+        )
+    ledger.compared.add(message.digest)
+    if ledger.link is None:
+        ledger.link = False
+        if len({host for _, _, host in said}) == 1:
+            ledger.link = _make_link(group, x.device) or False
+    return ledger.link or None
+
+
+def _make_link(group: Group, device: torch.device) -> Link | None:
+    """Return a link if every rank of the group has made one."""
+    try:
+        link, problem = Link(group.process_group, group.members, group.position, device), ""
+        link.reserve(1)
+    except UnsupportedRequest as refused:
+        link, problem = None, str(refused)
+    return None if any(group.gather_words(problem)) else link
+
+
+def scan_linked(call: Call, given: Inputs) -> tuple[Tensor, ...]:
+    """Return the results of a linked call. A rank without items hands on what it receives, by a neutral item."""
+    if given.x.shape[call.dim]:
+        return _serve(call, given)
+    x = torch.cat([given.x, _neutral_items(call, given.x)], call.dim)
+    gate = None if given.gate is None else torch.cat([given.gate, torch.ones_like(x)], call.dim)
+    mask = None if given.mask is None else torch.ones_like(x, dtype=torch.bool)
+    starts = None if given.starts is None else torch.zeros_like(x, dtype=torch.bool)
+    (y,) = _serve(call, given._replace(x=x, gate=gate, mask=mask, starts=starts))
+    return (y.narrow(call.dim, 0, 0),)
+
+
+def _serve(call: Call, given: Inputs) -> tuple[Tensor, ...]:
+    try:
+        return served(call, given, eager=True)
+    except Exception:  # whatever it is: kernels of other ranks wait for this one's
+        call.link.abandon()
+        raise
+
+
+def _neutral_items(call: Call, x: Tensor) -> Tensor:
+    """Return an item for each line that changes no state."""
+    shape = [1 if d == call.dim else size for d, size in enumerate(x.shape)]
+    info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+    least, most = (-math.inf, math.inf) if x.is_floating_point() else (info.min, info.max)
+    value = {"prod": 1, "max": least, "min": most, "logcumsumexp": -math.inf}.get(call.op, 0)
+    return torch.full(shape, value, dtype=x.dtype, device=x.device)

@@ -1,0 +1,171 @@
+"""Processes that scan sharded lines in one pass, by emulated kernels that write one another's memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.utils.checkpoint import checkpoint
+
+import scanops
+import scanops.distributed as sd
+from scanops.distributed import links
+from scanops.distributed.groups import group_of
+from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
+
+RANKS = 3
+# (op, shape, dim, lengths of the shards, keywords); small whole numbers, so that results are exact
+CASES: tuple[tuple[str, tuple[int, ...], int, tuple[int, ...], dict[str, Any]], ...] = (
+    ("sum", (5, 1200), 1, (400, 400, 400), {}),
+    ("linear", (5, 1200), 1, (1, 1198, 1), {"reverse": True}),
+    ("linear", (3, 700, 8), 1, (200, 0, 500), {}),
+    ("sum", (3, 700, 7), 1, (300, 300, 100), {"reverse": True, "exclusive": True}),
+    ("linear", (2, 30000), 1, (9000, 12000, 9000), {"exclusive": True}),
+    ("linear", (40, 6), 0, (0, 1, 39), {}),
+    ("prod", (4, 90), 1, (30, 31, 29), {}),
+    ("max", (4, 900), 1, (300, 0, 600), {"reverse": True}),
+    ("min", (4, 30, 5), 1, (10, 10, 10), {"exclusive": True}),
+    ("logcumsumexp", (4, 900), 1, (300, 300, 300), {}),
+)
+PAIRS: list[Any] = []  # a group of the first two ranks, and one of the last
+LATE: Any = None  # another of the first two
+FLOATS, HALVES, WHOLE = torch.float32, torch.bfloat16, torch.int32
+
+
+def drawn(shape: tuple[int, ...], op: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    make = torch.Generator().manual_seed(0)
+    low, high = (-1, 2) if op == "prod" else (-3, 4)
+    x, gate = (torch.randint(*ends, shape, generator=make) for ends in ((low, high), (-1, 2)))
+    return x.to(dtype), gate.to(dtype)
+
+
+def scanned(module: Any, op: str, x: torch.Tensor, gate: torch.Tensor, dim: int, **options: Any) -> Any:
+    return module.linear_scan(gate, x, dim, **options) if op == "linear" else module.scan(x, op, dim, **options)
+
+
+def results_and_gradients(rank: int) -> None:
+    """Values, and first and second gradients, those of one process."""
+    for op, shape, dim, lengths, options in CASES:
+        x, gate = drawn(shape, op, FLOATS)
+        wanted = scanned(scanops, op, x, gate, dim, **options).split(lengths, dim)[rank]
+        shards = [each.split(lengths, dim)[rank].contiguous() for each in (x, gate)]
+        with scanops.emulate():
+            for _ in range(2):
+                y = scanned(sd, op, *shards, dim, method="onepass", **options)
+                torch.testing.assert_close(y, wanted, msg=lambda text, op=op: f"{op} {text}")
+        if op not in ("sum", "linear"):
+            continue
+        weight = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(1)).to(FLOATS)
+        leaves = [each.requires_grad_() for each in (x, gate)]
+        (scanned(scanops, op, *leaves, dim, **options) * weight).sum().backward()
+        for kept in (True, False):  # in the node, or in a checkpoint
+            own = [each.detach().requires_grad_() for each in shards]
+
+            def call(*tensors: torch.Tensor, op: str = op, dim: int = dim, options: Any = options) -> Any:
+                return scanned(sd, op, *tensors, dim, method="onepass", **options)
+
+            with scanops.emulate():
+                y = call(*own) if kept else checkpoint(call, *own, use_reentrant=False)
+                (y * weight.split(lengths, dim)[rank]).sum().backward()
+            for mine, theirs in zip(own, leaves, strict=True):
+                if theirs.grad is not None:
+                    assert mine.grad is not None
+                    torch.testing.assert_close(mine.grad, theirs.grad.split(lengths, dim)[rank])
+        own = [each.detach().double().requires_grad_() for each in shards]
+        whole = [each.detach().double().requires_grad_() for each in (x, gate)]
+        seconds = []
+        for module, tensors, extra in ((sd, own, {"method": "onepass"}), (scanops, whole, {})):
+            with scanops.emulate():
+                y = scanned(module, op, *tensors, dim, **options, **extra)
+                first = torch.autograd.grad((y * y).sum(), tensors[: 2 if op == "linear" else 1], create_graph=True)
+                seconds.append(torch.autograd.grad(sum((each * each).sum() for each in first), tensors[0])[0])
+        torch.testing.assert_close(seconds[0], seconds[1].split(lengths, dim)[rank])
+
+
+def other_calls(rank: int) -> None:
+    """Half types, whole numbers, masks, flags, a carry-in; more lines than the memory had; what is not served."""
+    x, gate = drawn((4, 300), "sum", FLOATS)
+    mask, starts = gate >= 0, gate > 0
+    with scanops.emulate():
+        for dtype in (HALVES, WHOLE):
+            y = sd.cumsum(x.to(dtype).chunk(3, 1)[rank], 1, dtype=dtype, method="onepass")
+            assert torch.equal(y, scanops.cumsum(x.to(dtype), 1, dtype=dtype).chunk(3, 1)[rank])
+        for options in ({"mask": mask}, {"segment_starts": starts}, {"initial": torch.arange(4.0)}, {"initial": 2.0}):
+            cut = {
+                name: each.chunk(3, 1)[rank].contiguous() if name in ("mask", "segment_starts") else each
+                for name, each in options.items()
+            }
+            y = sd.cumsum(x.chunk(3, 1)[rank].contiguous(), 1, method="onepass", **cut)
+            assert torch.equal(y, scanops.cumsum(x, 1, **options).chunk(3, 1)[rank]), options
+        many = drawn((40000, 6), "sum", FLOATS)[0]
+        for _ in range(3):
+            y = sd.cumsum(many.chunk(3, 1)[rank].contiguous(), 1, method="onepass")
+            assert torch.equal(y, many.cumsum(1).chunk(3, 1)[rank])
+        for problem, call in (
+            ("return_final=True", lambda: sd.cumsum(x, 1, return_final=True, method="onepass")),
+            ("op='cummax'", lambda: sd.cummax(x, 1, method="onepass")),
+            ("gradients wanted", lambda: sd.cumprod(x.clone().requires_grad_(), 1, method="onepass")),
+        ):
+            with pytest.raises(UnsupportedRequest, match=problem):
+                call()
+        with pytest.raises(PeerMismatch, match="ranks differ in options"):
+            sd.cumsum(x, 1, reverse=rank == 1, method="onepass")
+    with pytest.raises(UnsupportedRequest, match="x on cpu"):  # no kernel reads it
+        sd.cumsum(x, 1, method="onepass")
+
+
+def a_rank_without_its_kernel(rank: int) -> None:
+    """It raises, and the rank that waits for it raises at its next call, long before the time limit."""
+    if rank == 2:
+        return
+    x = torch.ones(4, 77)
+    with scanops.emulate():
+        sd.cumsum(x[:, :70], 1, method="onepass", group=PAIRS[0])
+        if rank == 0:
+            with scanops.policy("never"), pytest.raises(MissingKernel):
+                sd.cumsum(x, 1, method="onepass", group=PAIRS[0])
+            return
+        with pytest.raises(PeerLost, match="another rank refused a call"):
+            for _ in range(2):  # a kernel that waits says so, and the next call raises
+                sd.cumsum(x, 1, method="onepass", group=PAIRS[0])
+
+
+def a_rank_that_is_late(rank: int) -> None:
+    """The others wait as long as a link lets them, and raise at their next call."""
+    if rank == 2:
+        return
+    links.LIMIT_SECONDS = 1
+    x = torch.ones(4, 50)
+    with scanops.emulate():
+        sd.cumsum(x, 1, method="onepass", group=LATE)
+        if rank == 0:
+            return
+        with pytest.raises(PeerLost, match="did not respond within 1 s"):
+            for _ in range(2):  # the first rank makes no second call
+                sd.cumsum(x, 1, method="onepass", group=LATE)
+        assert group_of(LATE).ledger.link
+
+
+def work(rank: int, folder: str) -> None:
+    """What one process does."""
+    global LATE
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    PAIRS.extend(dist.new_group(ranks) for ranks in ([0, 1], [2]))
+    LATE = dist.new_group([0, 1])
+    results_and_gradients(rank)
+    other_calls(rank)
+    a_rank_without_its_kernel(rank)
+    a_rank_that_is_late(rank)
+    print("right", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), RANKS, start_method="fork")
