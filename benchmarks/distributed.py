@@ -3,8 +3,9 @@
 ``python -m benchmarks distributed --out FILE`` starts a process for each GPU, or for ``--ranks`` of them. For each
 shape, dtype and operator it compares results with float64, then times forward passes, and forward and backward passes
 together. The baseline is one GPU that scans one shard, in the same process: a time of 1.0 baselines is as fast as the
-GPUs together can be. Ranks meet after every call. Times are medians of the slowest rank. Each line of FILE is the JSON of one cell. ``--faults``
-kills ranks and lets them be absent, and ``--soak`` repeats scans beside collectives on another stream.
+GPUs together can be. Ranks meet after every call. Times are medians of the slowest rank. Each line of FILE is the JSON
+of one cell. ``--faults`` kills ranks and lets them be absent, and ``--soak`` repeats scans beside collectives on
+another stream.
 """
 
 from __future__ import annotations

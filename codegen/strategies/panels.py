@@ -70,7 +70,9 @@ class PanelsPlan(PanelPlan):
 # H200, fp32 sum, fraction of a copy.
 THREADS, BLOCKS = 256, 2
 ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
-LINKED_ABREAST = 32  # 4 H100, 8 x 65536 x 4096, sum: 1.50 ms, with 16 1.52, with 8 1.54
+# 4 H100, 8 x 65536 x 4096, sum, ms where ranks do not meet between scans: 1.54, with 16 1.52, with 32 1.50, with 2
+# 1.59. The next rank waits for so many panels: with 32 it takes 1.75 where ranks meet.
+LINKED_ABREAST = 8
 # Gradients that read what was saved: threads, rows per thread, columns, columns per thread, tiles per group. The tiles
 # of unlinked ones hold too few rows for a chain of 32 tiles at a time, and spill with groups of 32.
 LINKED_GRADIENT_TILE = (256, 8, 32, 2, 8)

@@ -66,8 +66,8 @@ def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pa
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item once; auto
-            takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
 

@@ -32,7 +32,7 @@ __all__ = ["choose_method", "link_of", "scan_linked"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "linear")  # those whose backward passes are scans of linked lines
-FRONT_COLUMNS = 64 * 32  # neighbouring columns that end together: 32 tiles of 64
+FRONT_TILES, TILE_COLUMNS = 8, 64  # tiles of neighbouring columns that end together, and columns of a tile
 
 
 def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: int, *, recorded: bool) -> str:
@@ -53,7 +53,7 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
     shape, dim = shard.tensors.x.shape, shard.call.dim
     columns = math.prod(shape[dim + 1 :])
     lines = shard.lines.numel()
-    fronts = lines if columns == 1 else lines // columns * -(-columns // 64) // 32
+    fronts = lines if columns == 1 else lines // columns * -(-columns // TILE_COLUMNS) // FRONT_TILES
     return "onepass" if problem is None and shard.tensors.x.is_cuda and fronts >= 2 * (ranks - 1) else "twopass"
 
 

@@ -26,9 +26,9 @@ def test_three_processes(tmp_path: Path) -> None:
         ((6, 10**6), 1, 4, "onepass"),  # as many rows as make it no slower than two passes
         ((5, 10**6), 1, 4, "twopass"),
         ((2**20,), 0, 2, "twopass"),
-        ((8, 500, 4096), 1, 4, "onepass"),  # 16 fronts of 32 tiles of 64 columns
-        ((1, 500, 4096), 1, 4, "twopass"),
-        ((1, 500, 4096), 1, 2, "onepass"),
+        ((8, 500, 4096), 1, 4, "onepass"),  # 64 fronts of 8 tiles of 64 columns
+        ((1, 500, 2048), 1, 4, "twopass"),
+        ((1, 500, 2048), 1, 2, "onepass"),
     ],
 )
 def test_the_method_is_that_of_fewer_bytes(
