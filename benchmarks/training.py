@@ -50,7 +50,7 @@ class Cell(NamedTuple):
 
     @property
     def items(self) -> int:
-        """Items of a tensor."""
+        """The number of items of a tensor."""
         return torch.Size(self.shape).numel()
 
     @property

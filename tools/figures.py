@@ -119,6 +119,81 @@ def directive_percent(templates: Sequence[Path]) -> float:
     return round(100 * sum("{%" in line for line in texts) / max(1, len(texts)), 1)
 
 
+def tag_percent(templates: Sequence[Path]) -> float:
+    """Return the percentage of template lines that hold a Jinja statement or expression."""
+    texts = [line for path in templates for line in path.read_text(encoding="utf-8").splitlines()]
+    return round(100 * sum("{%" in line or "{{" in line for line in texts) / max(1, len(texts)), 1)
+
+
+def embedded_statements(text: str) -> list[str]:
+    """Return the strings in the Jinja tags of a template that hold a C++ statement: one that ends or opens a block."""
+    strings = [found for tag in _TAG.findall(text) for found in re.findall(r'"((?:[^"\\\\]|\\\\.)*)"', tag)]
+    return [each for each in strings if re.search(r"[;{}]", each.replace("{}", ""))]
+
+
+_TAG = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
+
+
+def repeated_names(paths: Sequence[Path]) -> dict[str, dict[str, list[str]]]:
+    """Return the names of classes, of aliases and of modules that several modules have, with the files of each.
+
+    A name that is a class in one module and an alias in another one counts as a class.
+    """
+    found: dict[str, dict[str, list[str]]] = {"classes": {}, "aliases": {}, "modules": {}}
+    for path in paths:
+        name = str(path.relative_to(ROOT))
+        if path.suffix == ".py" and path.stem not in ("__init__", "__main__"):
+            found["modules"].setdefault(path.stem, []).append(name)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else ():
+            if isinstance(node, ast.ClassDef):
+                found["classes"].setdefault(node.name, []).append(name)
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Name) and re.match("[A-Z][a-z]", target.id):
+                found["aliases"].setdefault(target.id, []).append(name)
+    for name in found["classes"].keys() & found["aliases"].keys():
+        found["classes"][name] += found["aliases"].pop(name)
+    return {kind: {name: at for name, at in names.items() if len(at) > 1} for kind, names in found.items()}
+
+
+IRREGULAR = {
+    *(
+        "bound",
+        "built",
+        "cut",
+        "drawn",
+        "found",
+        "given",
+        "held",
+        "kept",
+        "known",
+        "laid",
+        "made",
+        "met",
+        "said",
+        "sent",
+    ),
+    *("shown", "taken", "told", "written"),
+}
+NOUNS = {"bed", "embed", "feed", "need", "seed", "speed"}  # that end as participles do
+
+
+def participles(paths: Sequence[Path]) -> list[str]:
+    """Return ``file:line name`` of each function whose name is a participle, or begins or ends with one.
+
+    Properties are left out: they are values. So are functions of tests and nested functions.
+    """
+    found = []
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.suffix == ".py" else ast.Module([], [])
+        for node in (each for each in ast.walk(tree) if isinstance(each, (ast.Module, ast.ClassDef))):
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef) and not each.decorator_list:
+                    first = each.name.strip("_").split("_")[0]
+                    if first in IRREGULAR or (first.endswith("ed") and first not in NOUNS):
+                        found.append(f"{path.relative_to(ROOT)}:{each.lineno} {each.name}")
+    return found
+
+
 def directive_depth(text: str) -> int:
     """Return how deep the Jinja statements of a template nest, macros and blocks themselves not counted."""
     depth = deepest = 0
@@ -152,6 +227,7 @@ def structure() -> list[Figure]:
     texts = [path.read_text(encoding="utf-8") for path in templates]
     wide = sum(len(line) > MOST_COLUMNS for text in texts for line in text.splitlines())
     functions, files = first_call()
+    named = participles([*sources("scanops"), *sources("codegen")])
     ours, places = ({name for name in names if name.startswith("scanops/")} for names in (functions, files))
     return [
         Figure("functions of a first call, in scanops", len(ours)),
@@ -169,6 +245,15 @@ def structure() -> list[Figure]:
         Figure("lines of codegen", lines(sources("codegen"))),
         Figure("lines of templates", _template_lines(templates)),
         Figure("percent of template lines with a directive", directive_percent(templates)),
+        Figure("percent of template lines with any tag", tag_percent(templates)),
+        Figure("C++ statements in strings of Jinja tags", sum(len(embedded_statements(text)) for text in texts)),
+        *(
+            Figure(f"{kind} of the same name in several modules", len(names), note=", ".join(names))
+            for kind, names in repeated_names([*sources("scanops"), *sources("codegen")]).items()
+        ),
+        Figure("functions whose names are participles", len(named), note=", ".join(each.split()[1] for each in named)),
+        Figure("files of a first fused call beyond a plain one", len(first_call(FUSED)[1] - files)),
+        Figure("functions of a repeated sharded call", sharded_functions()),
         Figure("deepest nesting of directives in a template", max(map(directive_depth, texts))),
         Figure("template lines over 120 columns", wide),
         Figure("codegen files over 300 lines", len(large), note=", ".join(p.name for p in large)),
@@ -215,11 +300,36 @@ def profiled(frame, event, _):
         if named and code.co_filename.startswith((root + "/scanops/", root + "/codegen/")):
             ran.add((code.co_filename[len(root) + 1:], getattr(code, "co_qualname", code.co_name), code.co_firstlineno))
 x = torch.randn(8, 1024)
+call = eval("lambda: " + sys.argv[3])
 with scanops.emulate():
     sys.setprofile(profiled)
-    scanops.cumsum(x, -1)
+    call()
     sys.setprofile(None)
 print(json.dumps(sorted(ran)))
+"""
+PLAIN = "scanops.cumsum(x, -1)"
+FUSED = "scanops.scan((x, x), 'sum', -1, map=torch.mul)"
+# Counts the Python functions of a repeated call of lines that are sharded over two ranks.
+SHARDED = """
+import os, sys, torch, torch.distributed as dist, scanops.distributed
+child = os.fork()
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(child == 0), world_size=2)
+x, ran = torch.randn(8, 1024), set()
+def profiled(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(sys.argv[1]) and code.co_name[0] != "<":
+        ran.add((code.co_filename, code.co_name, code.co_firstlineno))
+with scanops.emulate():
+    for _ in range(4):
+        scanops.distributed.cumsum(x, -1)
+    sys.setprofile(profiled)
+    scanops.distributed.cumsum(x, -1)
+    sys.setprofile(None)
+dist.destroy_process_group()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+print(len(ran))
 """
 IMPORT = """
 import time, torch
@@ -274,14 +384,20 @@ print(hops + 1)
 
 
 @functools.cache
-def first_call() -> tuple[frozenset[str], frozenset[str]]:
+def first_call(call: str = PLAIN) -> tuple[frozenset[str], frozenset[str]]:
     """Return the functions and the files of this repository that run in a first call, the compiler stubbed."""
     with tempfile.TemporaryDirectory() as folder:
         stub = Path(folder, "stub.so")
         stub.with_name("stub.so.c").write_text(STUB, encoding="utf-8")
-        ran = json.loads(_run(FIRST_CALL, folder, str(ROOT), str(stub)))
+        ran = json.loads(_run(FIRST_CALL, folder, str(ROOT), str(stub), call))
     names = frozenset(f"{file}:{line} {name}" for file, name, line in ran)
     return names, frozenset(file for file, _, _ in ran)
+
+
+def sharded_functions() -> int:
+    """Return the number of functions of the package that run in a repeated call of a sharded scan."""
+    with tempfile.TemporaryDirectory() as folder:
+        return int(_run(SHARDED, folder, str(ROOT / "scanops"), f"{folder}/rendezvous"))
 
 
 def times(repeats: int = 5) -> list[Figure]:

@@ -140,7 +140,7 @@ class Turn:
     # ---- the frame
 
     def plan(self, route: Route) -> None:
-        """Set how states travel."""
+        """Set the route by which states travel between ranks."""
         self._body, self._trades = route
 
     def begin(self, states: Sequence[Tensor] = ()) -> None:
