@@ -25,7 +25,7 @@ from scanops.codegen.targets import target_named
 from scanops.measure import GpuLaboratory, require_gpu
 from scanops.processes import jobs_that_fit
 from scanops.runtime.calls import FUSED
-from scanops.tuning import Entry, Measured, read, write
+from scanops.tuning import Measured, TuningEntry, read, write
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"op": "sum", "dtype": "float32"},
@@ -122,7 +122,7 @@ class Search:
         found = neighbours(min(self.times, key=self.times.__getitem__))
         return random.sample(found, min(count, len(found)))
 
-    def decide(self, timer: Timer, gpu: str) -> Entry:
+    def decide(self, timer: Timer, gpu: str) -> TuningEntry:
         """Time the fastest few against the rule's plan, in turns, and return the entry of the winner."""
         ranked = [plan for plan in sorted(self.times, key=self.times.__getitem__) if plan != self.own]
         medians = self.medians([self.own, *ranked[:FINAL]], LAST_RUNS)
@@ -133,7 +133,7 @@ class Search:
         fractions = f"{copy_us / medians[best]:.3f} (rule {copy_us / rule:.3f})"
         print(f"{fractions}  {best.spec}  {best.describe()}", flush=True)
         us = {"default_us": round(rule, 2), "tuned_us": round(medians[best], 2)}
-        return Entry.of(best, gpu, Measured(lines=self.laboratory.lines, rounds=LAST_RUNS, **us))
+        return TuningEntry.of(best, gpu, Measured(lines=self.laboratory.lines, rounds=LAST_RUNS, **us))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ NEAR = 2.0  # factor between a length of several tiles and the measured one whos
 NEAR_COLUMNS = 3  # factors of 2 between numbers of columns, for fused scans
 NEAR_TILE = 1.42  # the same for lengths of one tile
 
-Entry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
+TableEntry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
 
 
 # ---- the table of strategies
@@ -215,7 +215,7 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
     return None
 
 
-def _entries(kind: str, table: Mapping[str, Mapping[int, Entry]]) -> Mapping[int, Entry]:
+def _entries(kind: str, table: Mapping[str, Mapping[int, TableEntry]]) -> Mapping[int, TableEntry]:
     """The entries of a class by length; of a fused scan also of similar numbers of columns, and of plain scans."""
     if not kind.startswith("map "):
         return table.get(kind, {})
@@ -227,7 +227,7 @@ def _entries(kind: str, table: Mapping[str, Mapping[int, Entry]]) -> Mapping[int
     return {**table.get(kind.removeprefix("map "), {}), **found}
 
 
-def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | None:
+def _carried(spec: ScanSpec, target: Target, few: bool, entry: TableEntry) -> Plan | None:
     """The plan of an entry for a spec of its class, or None where it does not serve that length."""
     try:
         start = by_rule(entry["strategy"], spec, target, few)
@@ -238,10 +238,10 @@ def _carried(spec: ScanSpec, target: Target, few: bool, entry: Entry) -> Plan | 
 
 
 @functools.cache
-def _table(target: str) -> Mapping[str, Mapping[int, Entry]]:
+def _table(target: str) -> Mapping[str, Mapping[int, TableEntry]]:
     """The entries measured on a GPU of this target, by class and length."""
     file = resources.files("scanops.codegen") / "measured" / f"{target}.json"
-    found: dict[str, dict[int, Entry]] = {}
+    found: dict[str, dict[int, TableEntry]] = {}
     for entry in json.loads(file.read_text(encoding="utf-8"))["entries"] if file.is_file() else ():
         length = int(entry["spec"].split("-")[2].removeprefix("n"))
         found.setdefault(entry["kind"], {}).setdefault(length, entry)

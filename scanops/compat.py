@@ -400,7 +400,7 @@ def associative_scan(
 
 
 Combine = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
-Term = tuple[Any, ...]  # ("older", place), ("newer", place), or the name of an operator and two terms
+CombineTerm = tuple[Any, ...]  # ("older", place), ("newer", place), or the name of an operator and two terms
 
 MOST_TENSORS = 4  # results of one kernel
 _OLDER, _NEWER = ("older", 0), ("newer", 0)
@@ -429,7 +429,7 @@ def _name_of(combine: Combine, count: int) -> str | None:
     return name if count == len(found) == 1 and operands == [_NEWER, _OLDER] else None
 
 
-def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, Term]) -> Term | None:
+def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, CombineTerm]) -> CombineTerm | None:
     """Return a tree of operators' names with sorted operands; None where a function is not that of an operator."""
     if node in terms:
         return terms[node]

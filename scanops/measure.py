@@ -28,8 +28,7 @@ from scanops.runtime.kernels import Kernel, default_target
 from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.torch_private import gpu_sleep
-from scanops.tuning import Entry as Measurement
-from scanops.tuning import Measured
+from scanops.tuning import Measured, TuningEntry
 
 # A plan must gain this much: medians of the same plan, 45 runs and 30 in other tensors, were 0.04 % apart at 0.6 ms
 # (H200); the spread of the pairs asks for more where runs are short.
@@ -60,9 +59,9 @@ class Outcome:
         """Whether a plan other than the planner's is kept."""
         return self.best is not self.default
 
-    def entry(self, gpu: str) -> Measurement | None:
+    def entry(self, gpu: str) -> TuningEntry | None:
         """Return the entry for the tuning file; None where the planner's plan stays."""
-        return Measurement.of(self.best, gpu, self.measured) if self.improved else None
+        return TuningEntry.of(self.best, gpu, self.measured) if self.improved else None
 
 
 def tune(

@@ -32,7 +32,7 @@ from scanops.torch_private import DispatchKey, dual_level, forget_kernel, saved_
 
 __all__ = ["patch_torch"]
 
-Kernel = Callable[..., Any]
+TorchKernel = Callable[..., Any]
 
 
 def patch_torch(*, permanent: bool = False) -> AbstractContextManager[None]:
@@ -120,7 +120,7 @@ class Registration:
                     self._replace(f"{row.function}_", "default", device, _in_place(row))
         self._forget()
 
-    def _replace(self, name: str, overload: str, key: str, make: Callable[[Kernel], Kernel]) -> None:
+    def _replace(self, name: str, overload: str, key: str, make: Callable[[TorchKernel], TorchKernel]) -> None:
         operator = getattr(getattr(torch.ops.aten, name), overload)
         original = torch.library.get_kernel(operator, key)
         self._library.impl(operator, make(original.call_boxed), key, with_keyset=True)  # type: ignore[no-untyped-call]
@@ -153,11 +153,11 @@ def _close(device: str) -> None:
 # ---- kernels: each is made of the kernel that it replaces
 
 
-def _at_autograd(row: Operator) -> Callable[[Kernel], Kernel]:
+def _at_autograd(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
     """Return the maker of the kernel that autograd records."""
     op, compute = row.name, _scan_of(row)
 
-    def make(original: Kernel) -> Kernel:
+    def make(original: TorchKernel) -> TorchKernel:
         def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
             served = native.served
             if served is not None and not SHARDED and not (x.requires_grad and saved_tensors_hooks(True)):
@@ -176,11 +176,11 @@ def _at_autograd(row: Operator) -> Callable[[Kernel], Kernel]:
     return make
 
 
-def _below_autograd(row: Operator) -> Callable[[Kernel], Kernel]:
+def _below_autograd(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
     """Return the maker of the kernel of a device."""
     op, compute = row.name, _scan_of(row)
 
-    def make(original: Kernel) -> Kernel:
+    def make(original: TorchKernel) -> TorchKernel:
         def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
             served = native.served
             if served is not None and not SHARDED and not x.requires_grad:
@@ -198,10 +198,10 @@ def _below_autograd(row: Operator) -> Callable[[Kernel], Kernel]:
     return make
 
 
-def _into_out(row: Operator) -> Callable[[Kernel], Kernel]:
+def _into_out(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
     compute = _scan_of(row)
 
-    def make(original: Kernel) -> Kernel:
+    def make(original: TorchKernel) -> TorchKernel:
         def kernel(keys: Any, x: Tensor, dim: int, **given: Any) -> Any:
             pair = "values" in given
             outs = (given["values"], given["indices"]) if pair else (given["out"],)
@@ -217,10 +217,10 @@ def _into_out(row: Operator) -> Callable[[Kernel], Kernel]:
     return make
 
 
-def _in_place(row: Operator) -> Callable[[Kernel], Kernel]:
+def _in_place(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
     compute = _scan_of(row)
 
-    def make(original: Kernel) -> Kernel:
+    def make(original: TorchKernel) -> TorchKernel:
         def kernel(keys: Any, x: Tensor, dim: int, **dtype: Any) -> Any:
             if _is_served(x) and dtype.get("dtype") in (None, x.dtype):
                 with _refusals():

@@ -60,7 +60,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TuningEntry:
     """A plan that was measured to be faster than the planner's."""
 
     target: str  # "sm_90"
@@ -73,7 +73,7 @@ class Entry:
     measured: Measured
 
     @classmethod
-    def of(cls, plan: Plan, gpu: str, measured: Measured) -> Entry:
+    def of(cls, plan: Plan, gpu: str, measured: Measured) -> TuningEntry:
         """Return the entry of a plan."""
         return cls(
             target=plan.target.name,
@@ -97,7 +97,7 @@ class Entry:
         return json.dumps([self.strategy, self.plan], sort_keys=True)
 
 
-def read(path: Path) -> dict[Key, Entry]:
+def read(path: Path) -> dict[Key, TuningEntry]:
     """Return the entries of a file by key; none if the file does not exist.
 
     Raises BadTuning for a file that cannot be read or is not a tuning file.
@@ -110,7 +110,7 @@ def read(path: Path) -> dict[Key, Entry]:
         raise _bad(path, "a file that this user can read", problem.strerror or str(problem)) from problem
 
 
-def write(path: Path, entries: Iterable[Entry]) -> None:
+def write(path: Path, entries: Iterable[TuningEntry]) -> None:
     """Replace a file atomically. Raises UnusableFile if it cannot be written."""
     ordered = sorted(entries, key=lambda entry: entry.key)
     text = json.dumps({"schema": SCHEMA, "entries": [asdict(entry) for entry in ordered]}, indent=1) + "\n"
@@ -120,9 +120,9 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(path: Path, data: bytes) -> dict[Key, Entry]:
+def _parsed(path: Path, data: bytes) -> dict[Key, TuningEntry]:
     """Return the entries of a file that holds ``data``. Raises BadTuning, which names the entry, for any other."""
-    where, found = "the file", dict[Key, Entry]()
+    where, found = "the file", dict[Key, TuningEntry]()
     try:
         document = parse_object(data)
         require_form(document, {"schema": int, "entries": [dict]}, where)
@@ -131,7 +131,7 @@ def _parsed(path: Path, data: bytes) -> dict[Key, Entry]:
         for number, row in enumerate(document["entries"]):
             where = f"entry {number}"
             require_form(row := {"few": False, "kind": "", **row}, _FORM, where)
-            entry = Entry(**{**row, "measured": Measured(**row["measured"])})
+            entry = TuningEntry(**{**row, "measured": Measured(**row["measured"])})
             if found.setdefault(entry.key, entry) is not entry:
                 raise ValueError(f"{' '.join(map(str, entry.key))} again")
     except (ValueError, TypeError) as problem:
@@ -155,7 +155,7 @@ _LOG = logging.getLogger("scanops")
 class Choice:
     """The entry that applies to a spec, and the file it is from."""
 
-    entry: Entry
+    entry: TuningEntry
     path: Path
 
 

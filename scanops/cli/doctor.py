@@ -29,7 +29,7 @@ from scanops.store.packs import PACK, SIGNATURE, read, troubles
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
 
-__all__ = ["Finding", "command", "examine", "finding", "native_calls", "settings"]
+__all__ = ["Diagnosis", "command", "examine", "finding", "native_calls", "settings"]
 
 ABILITIES = {  # the fastest way to run a scan first
     "run": "run kernels on its GPU",
@@ -52,7 +52,7 @@ _GET_DRIVER = (
 )
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """What ``scanops doctor`` found about one thing."""
 
     name: str
@@ -71,7 +71,7 @@ class Flaw(Exception):
     """What a check found: its status, missing or broken, a summary, and what to type."""
 
 
-def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
+def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Diagnosis:
     """Return the finding of one check, which fills the facts and returns a summary, or raises what is wrong."""
     facts: dict[str, Any] = {}
     status: Literal["ok", "missing", "broken"] = "ok"
@@ -87,7 +87,7 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
         absent = isinstance(problem, MissingCompiler) and not named
         status, following = "missing" if absent else "broken", problem.hint
         summary = f"cannot {problem.asked.removeprefix('cannot ')}: {problem.value}"
-    return Finding(name, status, " ".join(summary.split()), following, facts)  # the words of a compiler in one line
+    return Diagnosis(name, status, " ".join(summary.split()), following, facts)  # the words of a compiler in one line
 
 
 @click.command("doctor", cls=Command, example="scanops doctor\nscanops doctor --json > machine.json")
@@ -114,14 +114,14 @@ def command() -> Answer:
     facts = {
         "verdict": verdict,
         "can": able,
-        "checks": [{**dict(zip(Finding._fields, each[:-1], strict=False)), **each.facts} for each in findings],
+        "checks": [{**dict(zip(Diagnosis._fields, each[:-1], strict=False)), **each.facts} for each in findings],
         "variables": [dict(zip(("name", "value", "default", "meaning"), each, strict=True)) for each in variables],
     }
     sound = not broken and (able["run"] or able["emulate"] or able["compose"])
     return Answer(facts, [*lines, ("\n" + verdict, "bold")], code=0 if sound else 1)
 
 
-def examine() -> tuple[list[Finding], dict[str, bool]]:
+def examine() -> tuple[list[Diagnosis], dict[str, bool]]:
     """Return all findings, and what this machine can do, by the names of ABILITIES. A failure is a finding."""
     torch, gpu, driver = finding("torch", _torch), finding("GPU", _gpu), finding("driver", _driver)
     target: str | None = gpu.facts.get("target")
@@ -285,7 +285,7 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
     return summary
 
 
-def settings() -> list[Finding]:
+def settings() -> list[Diagnosis]:
     """Return a finding for each variable whose value is invalid, and for SCANOPS_REQUIRE_SIGNED if it is set."""
     found = [each for row in environment.VARIABLES if (each := finding(row.name, partial(_setting, row))).summary]
     return [*found, *(finding(name, partial(_unknown, name)) for name in environment.unknown())]

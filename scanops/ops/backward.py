@@ -18,7 +18,7 @@ from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
 from scanops.fallback.scans import computed
 from scanops.requests.geometry import ALIGNMENT, line_shape, split_shape
-from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
+from scanops.requests.request import NAMES, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime.calls import run
 from scanops.runtime.launcher import readable
 from scanops.runtime.results import Tape
@@ -29,7 +29,7 @@ LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter row
 class Kept(NamedTuple):
     """The saved tensors of a forward scan, and the call that it served; None where a tensor was not saved."""
 
-    kind: Kind
+    kind: RequestKind
     needs: Needs
     x: torch.Tensor | None
     mask: torch.Tensor | None
@@ -94,7 +94,7 @@ def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return gradient * factor.conj()
 
 
-def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
+def keeps(kind: RequestKind, needs: Needs) -> tuple[bool, ...]:
     """Return which of x, mask, gate, initial, result and indices the gradients in ``needs`` read."""
     found = kind.keeps.get(needs)
     if found is None:
@@ -103,7 +103,7 @@ def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
     return found
 
 
-def _kept_names(kind: Kind, needs: Needs) -> set[str]:
+def _kept_names(kind: RequestKind, needs: Needs) -> set[str]:
     call, mask, gradient = kind.request.call, kind.shapes[1], kind.request.operator.gradient
     wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
     weighted = mask is not None and mask[1] != torch.bool
@@ -122,14 +122,14 @@ def _kept_names(kind: Kind, needs: Needs) -> set[str]:
     return {"indices"} if kind.indexed else {"indices", "mask"}  # an index is never that of a masked-out item
 
 
-def _reads_results(gradient: Gradient, kind: Kind, *, gates: bool) -> bool:
+def _reads_results(gradient: Gradient, kind: RequestKind, *, gates: bool) -> bool:
     """Whether the kernel of a gradient reads the results of the forward scan."""
     if gradient.saved != "before":
         return gradient.saved == "y"
     return gates if gradient.of_terms is not None else not _recomputes(gradient, kind)
 
 
-def _recomputes(gradient: Gradient, kind: Kind) -> bool:
+def _recomputes(gradient: Gradient, kind: RequestKind) -> bool:
     """Whether the kernel of a gradient finds the result before each item in its tile: of rows that fit a tile.
 
     It moves fewer bytes than one that reads the results. A length that is a symbol is not asked for: the graph of a

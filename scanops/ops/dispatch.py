@@ -33,7 +33,7 @@ from scanops.requests.call import (
 )
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
 from scanops.requests.packed_sequences import is_jagged
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, checked
+from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered, is_readable
@@ -210,7 +210,7 @@ def _changes(x: torch.Tensor, dim: int) -> bool:
 class First(NamedTuple):
     """The forward pass of a call that the cache does not hold: by a kernel, or the fallback where there is none."""
 
-    kind: Kind
+    kind: RequestKind
     request: Request
     key: calls.Key | None
 
@@ -251,7 +251,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
         given.initial is not None and not is_readable(request)
     ):
         key = None
-    work, tensors = First(Kind(request), request, key), request.inputs[:TENSORS]
+    work, tensors = First(RequestKind(request), request, key), request.inputs[:TENSORS]
     return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
 
 
@@ -276,7 +276,7 @@ class Backward:
 
     __slots__ = ("_kind", "_needs", "number")
 
-    def __init__(self, kind: Kind, needs: Needs) -> None:
+    def __init__(self, kind: RequestKind, needs: Needs) -> None:
         self._kind, self._needs = kind, needs
         self.number = next(_numbers)
 
@@ -288,7 +288,7 @@ class Backward:
         return found
 
 
-def adjoints(kind: Kind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
+def adjoints(kind: RequestKind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
     """Return (needs as bits, number, saved tensors as bits, Python's part) of each gradient a call may be asked for."""
     result = kind.request.dtype
     if not (result.is_floating_point or result.is_complex):

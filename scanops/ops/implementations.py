@@ -18,7 +18,7 @@ from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_o
 from scanops.ops.schema import TENSORS
 from scanops.requests.call import autocast, has_own_operations, reads_memory, runs_kernels
 from scanops.requests.geometry import separate
-from scanops.requests.request import Inputs, Kind, Tensors
+from scanops.requests.request import Inputs, RequestKind, Tensors
 
 Found = list[torch.Tensor]  # as operators of torch.library return them
 
@@ -91,7 +91,7 @@ def _backward(*arguments: Any, within: bool) -> Found:
     if within:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
-    kind = Kind(request)
+    kind = RequestKind(request)
     *_, reads_y, _ = keeps(kind.inclusive or kind, needs)
     y = y if reads_y else None  # kept for rows that tell from it what is before an item
     saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)

@@ -32,7 +32,7 @@ from scanops.requests.call import (
     torch_kernels,
 )
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
+from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import calls
 from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed
@@ -46,14 +46,14 @@ class Work(Protocol):
     """The forward pass of a node: of a call that the cache holds, of another call, or of an operator."""
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> RequestKind: ...
     def compute(self, tensors: Tensors) -> Outputs: ...
 
 
 class Below(NamedTuple):
     """The forward pass of an operator's node: the operator, below autograd."""
 
-    kind: Kind
+    kind: RequestKind
     call: Call
     keys: Any = None  # what is left to dispatch to, inside an operator; None under a transform and in forward mode
 
@@ -69,9 +69,9 @@ def by_torch(request: Request) -> Outputs:
         return delivered(computed(request), request)
 
 
-def kind_of(call: Call, tensors: Tensors) -> Kind:
+def kind_of(call: Call, tensors: Tensors) -> RequestKind:
     """Return the kind of an operator's call."""
-    return Kind(schema.request_of(call, Inputs(*tensors)))  # type: ignore[arg-type]
+    return RequestKind(schema.request_of(call, Inputs(*tensors)))  # type: ignore[arg-type]
 
 
 class ScanFunction(torch.autograd.Function):
@@ -181,7 +181,7 @@ def _is_differentiated() -> bool:
 # ---- backward passes
 
 
-def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Tensors, Recipe | None]:
+def backward_pass(kind: RequestKind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Tensors, Recipe | None]:
     """Return the gradients as ``NAMES``, and the recipe that computed them where the call cache had one.
 
     ``given``: the gradients of result and carry-out, x, mask, gate, initial, result, indices, starts and offsets, each
@@ -214,7 +214,9 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
             return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
 
 
-def _of_complete(kind: Kind, inclusive: Kind, needs: Needs, given: Tensors, policy: str | None) -> Tensors:
+def _of_complete(
+    kind: RequestKind, inclusive: RequestKind, needs: Needs, given: Tensors, policy: str | None
+) -> Tensors:
     """The gradients of a complete scan: those of its inclusive results, and that of the carry-in added."""
     gy, _, *saved = given
     kept, request, inclusive.lasts = Kept(kind, needs, *saved), kind.request, kind.lasts

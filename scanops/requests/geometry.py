@@ -15,7 +15,7 @@ from scanops.torch_private import has_storage, is_functional
 if TYPE_CHECKING:
     from scanops.codegen.layouts import Layout
 
-Operands = Mapping[str, torch.Tensor]
+OperandTensors = Mapping[str, torch.Tensor]
 """The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""
 
 MAX_RANK = 24  # size of the arrays in the kernels' Geometry
@@ -129,7 +129,7 @@ def is_aligned(tensor: torch.Tensor, layout: Layout, dim: int) -> bool:
     return all(at % ALIGNMENT == 0 for at in (tensor.data_ptr(), *(step * tensor.element_size() for step in steps)))
 
 
-def _other_dims(operands: Operands, dim: int) -> list[tuple[int, ...]]:
+def _other_dims(operands: OperandTensors, dim: int) -> list[tuple[int, ...]]:
     """Return (size, stride of each operand) of the unscanned dimensions, adjacent ones merged if all allow."""
     x = operands["input"]
     merged: list[tuple[int, ...]] = []
@@ -144,7 +144,7 @@ def _other_dims(operands: Operands, dim: int) -> list[tuple[int, ...]]:
     return merged
 
 
-def fill_geometry(arguments: ScanArguments, operands: Operands, dim: int) -> None:
+def fill_geometry(arguments: ScanArguments, operands: OperandTensors, dim: int) -> None:
     """Write sizes and strides of the unscanned dimensions into the arguments, adjacent ones merged."""
     geometry = arguments.geometry
     merged = _other_dims(operands, dim)
@@ -164,7 +164,7 @@ def fill_geometry(arguments: ScanArguments, operands: Operands, dim: int) -> Non
         setattr(geometry, f"{name}_step", tensor.stride(dim) if tensor.ndim else 0)
 
 
-def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
+def neighbours_of(operands: OperandTensors, dim: int) -> Neighbours | None:
     """Return the adjacent lines of a transposed scan: of x where rows are written, of the output where rows are read.
 
     None where input and output are contiguous along the same dimension: x is not transposed.
@@ -183,7 +183,7 @@ def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
     return None
 
 
-def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
+def _neighbours(operands: OperandTensors, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
     named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True) if name in _OPERANDS}
     return Neighbours(size=size, lines=lines, **named)
 

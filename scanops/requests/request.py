@@ -15,7 +15,7 @@ from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import (
     ALIGNMENT,
-    Operands,
+    OperandTensors,
     carry_shape,
     is_aligned,
     layout_of,
@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
     saved: torch.Tensor | None = None  # what the kernel of a backward pass reads of the forward: contiguous, x's shape
     begin: torch.Tensor | None = None  # beside its results the carry-in of the forward's lines: line_shape, contiguous
 
-    def operands(self) -> Operands:
+    def operands(self) -> OperandTensors:
         """Return what is read item by item, as views with x's shape: nothing is copied."""
         named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts, "further1": self.begin}
         return {name: each.expand(self.x.shape) for name, each in named.items() if each is not None}
@@ -100,7 +100,7 @@ class Request:
             object.__setattr__(self, name, value)
 
     @property
-    def operands(self) -> Operands:
+    def operands(self) -> OperandTensors:
         """What is read item by item, as views with x's shape."""
         return self.inputs.operands()
 
@@ -165,7 +165,7 @@ class Request:
         )
         return spec if self.call.chunk is None else spec.in_chunks(self.call.chunk)
 
-    def _transposed(self, layouts: dict[str, Layout], operands: Operands) -> tuple[dict[str, Layout], bool]:
+    def _transposed(self, layouts: dict[str, Layout], operands: OperandTensors) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""
         x, dim = self.x, self.call.dim
         _, length, inner = split_shape(x.shape, dim)
@@ -281,7 +281,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 
-class Kind:
+class RequestKind:
     """A request without its tensors: what calls that differ in nothing but their data have in common.
 
     Equal to itself alone: caches keep what they know of such calls under it.
@@ -295,7 +295,7 @@ class Kind:
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )
         # Of a complete scan: the kind of its inclusive results, which computes their gradients.
-        self.inclusive: Kind | None = Kind(request.inclusive) if request.call.complete else None
+        self.inclusive: RequestKind | None = RequestKind(request.inclusive) if request.call.complete else None
         self.indexed = request.operator.indices
         self.segmented = request.inputs.starts is not None or request.inputs.offsets is not None
         self.final = request.call.final

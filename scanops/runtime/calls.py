@@ -19,7 +19,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
+from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
 from scanops.runtime.policies import POLICIES, Policy
@@ -39,7 +39,7 @@ class Known(NamedTuple):
     """The launch that served a call."""
 
     launcher: Launcher
-    kind: Kind
+    kind: RequestKind
 
     def compute(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         """Launch on an operator's six tensors."""
@@ -87,7 +87,9 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
     return True
 
 
-def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
+def recalled_gradient(
+    kind: RequestKind, needs: Needs, given: Tensors, policy: str | None
+) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
         key: Key = (kind, needs, policy, *facts(given))

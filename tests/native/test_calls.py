@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 import scanops
 from scanops import environment
 from scanops.cli import doctor, main
-from scanops.cli.doctor import Finding, finding
+from scanops.cli.doctor import Diagnosis, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
 from scanops.runtime import calls, native
@@ -302,7 +302,7 @@ def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.M
     assert building.request().identity != ours.identity
 
 
-def native_finding() -> Finding:
+def native_finding() -> Diagnosis:
     return finding("native calls", doctor.native_calls)
 
 

@@ -165,7 +165,7 @@ MOST_FILES = {
     "initial": 35,
     "return_final": 9,
     "complete": 21,
-    "segment_starts": 10,
+    "segment_starts": 9,
     "offsets": 31,
     "chunk": 23,
     "dtype": 68,

@@ -23,15 +23,15 @@ from scanops.errors import BadTuning, BuildFailure, UnusableFile
 from scanops.measure import tune
 from scanops.precompile import compile
 from scanops.runtime.kernels import find
-from scanops.tuning import SCHEMA, Entry, Measured, read, write
+from scanops.tuning import SCHEMA, Measured, TuningEntry, read, write
 from tests.store.sources import needs_nvcc
 
 GPU = "a GPU"
 
 
-def entry(plan: Plan) -> Entry:
+def entry(plan: Plan) -> TuningEntry:
     """A tuning entry for this plan, measured on ``GPU`` at 1.2 times the planner's speed."""
-    return Entry.of(plan, GPU, Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45))
+    return TuningEntry.of(plan, GPU, Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45))
 
 
 class FakeLaboratory:

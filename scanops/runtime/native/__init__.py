@@ -102,7 +102,9 @@ def learn(
     if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
     reads = tuple((which, _PLACES[slot]) for which, slot in enumerate(given))
-    _MODULES[0].learn(key, tensors, final, _multiprocessors(on_gpu), (Launch(template, reads, launcher),), adjoints)
+    _MODULES[0].learn(
+        key, tensors, final, _multiprocessors(on_gpu), (NativeLaunch(template, reads, launcher),), adjoints
+    )
 
 
 SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
@@ -113,7 +115,7 @@ def slots(tensors: tuple[torch.Tensor, ...]) -> Tensors:
     return tensors if len(tensors) < len(SLOTS) else (*tensors[:4], None, tensors[4])
 
 
-class Launch(NamedTuple):
+class NativeLaunch(NamedTuple):
     """One kernel launch of a backward pass, as C++ runs it."""
 
     template: Template
@@ -144,7 +146,9 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
         read = [reads[place] for _, place, _ in launcher.reads]
         if not set(places).issuperset(read):
             return
-        launches.append(Launch(template, tuple((which, places.index(at)) for which, at in enumerate(read)), launcher))
+        launches.append(
+            NativeLaunch(template, tuple((which, places.index(at)) for which, at in enumerate(read)), launcher)
+        )
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
     gradient = tensors[0]
