@@ -28,7 +28,7 @@ SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)  # whet
 BACKGROUND: ContextVar[bool] = ContextVar("scanops_background", default=False)  # whether it ends with this process
 
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 
 
 def jobs_that_fit(jobs: int | None = None) -> int:
@@ -43,11 +43,11 @@ def jobs_that_fit(jobs: int | None = None) -> int:
 
 
 def at_once(
-    work: Callable[[Item], Answer],
+    work: Callable[[Item], Returned],
     items: Sequence[Item],
     jobs: int,
-    said: Callable[[Answer], object] = lambda result: None,
-) -> list[Answer]:
+    said: Callable[[Returned], object] = lambda result: None,
+) -> list[Returned]:
     """Return ``work`` of each item, in the items' order: ``jobs`` at a time, each in a copy of this thread's context.
 
     ``said`` is called in this thread with each result as soon as it is known. An exception of ``work``, and Ctrl-C,
