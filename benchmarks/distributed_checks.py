@@ -92,7 +92,7 @@ class Rank(NamedTuple):
         return seconds.item()
 
     def synchronize(self) -> None:
-        """Wait for the GPU."""
+        """Wait until the GPU has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
