@@ -53,7 +53,7 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
     shape, dim = shard.tensors.x.shape, shard.call.dim
     columns = math.prod(shape[dim + 1 :])
     lines = shard.lines.numel()
-    fronts = lines if columns == 1 else lines // columns * -(-columns // TILE_COLUMNS) // FRONT_TILES
+    fronts = lines if columns < 2 else lines // columns * -(-columns // TILE_COLUMNS) // FRONT_TILES
     return "onepass" if problem is None and shard.tensors.x.is_cuda and fronts >= 2 * (ranks - 1) else "twopass"
 
 

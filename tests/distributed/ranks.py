@@ -140,7 +140,7 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         "complete is not for sharded": {"complete": True},
         "out is not for sharded": {"out": x},
         "check must be 'first', 'always' or 'never'": {"check": "sometimes"},
-        "method must be 'auto' or 'twopass'": {"method": "chain"},
+        "method must be 'auto', 'onepass' or 'twopass'": {"method": "chain"},
         "modulo is not for sharded": {"modulo": 2.0},
         "offsets must be a tensor": {"offsets": [0, 12]},
         "spans must be": {"spans": [[(0, 9)]] * 4},

@@ -29,6 +29,7 @@ def test_three_processes(tmp_path: Path) -> None:
         ((8, 500, 4096), 1, 4, "onepass"),  # 64 fronts of 8 tiles of 64 columns
         ((1, 500, 2048), 1, 4, "twopass"),
         ((1, 500, 2048), 1, 2, "onepass"),
+        ((4, 500, 0), 1, 2, "twopass"),  # no lines
     ],
 )
 def test_the_method_is_that_of_fewer_bytes(
