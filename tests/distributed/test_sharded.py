@@ -118,7 +118,7 @@ def test_random_calls() -> None:
 
     ``python -m benchmarks distributed_gloo --filter fuzz --seed 2`` draws 10,000 others.
     """
-    words = ("distributed_gloo", "--filter", "fuzz", "--fuzz", 10**6, "--seconds", 30, "--seed", 7)
+    words = ("distributed_gloo", "--filter", "fuzz", "--fuzz", 10**6, "--seconds", 20, "--seed", 7)
     said = ran(sys.executable, "-m", "benchmarks", *words, PYTHONPATH=str(ROOT)).stdout
     assert said.endswith("1 parts, wrong: none\n") and int(said.split("'calls': ")[1].split(",")[0]) > 100, said
 
