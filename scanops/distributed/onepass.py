@@ -19,6 +19,7 @@ import socket
 import torch
 from torch import Tensor
 
+from scanops.codegen.strategies.panels import LINKED_ABREAST
 from scanops.distributed.exchange import Message
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
@@ -32,7 +33,7 @@ __all__ = ["choose_method", "link_of", "scan_linked"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "linear")  # those whose backward passes are scans of linked lines
-FRONT_TILES, TILE_COLUMNS = 8, 64  # tiles of neighbouring columns that end together, and columns of a tile
+TILE_COLUMNS = 64  # neighbouring columns of a tile, of which LINKED_ABREAST end together
 
 
 def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: int, *, recorded: bool) -> str:
@@ -53,7 +54,9 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
     shape, dim = shard.tensors.x.shape, shard.call.dim
     columns = math.prod(shape[dim + 1 :])
     lines = shard.lines.numel()
-    fronts = lines if columns < 2 else lines // columns * -(-columns // TILE_COLUMNS) // FRONT_TILES
+    if recorded and columns > 1 and shard.row.gated and shard.tensors.x.element_size() < 4:
+        return "twopass"  # its one pass was slower where it was measured, by a plan that has changed since
+    fronts = lines if columns < 2 else lines // columns * -(-columns // TILE_COLUMNS) // LINKED_ABREAST
     return "onepass" if problem is None and shard.tensors.x.is_cuda and fronts >= 2 * (ranks - 1) else "twopass"
 
 
