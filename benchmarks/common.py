@@ -58,6 +58,13 @@ def write(path: Path | None, figures: Mapping[str, object]) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def append_line(path: Path | None, figures: Mapping[str, object]) -> None:
+    """Append a line of JSON, the figures of a cell with GPU, versions and date, to ``path``; do nothing without one."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**surroundings(), **figures}) + "\n")
+
+
 @cache
 def surroundings() -> Row:
     """Return GPU, versions and date, on which figures depend."""

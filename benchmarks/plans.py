@@ -3,26 +3,35 @@
 For each spec the plan of the strategy's rule, the one in the table and random ones of every strategy that serves it are
 built and timed, then neighbours of the fastest, twice. The fastest few are timed once more against the rule's plan, in
 turns: the median decides. A plan whose results differ from those of the rule's plan is left out.
+
+``--cells training`` or ``--cells forward`` searches the kernels of the cells of that benchmark instead of the table's.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from benchmarks import forward, training
 from benchmarks.common import parser
 from benchmarks.fusion import fused
 from benchmarks.timing import Timer
 from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
 from scanops.codegen.figures import item_bytes, lines_for
-from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, measured_plan, strategy_of
+from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, make_plan, measured_plan, strategy_of
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
+from scanops.errors import ScanopsError
 from scanops.measure import GpuLaboratory, require_gpu
+from scanops.precompile import record
 from scanops.processes import jobs_that_fit
 from scanops.runtime.calls import FUSED
 from scanops.tuning import Measured, TuningEntry, read, write
@@ -76,6 +85,21 @@ def specs() -> Iterator[tuple[ScanSpec, bool, int]]:
         yield asked.kernel.spec, asked.few, each.inputs[0].numel() // asked.kernel.spec.capacity
 
 
+def specs_of(benchmark: str, chosen: str) -> Iterator[tuple[ScanSpec, bool, int]]:
+    """Yield the specs of the kernels that the chosen cells of a benchmark ask for, each once; with their lines."""
+    seen = set[tuple[ScanSpec, bool]]()
+    for name, items, run in training.calls() if benchmark == "training" else forward.calls():
+        if not re.search(chosen, name):
+            continue
+        with record() as used:
+            run()
+        for spec, _, few in used.counts:
+            if (spec, few) not in seen and not spec.takes_length and not spec.ragged:
+                seen.add((spec, few))
+                yield spec, few, max(1, items // spec.capacity)
+        torch.cuda.empty_cache()
+
+
 def drawn(own: Plan, count: int) -> list[Plan]:
     """Return the table's plan and random ones of every strategy that serves the spec, half of them of the rule's."""
     first = list(starts(own))
@@ -94,11 +118,11 @@ def drawn(own: Plan, count: int) -> list[Plan]:
 
 
 class Search:
-    """The plans of one spec and the median times of those that were measured; the first is the rule's own."""
+    """The plans of one spec and the median times of those that were measured; the first is the rule's, unless given."""
 
-    def __init__(self, spec: ScanSpec, few: bool, target: str, lines: int) -> None:
+    def __init__(self, spec: ScanSpec, few: bool, target: str, lines: int, own: Plan | None = None) -> None:
         row = target_named(target)
-        self.own = by_rule(strategy_of(spec, row, few), spec, row, few)
+        self.own = own or by_rule(strategy_of(spec, row, few), spec, row, few)
         self.moved = lines * spec.capacity * item_bytes(spec)
         self.laboratory, self.times = GpuLaboratory(spec, lines, jobs_that_fit()), dict[Plan, float]()
 
@@ -138,22 +162,38 @@ class Search:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search the plans of all specs and write them as they are decided."""
-    given = parser(__doc__, filtered="specs").parse_args(arguments)
+    options = parser(__doc__, filtered="specs")
+    options.add_argument(
+        "--cells", choices=("training", "forward"), help="search the kernels of these benchmarks' cells"
+    )
+    options.add_argument("--only", default="", help="with --cells: those whose name matches this regular expression")
+    options.add_argument("--seconds", type=float, default=math.inf, help="begin no search after so many seconds")
+    given = options.parse_args(arguments)
+    began = time.monotonic()
     random.seed(2026)
     (target, gpu, _), timer = require_gpu(), Timer(0.0)
     entries = {(entry.spec, entry.few): entry for entry in (read(given.output) if given.output else {}).values()}
     for key, entry in entries.items():  # under its class as the planner now tells classes apart
         if "-map_" not in entry.spec:  # whose expressions no name is parsed back to
             entries[key] = replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
-    for spec, few, lines in specs():
+    for spec, few, lines in specs_of(given.cells, given.only) if given.cells else specs():
         if not re.search(given.filter, spec.slug):
             continue
-        search = Search(spec, few, target, lines)
-        search.measure(drawn(search.own, DRAWN))
-        for _ in range(ROUNDS):
-            search.measure(search.near(NEAR))
-        entry = search.decide(timer, gpu)
-        entries[entry.spec, entry.few] = entry
+        if time.monotonic() - began > given.seconds:
+            print(f"{given.seconds:.0f} seconds are over before {spec}", flush=True)
+            break
+        own = make_plan(spec, target, few) if given.cells else None
+        try:
+            search = Search(spec, few, target, lines, own)
+            search.measure(drawn(search.own, DRAWN))
+            for _ in range(ROUNDS):
+                search.measure(search.near(NEAR))
+            entry = search.decide(timer, gpu)
+        except ScanopsError as problem:  # one failed search is a result, not the end of the run
+            print(f"{spec}: {str(problem).splitlines()[0]}", flush=True)
+            continue
+        if own is None or entry.measured.tuned_us < entry.measured.default_us:
+            entries[entry.spec, entry.few] = entry
         if given.output:
             write(given.output, entries.values())
     return 0

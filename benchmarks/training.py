@@ -13,18 +13,16 @@ Each cell is one line of JSON in the file of ``--output``, appended as soon as i
 from __future__ import annotations
 
 import importlib
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import scanops
-from benchmarks.common import build_kernels_of, parser, require_gpu, surroundings
+from benchmarks.common import append_line, build_kernels_of, parser, require_gpu
 from benchmarks.timing import Timer
 from benchmarks.workloads import associative
 from scanops.codegen.figures import item_bytes
@@ -177,6 +175,12 @@ def run(function: Function, leaves: Tensors, given: torch.Tensor) -> Tensors:
     return torch.autograd.grad(function(*leaves), leaves, given)
 
 
+def calls() -> Iterator[tuple[str, int, Callable[[], object]]]:
+    """Yield for each pass its name, the items of a tensor, and a function that runs it."""
+    for cell in cells():
+        yield str(cell), cell.items, partial(_once, cell)
+
+
 def worst_difference(cell: Cell, leaves: Tensors, segments: dict[str, torch.Tensor], given: torch.Tensor) -> float:
     """The greatest difference of a gradient from that of PyTorch's operators in float64, over the greatest gradient."""
     part = tuple(slice(None) if d == cell.dim else slice(CHECKED) for d in range(len(cell.shape)))
@@ -251,16 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         beside = "  ".join(f"{name} {us:9.1f}" for name, us in found["us"].items() if name not in ("scanops", "copy"))
         times = f"{found['us']['scanops']:9.1f} us  {found['bytes']}/{found['least_bytes']} B"
         print(f"{found['fraction']:.3f}  {times}  {cell}  {beside}", flush=True)
-        if given.output is not None:
-            append(given.output, found)
+        append_line(given.output, found)
         torch.cuda.empty_cache()
     return min(wrong, 1)
-
-
-def append(path: Path, found: dict[str, Any]) -> None:
-    """Append a line of JSON: the figures of a cell, with the GPU, versions and the date."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**surroundings(), **found}) + "\n")
 
 
 def _fewer(cell: Cell) -> tuple[int, ...]:

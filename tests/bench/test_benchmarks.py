@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, patched, soak, training
+from benchmarks import accuracy, forward, patched, soak, training
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
@@ -89,6 +90,13 @@ def test_a_training_pass_moves_its_least_bytes(cell: training.Cell) -> None:
         moved = sum(item_bytes(spec) for spec in used)
         assert cell.least <= moved <= cell.least + (cell.op == "linear, flags")  # flags are read once more, near by
         assert training.worst_difference(small, leaves, segments, given) < training.NEAR[cell.dtype]
+
+
+@pytest.mark.parametrize("make", list(forward.cells("cpu", small=True)), ids=lambda make: f"{make.args[:-1]}")
+def test_a_forward_scan_has_the_values_of_torch(make: Callable[[], forward.Cell]) -> None:
+    cell = make()
+    with scanops.emulate():
+        assert forward.worst_difference(cell) <= max(forward.NEAR.get(each.dtype, 0.0) for each in cell.inputs)
 
 
 def test_a_wrong_result_is_seen() -> None:
