@@ -18,10 +18,20 @@ from importlib import resources
 from typing import Any
 
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.former_names import translate_plan
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, spec_of
-from scanops.codegen.strategies import block, columns, panel, panels, staged, transposed, warp, wave
+from scanops.codegen.strategies import (
+    block,
+    column_tile,
+    columns,
+    columns_lookback,
+    persistent,
+    staged,
+    transposed,
+    warp,
+)
 from scanops.codegen.strategies.base import WARP, ceil_div, require
 from scanops.codegen.strategies.base import Plan as Plan
 from scanops.codegen.strategies.rows import fills_registers
@@ -82,8 +92,8 @@ STRATEGIES: Mapping[str, Strategy] = {
         fits=lambda spec, target, few: spec.inner == 1 and bool(few or spec.fusion) and spec.capacity >= LONG,
         free={"threads": (128, 256, 384, 512, 768, 1024), "vectors": range(1, 17)},
     ),
-    "wave": Strategy(
-        plan=wave.plan,
+    "persistent": Strategy(
+        plan=persistent.plan,
         fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= LONG,
         free={
             "threads": (*range(96, 513, 32), 640, 768, 1024),
@@ -105,8 +115,8 @@ STRATEGIES: Mapping[str, Strategy] = {
         },
     ),
     "columns": Strategy(plan=columns.plan, fits=lambda spec, target, few: spec.inner > 1, free=PANEL),
-    "panels": Strategy(
-        plan=panels.plan,
+    "columns_lookback": Strategy(
+        plan=columns_lookback.plan,
         fits=lambda spec, target, few: spec.inner > 1 and spec.capacity >= WARP,
         free={**PANEL, "abreast": POWERS, "group": (1, 8, 32), "stretch": (1, 4, 8, 32)},
     ),
@@ -156,9 +166,9 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
             return "transposed"
         few = False  # their items are read one by one
     if spec.inner > 1 and spec.linked:  # a block that walks down its columns keeps the next rank waiting
-        return "panels" if panels.plan(spec, target, few).tiles > 1 else "columns"
+        return "columns_lookback" if columns_lookback.plan(spec, target, few).tiles > 1 else "columns"
     if spec.inner > 1:
-        return "panels" if panels.fits(spec, target, few) else "columns"
+        return "columns_lookback" if columns_lookback.fits(spec, target, few) else "columns"
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES and not spec.linked:
         if staged.fits(spec):
             return "staged"
@@ -166,7 +176,7 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
             return "warp"
     if few and spec.capacity >= SPLIT_LENGTH:
         return "split"
-    return "block" if block.fits(spec, target) else "wave"
+    return "block" if block.fits(spec, target) else "persistent"
 
 
 def class_of(spec: ScanSpec, few: bool) -> str:
@@ -182,7 +192,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
     traits = ["map"] * bool(spec.fusion) + traits + ["ahead"] * spec.looks_ahead
-    whole = spec.divides(spec.access_items) if spec.inner == 1 else panel.column_width(spec) == spec.access_items
+    whole = spec.divides(spec.access_items) if spec.inner == 1 else column_tile.column_width(spec) == spec.access_items
     traits += ["misaligned"] * (not whole) + ["few"] * few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
@@ -242,7 +252,7 @@ def _table(target: str) -> Mapping[str, Mapping[int, TableEntry]]:
     """The entries measured on a GPU of this target, by class and length."""
     file = resources.files("scanops.codegen") / "measured" / f"{target}.json"
     found: dict[str, dict[int, TableEntry]] = {}
-    for entry in json.loads(file.read_text(encoding="utf-8"))["entries"] if file.is_file() else ():
+    for entry in map(translate_plan, json.loads(file.read_text(encoding="utf-8"))["entries"] if file.is_file() else ()):
         length = int(entry["spec"].split("-")[2].removeprefix("n"))
         found.setdefault(entry["kind"], {}).setdefault(length, entry)
     return found
@@ -263,8 +273,10 @@ def rebuilt(plan: Plan, **free: Any) -> Plan:
         numbers["vectors"] = ceil_div(reach, numbers["lanes"] * numbers["items"])
     if plan.strategy == "block":  # or within its block
         numbers["threads"] = WARP * ceil_div(reach, WARP * numbers["vectors"] * numbers["items"])
-    if "alone" in numbers:
-        numbers["alone"] = fills_registers(plan.spec, *(numbers[name] for name in ("items", "vectors", "threads")))
+    if "one_block_per_sm" in numbers:
+        numbers["one_block_per_sm"] = fills_registers(
+            plan.spec, *(numbers[name] for name in ("items", "vectors", "threads"))
+        )
     del numbers["tiles"]
     made = replace(plan, **numbers)
     fits = made.shared_bytes <= made.target.block_shared_bytes

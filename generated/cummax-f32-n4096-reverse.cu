@@ -2,7 +2,7 @@
 //
 // spec     cummax-f32-n4096-reverse
 //          4096 float32 items, reverse, float32 out
-// plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, alone False
+// plan     block: threads 128, items 2, tiles 1, vectors 16, boundary 0, one_block_per_sm False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  measured: cummax-f32-n4096
 // target   sm_90

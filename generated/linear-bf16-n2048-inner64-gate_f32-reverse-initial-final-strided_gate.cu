@@ -2,11 +2,11 @@
 //
 // spec     linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate
 //          2048 bfloat16 items of stride 64, a float32 gate, reverse, initial, final, strided_gate, float32 out
-// plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
+// plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, strided_columns False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // numbers  rule: columns
 // target   sm_90
-// content  sha256 1824e6ee2c63452d of everything below this banner
+// content  sha256 44675b880ef9e0f7 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,7 +36,7 @@ constexpr int kVector = 1;  // columns per thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 2;  // panels across the columns
 constexpr bool kRagged = false;  // the last panel has fewer columns
-constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr bool kLoops = true;  // a column has several tiles
@@ -120,8 +120,8 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(32 % kLanes == 0, "whole rows of a panel");
 
@@ -215,10 +215,10 @@ __device__ __forceinline__ void advance(Outputs& to) {
 
 template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+    if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+            if (!kStridedColumns || !kRagged || there > c) to[c * kSpacing] = y.column[c];
     } else {
         *reinterpret_cast<Access<Item>*>(to) = y;
     }
@@ -233,7 +233,7 @@ __device__ __forceinline__ void store_row(const Outputs& to, int k, const Result
 
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = !kApart && !kRealigns;
+constexpr bool kStandsIn = !kStridedColumns && !kRealigns;
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
@@ -317,10 +317,10 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
     }
 #pragma unroll
     for (int k = 0; k < kRun; ++k, from += x.step) {
-        if constexpr (kApart || kRealigns) {
+        if constexpr (kStridedColumns || kRealigns) {
 #pragma unroll
             for (int c = 0; c < kVector; ++c)
-                if (is_live<uneven>(live, k) && (!kApart || !kRagged || there > c))
+                if (is_live<uneven>(live, k) && (!kStridedColumns || !kRagged || there > c))
                     rows.row[k].column[c] = from[c * kSpacing];
         } else if (stands_in || is_live<uneven>(live, k)) {
             rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live<uneven>(live, k) ? from : x.begin);

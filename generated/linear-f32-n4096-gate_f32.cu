@@ -2,7 +2,7 @@
 //
 // spec     linear-f32-n4096-gate_f32
 //          4096 float32 items, a float32 gate, float32 out
-// plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
+// plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, one_block_per_sm False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90

@@ -2,7 +2,7 @@
 //
 // spec     logcumsumexp-f32-n1024
 //          1024 float32 items, float32 out
-// plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, alone False
+// plan     block: threads 64, items 4, tiles 1, vectors 4, boundary 0, one_block_per_sm False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // numbers  measured: logcumsumexp-f32-n1024
 // target   sm_90

@@ -2,7 +2,7 @@
 //
 // spec     prod-c64-n1000
 //          1000 complex64 items, complex64 out
-// plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
+// plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, one_block_per_sm False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90

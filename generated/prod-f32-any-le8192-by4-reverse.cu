@@ -2,7 +2,7 @@
 //
 // spec     prod-f32-any-le8192-by4-reverse
 //          up to 8192, a multiple of 4, float32 items, reverse, float32 out
-// plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
+// plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, one_block_per_sm False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90

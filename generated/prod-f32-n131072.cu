@@ -2,11 +2,11 @@
 //
 // spec     prod-f32-n131072
 //          131072 float32 items, float32 out
-// plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
+// plan     persistent: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
-// numbers  rule: wave
+// numbers  rule: persistent
 // target   sm_90
-// content  sha256 9c2f9257262fb617 of everything below this banner
+// content  sha256 9e7558bf3ba19db3 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
-// ---- the plan: wave
+// ---- the plan: persistent
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 131072;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
@@ -456,7 +456,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-prod_f32_n131072_wave(
+prod_f32_n131072_persistent(
     const Input* input, Output* output, long long lines, unsigned long long* workspace) {
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
@@ -622,10 +622,10 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(prod_f32_n131072_wave,
+        cudaFuncSetAttribute(prod_f32_n131072_persistent,
             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(prod_f32_n131072_wave,
+        error = cudaLaunchKernel(prod_f32_n131072_persistent,
             blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;

@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 eefd91c0bec04bd0 of everything below this banner
+// content  sha256 084d2f1912186d96 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,7 +30,7 @@ constexpr int kBlocks = 2;  // least resident blocks per multiprocessor
 constexpr int kRun = 32;  // positions per thread and tile
 constexpr int kVector = 1;  // adjacent lines per thread
 constexpr int kLanes = 32;  // threads side by side across the lines
-constexpr bool kApart = false;  // a thread's lines are kLanes apart, and stored one by one
+constexpr bool kStridedColumns = false;  // a thread's lines are kLanes apart, and stored one by one
 constexpr bool kExchanged = true;  // lanes exchange items in shared memory
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
@@ -136,8 +136,8 @@ struct Neighbours {  // the dimension along which lines are adjacent in some ope
 constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 static_assert(32 % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
@@ -327,9 +327,9 @@ __device__ __forceinline__ Rows<Item> load(Item* slab) {
     slab += threadIdx.x % 32 * kPitch;
 #pragma unroll
     for (int k = 0; k < kRun; ++k, slab += kColumns) {
-        if constexpr (!kApart) rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab);
+        if constexpr (!kStridedColumns) rows.row[k] = *reinterpret_cast<const Access<Item>*>(slab);
 #pragma unroll
-        for (int c = 0; c < kVector && kApart; ++c) rows.row[k].column[c] = slab[c * kSpacing];
+        for (int c = 0; c < kVector && kStridedColumns; ++c) rows.row[k].column[c] = slab[c * kSpacing];
     }
     return rows;
 }

@@ -2,7 +2,7 @@
 //
 // spec     prod-f32-n32768
 //          32768 float32 items, float32 out
-// plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
+// plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, one_block_per_sm True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90

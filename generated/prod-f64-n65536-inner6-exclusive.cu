@@ -2,11 +2,11 @@
 //
 // spec     prod-f64-n65536-inner6-exclusive
 //          65536 float64 items of stride 6, exclusive, float64 out
-// plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
+// plan     columns_lookback: threads 256, items 17, tiles 61, columns 8, vector 2, strided_columns False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
-// numbers  rule: panels
+// numbers  rule: columns_lookback
 // target   sm_90
-// content  sha256 5d924863193cf4b6 of everything below this banner
+// content  sha256 f44c36471dbcc7c7 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -18,7 +18,7 @@ typedef double Output;  // float64
 typedef double Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
-// ---- the plan: panels
+// ---- the plan: columns_lookback
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 65536;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
@@ -31,7 +31,7 @@ constexpr int kVector = 2;  // columns per thread
 constexpr int kLanes = 4;  // threads side by side across a panel
 constexpr int kPanels = 1;  // panels across the columns
 constexpr bool kRagged = true;  // the last panel has fewer columns
-constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
 constexpr int kStages = 1;  // tiles in the ring in shared memory
@@ -127,8 +127,8 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(32 % kLanes == 0, "whole rows of a panel");
 
@@ -209,10 +209,10 @@ struct Outputs {  // the first row of the next tile to store
 
 template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+    if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+            if (!kStridedColumns || !kRagged || there > c) to[c * kSpacing] = y.column[c];
     } else {
         *reinterpret_cast<Access<Item>*>(to) = y;
     }
@@ -607,7 +607,7 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-prod_f64_n65536_inner6_exclusive_panels(
+prod_f64_n65536_inner6_exclusive_columns_lookback(
     const Input* input, Output* output, long long lines, unsigned long long* workspace) {
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
@@ -674,10 +674,10 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(prod_f64_n65536_inner6_exclusive_panels,
+        cudaFuncSetAttribute(prod_f64_n65536_inner6_exclusive_columns_lookback,
             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(prod_f64_n65536_inner6_exclusive_panels,
+        error = cudaLaunchKernel(prod_f64_n65536_inner6_exclusive_columns_lookback,
             blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;

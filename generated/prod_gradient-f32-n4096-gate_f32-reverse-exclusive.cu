@@ -2,11 +2,11 @@
 //
 // spec     prod_gradient-f32-n4096-gate_f32-reverse-exclusive
 //          4096 float32 items, a float32 gate, reverse, exclusive, float32 out
-// plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
+// plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, one_block_per_sm False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 836727e985d50223 of everything below this banner
+// content  sha256 b983b8f98a8401fc of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -364,7 +364,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 }
 
 // ---- the forward scan: from the last item to the first, so that items, lanes and warps are in reverse order
-namespace before {
+namespace forward_prefix {
 constexpr bool kReverse = false;
 typedef Value Output;
 typedef Value State;  // scan state of a contiguous range of items
@@ -468,13 +468,13 @@ __device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
     }
     return f;
 }
-}  // namespace before
+}  // namespace forward_prefix
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 prod_gradient_f32_n4096_gate_f32_reverse_exclusive_block(
     const Input* input, const Gate* gate, Output* output) {
     __shared__ State warp_total[kWarps];
-    __shared__ before::State before_total[kWarps];
+    __shared__ forward_prefix::State before_total[kWarps];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warps = kWarps, warp_items = stripes * stripe;
@@ -489,23 +489,23 @@ prod_gradient_f32_n4096_gate_f32_reverse_exclusive_block(
     Accesses a = load(part, row);
 
     // ---- the forward scan's prefix before each item
-    before::Items b[kVectors];
-    before::State u[kVectors], ahead = before::identity();
+    forward_prefix::Items b[kVectors];
+    forward_prefix::State u[kVectors], ahead = forward_prefix::identity();
     const int later = kLanes - 1 - lane;  // lanes that precede this one in the forward scan
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-        b[j] = before::lift_items(a, j);
-        before::begin_row(b[j], part.end - part.at(j) - kItems);
-        u[j] = before::scan_lanes(before::scan_items(b[j]), later);
+        b[j] = forward_prefix::lift_items(a, j);
+        forward_prefix::begin_row(b[j], part.end - part.at(j) - kItems);
+        u[j] = forward_prefix::scan_lanes(forward_prefix::scan_items(b[j]), later);
     }
 #pragma unroll
-    for (int j = kVectors - 1; j >= 0; --j) u[j] = before::chain_lanes(ahead, u[j], later, 0);
+    for (int j = kVectors - 1; j >= 0; --j) u[j] = forward_prefix::chain_lanes(ahead, u[j], later, 0);
     if (lane == 0) before_total[warp] = ahead;
     __syncthreads();
-    const before::State all = before::scan_lanes(lane < warps ? before_total[lane] : before::identity(), later);
-    const before::State behind = before::warps_before(all, warp);
+    const forward_prefix::State all = forward_prefix::scan_lanes(lane < warps ? before_total[lane] : forward_prefix::identity(), later);
+    const forward_prefix::State behind = forward_prefix::warps_before(all, warp);
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) a.f[j] = before::results(before::combine(behind, u[j]), b[j]);
+    for (int j = 0; j < kVectors; ++j) a.f[j] = forward_prefix::results(forward_prefix::combine(behind, u[j]), b[j]);
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];

@@ -2,7 +2,7 @@
 //
 // spec     sum-bf16-n2048-mask_b8-reverse-unaligned
 //          2048 bfloat16 items, the bool mask selects, reverse, unaligned, bfloat16 out
-// plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
+// plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, one_block_per_sm False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90

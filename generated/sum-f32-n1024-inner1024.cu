@@ -2,11 +2,11 @@
 //
 // spec     sum-f32-n1024-inner1024
 //          1024 float32 items of stride 1024, float32 out
-// plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
+// plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, strided_columns False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // numbers  rule: columns
 // target   sm_90
-// content  sha256 8b3eaca1868a376f of everything below this banner
+// content  sha256 3a7eb67a7dee81a9 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,7 +31,7 @@ constexpr int kVector = 4;  // columns per thread
 constexpr int kLanes = 8;  // threads side by side across a panel
 constexpr int kPanels = 32;  // panels across the columns
 constexpr bool kRagged = false;  // the last panel has fewer columns
-constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
@@ -101,8 +101,8 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kTile = kThreads / kLanes * kRun;
 constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(32 % kLanes == 0, "whole rows of a panel");
 
@@ -193,10 +193,10 @@ __device__ __forceinline__ void advance(Outputs& to) {
 
 template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+    if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+            if (!kStridedColumns || !kRagged || there > c) to[c * kSpacing] = y.column[c];
     } else {
         *reinterpret_cast<Access<Item>*>(to) = y;
     }

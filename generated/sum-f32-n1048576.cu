@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n1048576
 //          1048576 float32 items, float32 out
-// plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
+// plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, one_block_per_sm False
 //          few rows of 1048576: each is split over several blocks at once
 // numbers  rule: split
 // target   sm_90

@@ -2,11 +2,11 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
+// plan     persistent: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
-// numbers  rule: wave
+// numbers  rule: persistent
 // target   sm_90
-// content  sha256 a10717eb40be63f9 of everything below this banner
+// content  sha256 80cbd871ba9b142a of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,7 +31,7 @@ struct Segments {
     int count;
 };
 
-// ---- the plan: wave
+// ---- the plan: persistent
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr Position length = 20000;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
@@ -542,7 +542,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-sum_f32_n20000_offsets_i32_wave(
+sum_f32_n20000_offsets_i32_persistent(
     const Input* input, Output* output, long long lines, const Segments segments, unsigned long long* workspace) {
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
@@ -719,10 +719,10 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
     cudaError_t error =
-        cudaFuncSetAttribute(sum_f32_n20000_offsets_i32_wave,
+        cudaFuncSetAttribute(sum_f32_n20000_offsets_i32_persistent,
             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (error == cudaSuccess)
-        error = cudaLaunchKernel(sum_f32_n20000_offsets_i32_wave,
+        error = cudaLaunchKernel(sum_f32_n20000_offsets_i32_persistent,
             blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;

@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n4097
 //          4097 float32 items, float32 out
-// plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
+// plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, one_block_per_sm False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90

@@ -77,7 +77,7 @@ def check_operator(
 
     Example:
         >>> print(check_operator(op))  # doctest: +SKIP
-        last_valid: nothing wrong in 6984 laws, 7 scans of 492703 items (block, columns, panels, split, staged, ...)
+        last_valid: nothing wrong in 6984 laws, 7 scans of 492703 items (block, columns, persistent, split, ...)
     """
     op = operator_named(op) if isinstance(op, str) else op
     lengths = _checked(op, lengths, samples)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
+from scanops.codegen.former_names import translate_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.files import parse_object, read_file, require_form, write_text, writing
@@ -131,6 +132,7 @@ def _parsed(path: Path, data: bytes) -> dict[Key, TuningEntry]:
         for number, row in enumerate(document["entries"]):
             where = f"entry {number}"
             require_form(row := {"few": False, "kind": "", **row}, _FORM, where)
+            row = translate_plan(row)
             entry = TuningEntry(**{**row, "measured": Measured(**row["measured"])})
             if found.setdefault(entry.key, entry) is not entry:
                 raise ValueError(f"{' '.join(map(str, entry.key))} again")

@@ -24,7 +24,13 @@ TAKEN = {  # a flag of the spec -> parameters of its kernels
     **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
     **{"linked": ("offsets",), "linked_out": ("carry_out",)},
 }
-LINKING = ("block", "split", "wave", "columns", "panels")  # strategies whose kernels hand on the states of lines
+LINKING = (
+    "block",
+    "split",
+    "persistent",
+    "columns",
+    "columns_lookback",
+)  # strategies whose kernels hand on the states of lines
 FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
@@ -84,7 +90,7 @@ class Plan:
     # A thread's results follow from each other, starting from `prefix`: for a combine of several instructions. Else
     # items are scanned first and `prefix` is combined with each: one dependent step instead of one per item.
     serial: bool = derived()
-    picks: bool = derived()  # lanes select each state field instead of branching, because combine is expensive
+    uses_select: bool = derived()  # lanes select each state field instead of branching, because combine is expensive
 
     def __post_init__(self) -> None:
         """Check the numbers, and derive the tiles of a line and what the text follows from."""
@@ -111,7 +117,7 @@ class Plan:
             results=(VALUES, *further),
             takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
-            picks=bool(operator.append or spec.segments or operator.indices) and not code.calls,
+            uses_select=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
         set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
 
@@ -191,7 +197,7 @@ class Plan:
         return self.extends and self.code.quick != "" and self.tiles > 1
 
     @property
-    def regains(self) -> bool:
+    def compensates(self) -> bool:
         """Whether the compensation is added to a thread's total. Half types lose more by their final rounding."""
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial

@@ -103,7 +103,7 @@ class BlockPlan(RowPlan):
     strategy: ClassVar[str] = "block"
     template: ClassVar[str] = "registers.cu.j2"
 
-    alone: bool  # a block has the registers of a multiprocessor to itself
+    one_block_per_sm: bool  # a block has the registers of a multiprocessor to itself
 
     def __post_init__(self) -> None:
         """Check that a row is one tile."""
@@ -131,7 +131,7 @@ class SplitPlan(RowPlan):
     strategy: ClassVar[str] = "split"
     template: ClassVar[str] = "registers.cu.j2"
 
-    alone: bool  # a block has the registers of a multiprocessor to itself
+    one_block_per_sm: bool  # a block has the registers of a multiprocessor to itself
 
     @property
     def launch(self) -> Launch:
@@ -158,7 +158,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
         items=items,
         vectors=vectors,
         boundary=boundary,
-        alone=many or (_kind(spec) != "flagged" and rows.fills_registers(spec, items, vectors, threads)),
+        one_block_per_sm=many or (_kind(spec) != "flagged" and rows.fills_registers(spec, items, vectors, threads)),
     )
 
 
@@ -178,7 +178,7 @@ def split(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:
         items=items,
         vectors=vectors,
         boundary=boundary,
-        alone=rows.fills_registers(spec, items, vectors, threads),
+        one_block_per_sm=rows.fills_registers(spec, items, vectors, threads),
     )
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ACCESS_BYTES, MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies import panel
+from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
-from scanops.codegen.strategies.panel import PanelPlan
+from scanops.codegen.strategies.column_tile import ColumnTilePlan
 from scanops.codegen.targets import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsPlan(PanelPlan):
+class ColumnsPlan(ColumnTilePlan):
     """One block walks down a panel of columns, tile by tile."""
 
     strategy: ClassVar[str] = "columns"
@@ -21,14 +21,14 @@ class ColumnsPlan(PanelPlan):
 
     def __post_init__(self) -> None:
         """Check that a ring of several stages holds as many tiles."""
-        PanelPlan.__post_init__(self)
+        ColumnTilePlan.__post_init__(self)
         single = self.tiles == 1 or self.spec.takes_length
         require(self, self.stages < 2 or self.tiles > 1, "several tiles for several stages")
         require(self, self.stages != 1 or single, "several stages for several tiles")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""
-        return (*PanelPlan.constants(self), Constant("kLoops", self.tiles > 1, "a column has several tiles"))
+        return (*ColumnTilePlan.constants(self), Constant("kLoops", self.tiles > 1, "a column has several tiles"))
 
     @property
     def launch(self) -> Launch:
@@ -90,55 +90,62 @@ MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex12
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
     """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
-    if panel.is_narrow(spec, target):
+    if column_tile.is_narrow(spec, target):
         return _narrow(spec, target)
-    vector = panel.column_width(spec)
+    vector = column_tile.column_width(spec)
     threads, items, columns, width, stages = PAIR_STAGED[min(8, max(2, spec.out.bytes))]
-    if panel.is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and panel.can_stage(spec, target, width):
+    if (
+        column_tile.is_pair(spec)
+        and spec.capacity > PAIR_ROWS
+        and vector >= width
+        and column_tile.can_stage(spec, target, width)
+    ):
         stages += spec.capacity > SHORT
         return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
-    if panel.is_gradient(spec) and spec.capacity > PAIR_ROWS:
+    if column_tile.is_gradient(spec) and spec.capacity > PAIR_ROWS:
         many = SHORT_GRADIENT if spec.capacity <= SHORT and spec.out.bytes < 4 else GRADIENT_STAGED
         many = COSTLY_GRADIENT if spec.operator.costly else many
         threads, items, columns, width, stages = FEW_GRADIENT[spec.out.bytes] if few else many
-        if vector >= width and (stages == 0 or panel.can_stage(spec, target, width)):
+        if vector >= width and (stages == 0 or column_tile.can_stage(spec, target, width)):
             return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
-    if panel.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
+    if column_tile.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
         threads, items, columns, width, blocks = COSTLY[spec.out.bytes]
         return _made(spec, target, width, columns // width, threads, items, stages=0, blocks=blocks)
-    if vector > 1 and spec.capacity > ONE_TILE and panel.can_stage(spec, target, vector):
+    if vector > 1 and spec.capacity > ONE_TILE and column_tile.can_stage(spec, target, vector):
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
         if spec.fusion and vector > FUSED_STAGED[0]:
             vector, lanes, threads, items, stages = FUSED_STAGED
-        items = min(items, panel.register_rows(spec, vector, few=few))
+        items = min(items, column_tile.register_rows(spec, vector, few=few))
         return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=1)
-    items, most = panel.register_rows(spec, vector, few=few), THREADS
+    items, most = column_tile.register_rows(spec, vector, few=few), THREADS
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
         strided = next(threads for length, threads in STRIDED_THREADS if spec.capacity <= length)
-        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (panel.ROWS, strided)
-        items = min(items, panel.WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes))  # complex128: 16 rows spill
+        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (column_tile.ROWS, strided)
+        items = min(
+            items, column_tile.WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes)
+        )  # complex128: 16 rows spill
     elif spec.capacity > ONE_TILE:
         items = max(1, items // 2)  # the next tile waits in registers meanwhile
     items = min(items, spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     wide = vector == 1 or slots == 1 or (spec.ragged and slots * WARP <= most)  # chunks: 0.952, 16 lanes 0.943
-    lanes = panel.panel_lanes(spec, vector, WARP if wide else LANES)
+    lanes = column_tile.lanes_across(spec, vector, WARP if wide else LANES)
     threads = max(WARP, min(most, lanes * slots))
     return _made(spec, target, vector, lanes, threads, items, stages=0, blocks=max(1, 512 // threads))
 
 
 def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
     """The plan of panels narrower than a cache line: one tile where a block holds all rows, else a loop."""
-    vector = panel.column_width(spec)
-    lanes = panel.panel_lanes(spec, vector, WARP)
+    vector = column_tile.column_width(spec)
+    lanes = column_tile.lanes_across(spec, vector, WARP)
     threads, most, stages, blocks = NARROW_TILE
-    items = min(panel.odd_rows(spec, vector, most), spec.capacity if spec.aligned else spec.capacity | 1)
+    items = min(column_tile.odd_rows(spec, vector, most), spec.capacity if spec.aligned else spec.capacity | 1)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     if lanes * slots > threads * (ANY_TILES if spec.takes_length else 1):
         dense = NARROW_LOOP if spec.alone else MASKED_LOOP
         threads, most, stages, blocks = VIEW_LOOP if spec.input_layout == "columns" else dense
-        items = panel.odd_rows(spec, vector, most)
+        items = column_tile.odd_rows(spec, vector, most)
     threads = min(threads, max(WARP, lanes * slots))
     return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=blocks)
 
@@ -147,7 +154,7 @@ def _made(
     spec: ScanSpec, target: Target, vector: int, most_lanes: int, threads: int, items: int, *, stages: int, blocks: int
 ) -> ColumnsPlan:
     """The plan of these numbers, with fewer stages, then fewer threads, until shared memory suffices."""
-    lanes = panel.panel_lanes(spec, vector, most_lanes)
+    lanes = column_tile.lanes_across(spec, vector, most_lanes)
     one_tile = threads // lanes * items >= spec.capacity
     made = ColumnsPlan(
         spec=spec,
@@ -157,7 +164,7 @@ def _made(
         items=items,
         columns=lanes * vector,
         vector=vector,
-        apart=False,
+        strided_columns=False,
         stages=min(stages, 1) if one_tile else stages,
         blocks=blocks,
     )

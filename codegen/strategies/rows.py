@@ -10,7 +10,7 @@ from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
-from scanops.codegen.strategies.before import Before, before_of
+from scanops.codegen.strategies.forward_prefix import ForwardPrefix, forward_prefix_of
 
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
 LINE_BYTES = 128  # bytes of a memory sector group that is fetched together
@@ -42,7 +42,9 @@ class RowPlan(Plan):
     # The operands whose rows are contiguous, but aligned differently from the output's: accesses to them are aligned to
     # boundaries of their own, and items are shifted into place. Where ``copies_shifted``, so are those read further on.
     shifted: tuple[Source, ...] = derived()
-    before: Before | None = derived()  # the forward scan that a gradient recomputes; None where its results were saved
+    forward_prefix: ForwardPrefix | None = (
+        derived()
+    )  # the forward scan that a gradient recomputes; None where its results were saved
 
     def __post_init__(self) -> None:
         """Check that accesses are aligned: misaligned rows keep to a boundary of at most one line of memory."""
@@ -61,7 +63,7 @@ class RowPlan(Plan):
         set_derived(
             self,
             shifted=tuple(contiguous) if self.items > 1 else (),
-            before=before_of(self.spec) if self.spec.recomputes else None,
+            forward_prefix=forward_prefix_of(self.spec) if self.spec.recomputes else None,
         )
 
     def constants(self) -> tuple[Constant, ...]:

@@ -68,7 +68,7 @@ class TransposedPlan(Plan):
             Constant("kVector", self.vector, "adjacent lines per thread"),
             Constant("kLanes", self.lanes, "threads side by side across the lines"),
             Constant("kRagged", True, "the last panel may have fewer lines"),
-            Constant("kApart", not whole, "a thread's lines are kLanes apart, and stored one by one"),
+            Constant("kStridedColumns", not whole, "a thread's lines are kLanes apart, and stored one by one"),
             Constant("kRealigns", False, "lines start between the boundaries of vector loads"),
             Constant("kExchanged", True, "lanes exchange items in shared memory"),
             Constant("kLoops", self.tiles > 1, "a line has several tiles"),

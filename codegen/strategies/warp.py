@@ -35,7 +35,9 @@ class WarpPlan(RowPlan):
     strategy: ClassVar[str] = "warp"
     template: ClassVar[str] = "registers.cu.j2"
     spans_block: ClassVar[bool] = False
-    alone: ClassVar[bool] = False  # a block is small: it never has the registers of a multiprocessor to itself
+    one_block_per_sm: ClassVar[bool] = (
+        False  # a block is small: it never has the registers of a multiprocessor to itself
+    )
 
     lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 

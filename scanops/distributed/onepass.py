@@ -19,7 +19,7 @@ import socket
 import torch
 from torch import Tensor
 
-from scanops.codegen.strategies.panels import LINKED_ABREAST
+from scanops.codegen.strategies.columns_lookback import LINKED_ABREAST
 from scanops.distributed.exchange import Message
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link

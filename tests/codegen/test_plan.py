@@ -66,11 +66,12 @@ STRATEGIES = {
     "warp": "n4 n128 n100-strided n15-transposed n16-few-transposed",
     "staged": "n1 n100 n600",
     "block": "n4096 n32768 n4096-mask_b8-transposed-strided_mask",
-    "wave": f"n65536 n{MAX_LENGTH}",
+    "persistent": f"n65536 n{MAX_LENGTH}",
     "split": f"n1048576-few-strided n{SPLIT_LENGTH}-few",
     "transposed": "n16-transposed n4096-inner16-transposed",
     "columns": "n4096-inner15-transposed n1-inner2",
-    "panels": f"n{MAX_LENGTH}-inner{MAX_LENGTH}-few n4096-inner1024-unaligned n4096-inner1024-columns n4096-inner1001",
+    "columns_lookback": f"n{MAX_LENGTH}-inner{MAX_LENGTH}-few n4096-inner1024-unaligned n4096-inner1024-columns "
+    "n4096-inner1001",
 }
 
 

@@ -91,8 +91,8 @@ class Ranks:
         small: dict[str, dict[str, int]] = {
             "block": {},
             "split": {"threads": 64, "vectors": 4},  # so that all blocks are resident in the emulator
-            "wave": {"threads": 64, "vectors": 2},
-            "panels": {"threads": 64},
+            "persistent": {"threads": 64, "vectors": 2},
+            "columns_lookback": {"threads": 64},
             "columns": {"threads": 64, "stages": 0, "blocks": 1},
         }
         return replace(plan, **small[strategy])
@@ -154,15 +154,15 @@ def drawn(ranks: Ranks, op: str, *, reverse: bool = False, exclusive: bool = Fal
 
 
 CASES = (
-    ("wave", "linear", (1037, 1, 4099), 1, {}),
-    ("wave", "sum", (512, 2048, 511), 1, {"exclusive": True}),
-    ("wave", "linear", (5, 513, 1030, 1024), 1, {"reverse": True}),
+    ("persistent", "linear", (1037, 1, 4099), 1, {}),
+    ("persistent", "sum", (512, 2048, 511), 1, {"exclusive": True}),
+    ("persistent", "linear", (5, 513, 1030, 1024), 1, {"reverse": True}),
     ("block", "linear", (1500, 1501, 1600), 1, {}),
     ("block", "sum", (700, 701), 1, {"reverse": True, "exclusive": True}),
     ("split", "linear", (1037, 1, 4099), 1, {}),
     ("split", "sum", (4100, 31, 600), 1, {"reverse": True}),
-    ("panels", "linear", (130, 1, 515), 8, {}),
-    ("panels", "sum", (64, 700), 7, {"reverse": True, "exclusive": True}),
+    ("columns_lookback", "linear", (130, 1, 515), 8, {}),
+    ("columns_lookback", "sum", (64, 700), 7, {"reverse": True, "exclusive": True}),
     ("columns", "linear", (130, 1, 515), 8, {"exclusive": True}),
     ("columns", "sum", (64, 300), 7, {"reverse": True}),
 )
@@ -195,10 +195,10 @@ def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int) -
                           out=results * 4 + memory + 64, resident=blocks)  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["wave", "split", "panels"])
+@pytest.mark.parametrize("strategy", ["persistent", "split", "columns_lookback"])
 def test_a_rank_that_is_absent_ends_the_others(compile_text: Callable[[str], Any], strategy: str) -> None:
     """Waits end at the limit, and a word of the link's memory says so; ranks before the absent one are right."""
-    inner = 8 if strategy == "panels" else 1
+    inner = 8 if strategy == "columns_lookback" else 1
     ranks = Ranks(strategy, "sum", (300, 200, 100), inner, {})
     library = compile_text(ranks.text(10**6, absent=1))
     data, wanted = drawn(ranks, "sum")

@@ -41,7 +41,7 @@ def masked(name: str) -> Masked:
 
 
 # One of each strategy; those with a row in one tile and those that loop behave alike here.
-@pytest.mark.parametrize("name", ["lanes", "wave", "column_loop", "split"])
+@pytest.mark.parametrize("name", ["lanes", "persistent", "column_loop", "split"])
 @pytest.mark.parametrize("column", ["CUDA graph", "waits for nothing", "side stream", "another GPU"])
 def test_every_strategy(name: str, column: str) -> None:
     need(GPU_COLUMNS[column].gpus)
@@ -107,7 +107,7 @@ def test_outputs_and_weights_do_not_wait() -> None:
     assert all(torch.equal(y.cpu(), row.by_torch(*row.tensors())[0]) for y in found)
 
 
-@pytest.mark.parametrize("name", ["one_thread_a_row", "lanes", "one_tile", "wave", "column_loop", "split"])
+@pytest.mark.parametrize("name", ["one_thread_a_row", "lanes", "one_tile", "persistent", "column_loop", "split"])
 def test_a_repeated_call_reads_what_it_is_given(name: str) -> None:
     """Other data at other addresses; an aligned call says nothing about a misaligned one."""
     row, kept = masked(name), []

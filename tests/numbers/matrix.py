@@ -32,7 +32,7 @@ from tests.numbers.oracle import Case
 
 MULTIPROCESSORS = 3  # of the emulated GPU, and pretended on a real one, so that small shapes count as many lines
 NON_COMMUTATIVE = ("affine", "linear", "cummax", "cummin")
-STRATEGIES = ("warp", "staged", "block", "wave", "split", "columns", "panels", "transposed")
+STRATEGIES = ("warp", "staged", "block", "persistent", "split", "columns", "columns_lookback", "transposed")
 
 
 _FIXED = oracle.CASES | {

@@ -56,7 +56,7 @@ def test_every_strategy_is_reached_by_few_kernels(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Store, "get_or_build", lambda self, request: built.append(request.name) or build(self, request))
     report = scanops.check_operator(LAST_VALID)
     assert report.ok, str(report)
-    assert set(report.strategies) >= {"block", "columns", "panels", "split", "staged", "warp", "wave"}
+    assert set(report.strategies) >= {"block", "columns", "columns_lookback", "split", "staged", "warp", "persistent"}
     assert len(built) <= 20
 
 

@@ -14,7 +14,7 @@ from scanops.artifact import BuildRequest
 from scanops.codegen.layouts import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panel, panels, transposed, warp, wave
+from scanops.codegen.strategies import block, column_tile, columns, columns_lookback, persistent, transposed, warp
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
@@ -76,7 +76,7 @@ ROWS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "warp": (warp.plan, (36, 131)),
     "block": (block.plan, (1024, 1027)),
     "split": (small(block.split), (2048, 4099)),
-    "wave": (small(wave.plan), (2048, 4099)),
+    "persistent": (small(persistent.plan), (2048, 4099)),
 }
 
 
@@ -114,7 +114,7 @@ def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layo
 # Accesses of a thread: runs of their items that divide the 32 bits of a word, that do not, and that are longer.
 @pytest.mark.parametrize("vectors", [2, 3, 7, 8, 9])
 @pytest.mark.parametrize("segments", ["flags", "int32"])
-@pytest.mark.parametrize("strategy", ["block", "wave"])
+@pytest.mark.parametrize("strategy", ["block", "persistent"])
 def test_segments_in_runs(strategy: str, segments: str, vectors: int) -> None:
     """Segments begin at every place of a run; a row ends within one."""
     tile, reverse = 64 * 4 * vectors, vectors % 2 == 0
@@ -123,14 +123,15 @@ def test_segments_in_runs(strategy: str, segments: str, vectors: int) -> None:
     offsets = torch.cat([torch.arange(0, length, 5), torch.tensor([length])])
     starts[:, offsets[:-1]] = True
     spec = ScanSpec(op="affine", dtype="float32", length=length, segments=segments, reverse=reverse)
-    plan = dataclasses.replace((block if strategy == "block" else wave).plan(spec, SM_90), threads=64, vectors=vectors)
+    module = block if strategy == "block" else persistent
+    plan = dataclasses.replace(module.plan(spec, SM_90), threads=64, vectors=vectors)
     given = {"segment_starts": starts} if segments == "flags" else {"offsets": offsets.int()}
     wanted = sequential(x, "affine", 1, starts=starts, reverse=reverse, dtype=torch.float32)
     assert torch.equal(scanned(plan, x, **given), wanted)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("strategy", ["warp", "wave"])
+@pytest.mark.parametrize("strategy", ["warp", "persistent"])
 def test_without_asynchronous_copies(strategy: str, reverse: bool) -> None:
     """Rows pass through registers on GPUs that have no cp.async."""
     length = 1036 if reverse else 259
@@ -142,7 +143,7 @@ def test_without_asynchronous_copies(strategy: str, reverse: bool) -> None:
 
 # ---- columns
 
-COLUMNS: dict[str, Make] = {"columns": columns.plan, "panels": panels.plan}
+COLUMNS: dict[str, Make] = {"columns": columns.plan, "columns_lookback": columns_lookback.plan}
 
 
 def shaped(plan: Any, lanes: int, **numbers: Any) -> Plan:
@@ -168,7 +169,7 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
         mask=None if m is None else str(m.dtype),
     )  # fmt: skip
     plan = shaped(
-        panels.plan(spec, SM_90), 4, vector=4, threads=32, items=3, stages=stages, blocks=1,
+        columns_lookback.plan(spec, SM_90), 4, vector=4, threads=32, items=3, stages=stages, blocks=1,
         abreast=2, group=group, stretch=stretch,
     )  # fmt: skip
     assert torch.equal(scanned(plan, x, m), expected(x, spec, m))
@@ -178,18 +179,18 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
     (12, 4, {"stages": 0}, "float32"),
     (12, 4, {"stages": 1}, "float64"),
     (64, 16, {"stages": 1}, "float16"),
-    (33, 8, {"stages": 0, "vector": 4, "apart": True}, "float64"),
+    (33, 8, {"stages": 0, "vector": 4, "strided_columns": True}, "float64"),
     (4, 2, {"stages": 1, "threads": 32, "items": 3}, "float16"),
 ])  # fmt: skip
 @pytest.mark.parametrize("strategy", COLUMNS)
 def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
     """Registers, shared memory, lanes that exchange rows, columns apart; each in tiles that end beyond the column."""
     spec = ScanSpec(op="affine", dtype=dtype, length=130, inner=inner, reverse=True)
-    vector = numbers.get("vector") or panel.column_width(spec)
+    vector = numbers.get("vector") or column_tile.column_width(spec)
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
-    plan = shaped(COLUMNS[strategy](spec, SM_90), panel.panel_lanes(spec, vector, lanes), **numbers)
+    plan = shaped(COLUMNS[strategy](spec, SM_90), column_tile.lanes_across(spec, vector, lanes), **numbers)
     x = values("affine", (2, 130, inner), getattr(torch, dtype))
     assert torch.equal(scanned(plan, x), expected(x, spec))
 
@@ -197,8 +198,8 @@ def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, number
 OFF_THE_BOUNDARY = [
     ("columns", 1, {"threads": 32, "items": 3, "stages": 0}),
     ("columns", 1, {"threads": 32, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
-    ("panels", 1, {"threads": 64, "items": 4, "stages": 0}),
-    ("panels", 4, {"threads": 64, "items": 3, "stages": 1, "group": 2}),
+    ("columns_lookback", 1, {"threads": 64, "items": 4, "stages": 0}),
+    ("columns_lookback", 4, {"threads": 64, "items": 3, "stages": 1, "group": 2}),
 ]
 LYING: list[tuple[Layout, bool]] = [("dense", True), ("dense", False), ("columns", True)]  # layout, reverse
 
@@ -223,11 +224,11 @@ def test_columns_that_begin_anywhere(
         **fields, inner=inner, reverse=reverse, exclusive=reverse, aligned=False, input_layout=layout,
         mask_layout=layout if m is not None else "dense",
     )  # fmt: skip
-    vector = panel.column_width(spec)
-    lanes = panel.panel_lanes(spec, vector, 4 if numbers["stages"] else 2 * lanes)
-    if not panel.can_stage(spec, SM_90, vector):
+    vector = column_tile.column_width(spec)
+    lanes = column_tile.lanes_across(spec, vector, 4 if numbers["stages"] else 2 * lanes)
+    if not column_tile.can_stage(spec, SM_90, vector):
         numbers = {**numbers, "stages": 0}
-    plan = shaped(COLUMNS[strategy](spec, SM_90), lanes, blocks=1, vector=vector, apart=False, **numbers)
+    plan = shaped(COLUMNS[strategy](spec, SM_90), lanes, blocks=1, vector=vector, strided_columns=False, **numbers)
     for offset in (1, 5):
         mask = None if m is None else placed(m, offset + 1, pitch)
         assert torch.equal(scanned(plan, placed(x, offset, pitch), mask), expected(x, spec, m)), offset

@@ -221,9 +221,9 @@ PLACES: dict[str, tuple[int, ...]] = {
     "warp": (3, 64),
     "staged": (5, 31),
     "block": (2, 1003),
-    "wave": (2, 20004),
+    "persistent": (2, 20004),
     "columns": (2, 37, 6),
-    "panels": (1, 70, 130),
+    "columns_lookback": (1, 70, 130),
 }
 NAMES = sorted(GRADIENTS.keys() - {"latest", "expressions"})  # which no gradient is of alone
 PAIRS = [(name, list(PLACES)[k % len(PLACES)]) for k, name in enumerate(NAMES)]  # each strategy with several rows

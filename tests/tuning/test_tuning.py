@@ -95,6 +95,28 @@ def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("slug", "former"),
+    [
+        ("sum-f32-n65536", {"persistent": "wave"}),
+        ("sum-f32-n32768", {"one_block_per_sm": "alone"}),
+        ("sum-f32-n4096-inner1024", {"columns_lookback": "panels", "strided_columns": "apart"}),
+    ],
+)
+def test_a_file_with_former_names_is_read(slug: str, former: dict[str, str], file: Path) -> None:
+    """Files of earlier versions: their strategies and numbers are written under the present names."""
+    spec = ScanSpec.parse(slug)
+    plan = next(plan for plan in candidates(spec, TARGET) if {plan.strategy, *plan.numbers()} >= former.keys())
+    row = asdict(entry(plan))
+    numbers = {former.get(name, name): value for name, value in row["plan"].items()}
+    old = {**row, "strategy": former.get(row["strategy"], row["strategy"]), "plan": numbers}
+    assert old != row
+    file.write_text(json.dumps({"schema": SCHEMA, "entries": [old]}))
+    assert list(read(file).values()) == [entry(plan)]
+    choice = tuning.entry_for(spec, TARGET)
+    assert choice is not None and tuning.plan_of(choice, spec) == plan
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "the file: "),

@@ -42,11 +42,11 @@ DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WavePlan(RowPlan):
+class PersistentPlan(RowPlan):
     """Persistent blocks with a multistage ring of tiles in shared memory."""
 
-    strategy: ClassVar[str] = "wave"
-    template: ClassVar[str] = "wave_rows.cu.j2"
+    strategy: ClassVar[str] = "persistent"
+    template: ClassVar[str] = "persistent_rows.cu.j2"
     splits_stores: ClassVar[bool] = True
     copies_shifted: ClassVar[bool] = True
 
@@ -106,7 +106,7 @@ def _beside_bytes(spec: ScanSpec, items: int) -> int:
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted) + SKEW_BYTES * marks
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> PersistentPlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
     items, boundary, accesses = rows.row_of(spec, _items(spec, target))
     shape = (
@@ -115,7 +115,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
         or _several_tiles(spec, target, items, accesses)
     )
     why = f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order"
-    return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, few=few, **shape)
+    return PersistentPlan(spec=spec, target=target, why=why, items=items, boundary=boundary, few=few, **shape)
 
 
 def _items(spec: ScanSpec, target: Target) -> int:

@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import panel
+from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
+from scanops.codegen.strategies.column_tile import ColumnTilePlan
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
-from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PanelsPlan(PanelPlan):
+class ColumnsLookbackPlan(ColumnTilePlan):
     """A block claims a tile and looks back at the tiles above it in its panel.
 
     The exclusive prefix of a tile is folded in an order that depends on its position alone: the carry of the preceding
@@ -24,8 +24,8 @@ class PanelsPlan(PanelPlan):
     tiles in its group. Groups of one tile in groups of one group are a plain chain.
     """
 
-    strategy: ClassVar[str] = "panels"
-    template: ClassVar[str] = "panels.cu.j2"
+    strategy: ClassVar[str] = "columns_lookback"
+    template: ClassVar[str] = "columns_lookback.cu.j2"
 
     abreast: int  # panels whose tiles are claimed together, row of tiles by row of tiles
     group: int  # tiles per group, a power of two up to 32
@@ -33,7 +33,7 @@ class PanelsPlan(PanelPlan):
 
     def __post_init__(self) -> None:
         """Check that the lanes of a block can fold every column of a panel; a block copies one tile."""
-        PanelPlan.__post_init__(self)
+        ColumnTilePlan.__post_init__(self)
         powers = all(is_power_of_two(number) and number <= WARP for number in (self.group, self.stretch))
         require(self, self.columns <= self.threads, "no more columns than threads")
         require(self, powers, f"groups and stretches that are powers of two up to {WARP}")
@@ -51,7 +51,7 @@ class PanelsPlan(PanelPlan):
         """The numbers that the text names."""
         peers, groups, carry = self.looks
         return (
-            *PanelPlan.constants(self),
+            *ColumnTilePlan.constants(self),
             Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
             Constant("kGroup", self.group, "tiles per group"),
             Constant("kStretch", self.stretch, "groups per group of groups"),
@@ -78,7 +78,7 @@ LINKED_ABREAST = 8
 LINKED_GRADIENT_TILE = (256, 8, 32, 2, 8)
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
-APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
+STRIDED_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # few panels: (threads, rows per thread, blocks), larger tiles in shared memory; groups, and groups of groups
 FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.89, 48 rows by one block 0.73
 # splits a panel further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one panel 0.77
@@ -115,24 +115,28 @@ LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow 
 
 def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
-    if spec.inner == 1 or spec.ragged or not panel.are_neighbours(spec) or spec.capacity <= ONE_TILE:
+    if spec.inner == 1 or spec.ragged or not column_tile.are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
-    if panel.is_gradient(spec) and panel.column_width(spec) > 2 and (not few or spec.capacity <= LONGEST_GRADIENT):
+    if (
+        column_tile.is_gradient(spec)
+        and column_tile.column_width(spec) > 2
+        and (not few or spec.capacity <= LONGEST_GRADIENT)
+    ):
         return False
     if not few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
         short = spec.capacity <= LONGEST_LOOP
-        pairs = panel.is_pair(spec) and not (short and spec.segments)
+        pairs = column_tile.is_pair(spec) and not (short and spec.segments)
         halves = {*spec.result_bytes} == {spec.input.bytes} and spec.out.bytes < 4 and not pairs
-        loops = halves or spec.capacity <= SHORT or (short and panel.is_costly(spec))
-        if panel.column_width(spec) == spec.access_items and loops:
+        loops = halves or spec.capacity <= SHORT or (short and column_tile.is_costly(spec))
+        if column_tile.column_width(spec) == spec.access_items and loops:
             return False
     return plan(spec, target, few).tiles > 1
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsLookbackPlan:
     """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back.
 
     Linked lines end a few panels at a time, as the next rank waits for them.
@@ -140,43 +144,53 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
     made = _plan(spec, target, few)
     if not spec.linked:
         return made
-    if spec.saved and panel.column_width(spec) == spec.access_items:
+    if spec.saved and column_tile.column_width(spec) == spec.access_items:
         threads, items, columns, vector, group = LINKED_GRADIENT_TILE
-        lanes = panel.panel_lanes(spec, vector, columns // vector)
+        lanes = column_tile.lanes_across(spec, vector, columns // vector)
         return replace(_made(spec, target, vector, lanes, threads, items, group=group), abreast=LINKED_ABREAST)
     return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH)
 
 
-def _plan(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
-    vector = panel.column_width(spec)
-    apart = vector < spec.access_items and panel.are_neighbours(spec) and not panel.is_narrow(spec, target)
-    vector = spec.access_items if apart else vector
-    if panel.is_pair(spec) and not apart and vector == spec.access_items and spec.inner > ONE_PANEL_LANES * vector:
+def _plan(spec: ScanSpec, target: Target, few: bool) -> ColumnsLookbackPlan:
+    vector = column_tile.column_width(spec)
+    strided = (
+        vector < spec.access_items and column_tile.are_neighbours(spec) and not column_tile.is_narrow(spec, target)
+    )
+    vector = spec.access_items if strided else vector
+    if (
+        column_tile.is_pair(spec)
+        and not strided
+        and vector == spec.access_items
+        and spec.inner > ONE_PANEL_LANES * vector
+    ):
         return _of_pairs(spec, target, few)
     if (
         few
         and spec.looks_ahead
-        and panel.is_gradient(spec)
+        and column_tile.is_gradient(spec)
         and vector >= GRADIENT_WIDTH
-        and panel.can_stage(spec, target, GRADIENT_WIDTH)
+        and column_tile.can_stage(spec, target, GRADIENT_WIDTH)
     ):
         return _of_gradients(spec, target)
-    if spec.fusion and few and not apart:
+    if spec.fusion and few and not strided:
         threads, items, columns, access_bytes = FUSED_TILE
         vector = min(vector, max(1, access_bytes // spec.out.bytes))
-        items, lanes = min(items, panel.register_rows(spec, vector)), panel.panel_lanes(spec, vector, columns // vector)
+        items, lanes = (
+            min(items, column_tile.register_rows(spec, vector)),
+            column_tile.lanes_across(spec, vector, columns // vector),
+        )
         return _made(spec, target, vector, lanes, threads, items, group=GROUP)
-    threads, items, blocks = THREADS, panel.register_rows(spec, vector, apart=apart, few=few), BLOCKS
-    lanes = APART_LANES if apart else LANES
-    one_panel = few and not apart and spec.inner <= LANES * vector
+    threads, items, blocks = THREADS, column_tile.register_rows(spec, vector, strided_columns=strided, few=few), BLOCKS
+    lanes = STRIDED_LANES if strided else LANES
+    one_panel = few and not strided and spec.inner <= LANES * vector
     if one_panel:
         lanes = ONE_PANEL_LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    staged = few and not apart and panel.can_stage(spec, target, vector)
+    staged = few and not strided and column_tile.can_stage(spec, target, vector)
     if staged:
         long = one_panel and spec.length is not None and spec.length >= LONG
-        small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not panel.is_narrow(spec, target)
+        small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not column_tile.is_narrow(spec, target)
         threads, items, blocks = LONG_TILE if long and small else FEW_TILE
         sizes = [source.dtype.bytes for source in spec.streams]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
@@ -184,32 +198,32 @@ def _plan(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).held_bytes)
         )
         items -= items // 4 if spec.views else 0  # steps and places of a view take registers
-        items = panel.odd_rows(spec, vector, items) if panel.is_narrow(spec, target) else items
+        items = column_tile.odd_rows(spec, vector, items) if column_tile.is_narrow(spec, target) else items
         items = items if spec.aligned else (items - 1) | 1  # no padding between the rows of lanes
-    lanes = min(panel.panel_lanes(spec, vector, lanes), threads // vector)
+    lanes = min(column_tile.lanes_across(spec, vector, lanes), threads // vector)
     group, stretch = (GROUP, STRETCH) if few else (1, 1)
     made = _made(
         spec, target, vector, lanes, threads, items,
-        apart=apart, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
+        strided_columns=strided, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
     )  # fmt: skip
     if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes:
         return made
-    return replace(made, stages=0, items=panel.register_rows(spec, vector, apart=apart, few=few))
+    return replace(made, stages=0, items=column_tile.register_rows(spec, vector, strided_columns=strided, few=few))
 
 
-def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
+def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> ColumnsLookbackPlan:
     """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
     threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
-    lanes = panel.panel_lanes(spec, vector, columns // vector)
+    lanes = column_tile.lanes_across(spec, vector, columns // vector)
     return _made(spec, target, vector, lanes, threads, items, group=group)
 
 
-def _of_gradients(spec: ScanSpec, target: Target) -> PanelsPlan:
+def _of_gradients(spec: ScanSpec, target: Target) -> ColumnsLookbackPlan:
     """The plan of a recurrence's gradient on few panels: tiles in shared memory, whose items are lifted twice."""
     threads, items, columns, blocks = GRADIENT_TILES[spec.out.bytes]
     columns = min(columns, ONE_PANEL_LANES * GRADIENT_WIDTH) if spec.inner <= columns else columns
-    lanes = panel.panel_lanes(spec, GRADIENT_WIDTH, columns // GRADIENT_WIDTH)
+    lanes = column_tile.lanes_across(spec, GRADIENT_WIDTH, columns // GRADIENT_WIDTH)
     return _made(
         spec, target, GRADIENT_WIDTH, lanes, threads, items, stages=1, blocks=blocks, group=GROUP, stretch=STRETCH
     )
@@ -217,10 +231,10 @@ def _of_gradients(spec: ScanSpec, target: Target) -> PanelsPlan:
 
 def _made(
     spec: ScanSpec, target: Target, vector: int, lanes: int, threads: int, items: int, *,
-    apart: bool = False, stages: int = 0, blocks: int = BLOCKS, group: int = 1, stretch: int = 1,
-) -> PanelsPlan:  # fmt: skip
+    strided_columns: bool = False, stages: int = 0, blocks: int = BLOCKS, group: int = 1, stretch: int = 1,
+) -> ColumnsLookbackPlan:  # fmt: skip
     """The plan of these numbers."""
-    return PanelsPlan(
+    return ColumnsLookbackPlan(
         spec=spec,
         target=target,
         why=f"columns of {spec.items_text}: their tiles are split over all multiprocessors",
@@ -228,7 +242,7 @@ def _made(
         items=items,
         columns=lanes * vector,
         vector=vector,
-        apart=apart,
+        strided_columns=strided_columns,
         stages=stages,
         blocks=blocks,
         abreast=ABREAST,

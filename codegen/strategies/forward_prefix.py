@@ -11,7 +11,7 @@ from scanops.codegen.spec import ScanSpec, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class ForwardPrefix:
     """The forward scan over the operands of its gradient: exclusive, and not narrowed to the output dtype.
 
     The names are those of a plan, for the text of operators.
@@ -23,13 +23,13 @@ class Before:
     element: str  # the expression that lifts an item from them
     serial: bool = True
     takes_place: bool = False
-    picks: bool = False
+    uses_select: bool = False
     extends: bool = False
     quick: bool = False
-    regains: bool = False  # the products with the prefix are rounded once in any case
+    compensates: bool = False  # the products with the prefix are rounded once in any case
 
 
-def before_of(gradient: ScanSpec) -> Before:
+def forward_prefix_of(gradient: ScanSpec) -> ForwardPrefix:
     """Return the forward scan that the kernel of a gradient recomputes."""
     wide = accumulator_of(gradient.accumulator).name
     op, *parts = gradient.operator.before
@@ -41,4 +41,4 @@ def before_of(gradient: ScanSpec) -> Before:
     items = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], part) for part in parts)
     gate = wide if len(parts) > 1 else None
     spec = ScanSpec(op=op, dtype=wide, gate=gate, length=gradient.length, at_most=gradient.at_most)
-    return Before(spec=spec, code=fragments(spec), lifted=lifted, element=f"lift({', '.join(items)})")
+    return ForwardPrefix(spec=spec, code=fragments(spec), lifted=lifted, element=f"lift({', '.join(items)})")

@@ -20,7 +20,7 @@ from scanops.codegen.targets import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PanelPlan(Plan):
+class ColumnTilePlan(Plan):
     """A block scans a panel of ``columns`` neighbouring columns; its threads are slots along the columns.
 
     A thread takes ``vector`` neighbouring columns, one access per row, and ``items`` consecutive rows of a tile. Tiles
@@ -29,7 +29,7 @@ class PanelPlan(Plan):
 
     columns: int  # per panel
     vector: int  # columns per thread, a power of two
-    apart: bool  # they are read one by one, `lanes` columns apart; otherwise adjacent columns by one access
+    strided_columns: bool  # they are read one by one, `lanes` columns apart; otherwise adjacent columns by one access
     stages: int  # stages of the ring in shared memory, most of them in flight; 0: tiles pass through registers only
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
 
@@ -37,15 +37,17 @@ class PanelPlan(Plan):
         """Check that threads divide a panel evenly, and that cp.async can copy staged tiles."""
         Plan.__post_init__(self)
         lanes, fitting = self.lanes, 2 * max(self.spec.inner, self.vector)
-        side_by_side = self.vector == 1 or self.apart or are_neighbours(self.spec)
+        side_by_side = self.vector == 1 or self.strided_columns or are_neighbours(self.spec)
         require(self, self.columns % self.vector == 0, "columns that are a whole number of accesses")
         require(self, side_by_side, "accesses of one column where an operand's columns are not adjacent in memory")
-        require(self, self.apart or self.spec.inner % self.vector == 0, "rows that are a whole number of accesses")
+        require(
+            self, self.strided_columns or self.spec.inner % self.vector == 0, "rows that are a whole number of accesses"
+        )
         require(self, is_power_of_two(lanes) and lanes <= WARP, f"lanes that are a power of two up to {WARP}")
         require(self, self.columns < fitting, "columns that the tensor has")
         require(self, is_power_of_two(self.threads), "a power of two of threads")
         if self.stages:
-            copied = can_stage(self.spec, self.target, self.vector) and not self.apart
+            copied = can_stage(self.spec, self.target, self.vector) and not self.strided_columns
             flat = self.exchanged and self.items % 2 == 1  # no padding between the rows of lanes
             require(self, copied, "copies that whole accesses can make")
             require(self, self.spec.aligned or flat, "aligned columns, or rows exchanged without gaps, of staged tiles")
@@ -60,7 +62,9 @@ class PanelPlan(Plan):
             Constant("kLanes", self.lanes, "threads side by side across a panel"),
             Constant("kPanels", self._panels, "panels across the columns"),
             Constant("kRagged", self._panels * self.columns != self.spec.inner, "the last panel has fewer columns"),
-            Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
+            Constant(
+                "kStridedColumns", self.strided_columns, "a thread's columns are kLanes apart, and accessed one by one"
+            ),
             Constant("kRealigns", self.realigns, "rows start between the boundaries of vector loads"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
@@ -84,7 +88,7 @@ class PanelPlan(Plan):
     @property
     def realigns(self) -> bool:
         """Whether rows start off the boundary of an access, so that items of two accesses are shifted into place."""
-        return not self.spec.aligned and not self.apart and self.vector > 1
+        return not self.spec.aligned and not self.strided_columns and self.vector > 1
 
     @property
     def exchanged(self) -> bool:
@@ -94,7 +98,7 @@ class PanelPlan(Plan):
         panel is; in shared memory each lane scans neighbouring rows.
         """
         narrow = self.columns * self.spec.input.bytes < LINE_BYTES and not self.spec.ragged
-        return self.stages > 0 and self._panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
+        return self.stages > 0 and self._panels == 1 and narrow and self.spec.keeps_bytes and not self.strided_columns
 
     def is_flat(self, source: Source) -> bool:
         """Whether a warp's rows of an operand are one contiguous range, read by full 16-byte accesses."""
@@ -151,7 +155,7 @@ def column_width(spec: ScanSpec) -> int:
     return width
 
 
-def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
+def lanes_across(spec: ScanSpec, vector: int, most: int) -> int:
     """Threads side by side across a panel: no more than there are columns for."""
     return min(most, power_of_two_above(ceil_div(spec.inner, vector)))
 
@@ -174,11 +178,13 @@ def is_narrow(spec: ScanSpec, target: Target) -> bool:
     return narrow and can_stage(spec, target, column_width(spec))
 
 
-def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False, few: bool = False) -> int:
+def register_rows(spec: ScanSpec, vector: int, *, strided_columns: bool = False, few: bool = False) -> int:
     """Rows of a thread that pass through its registers, of which it has 128."""
     sizes = [source.dtype.bytes for source in spec.streams]
-    loaded = sum(max(4, size) if apart else size for size in sizes)  # an item that is read alone takes a whole register
-    realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
+    loaded = sum(
+        max(4, size) if strided_columns else size for size in sizes
+    )  # an item that is read alone takes a whole register
+    realigned = not spec.aligned and vector > 1 and not strided_columns  # two accesses a row
     loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4
     state_bytes, rows = fragments(spec).held_bytes, ROWS
     most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
