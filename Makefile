@@ -109,7 +109,7 @@ build/wheel/stamp: $(SOURCES) $(PREBUILT)/stamp | $(STAMPS)/tools
 	touch $@
 
 # The C++ call path of this torch and Python; `python -m tools.prebuilt` adds others. What was built of other text goes.
-$(PREBUILT)/stamp: $(wildcard scanops/runtime/native/source/*) scanops/artifact.py | $(STAMPS)/package
+$(PREBUILT)/stamp: $(wildcard scanops/runtime/native/source/*) scanops/build_request.py | $(STAMPS)/package
 	rm -rf $(PREBUILT) && mkdir -p build && mkdir -m 700 $(PREBUILT)
 	SCANOPS_STORE=$(PREBUILT) $(BIN)/python -m scanops.runtime.native.building
 	touch $@

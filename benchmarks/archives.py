@@ -112,7 +112,7 @@ DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (bits, bits, block
 
 def made(folder: Path) -> Path:
     """Build a small pack of two libraries."""
-    from scanops.artifact import BuildRequest
+    from scanops.build_request import BuildRequest
     from scanops.codegen.abi import ABI
     from scanops.store import Store
 

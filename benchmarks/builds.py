@@ -29,7 +29,7 @@ from benchmarks.common import Row, Wanted, parser, write
 from benchmarks.table import cells
 from benchmarks.timing import percentile
 from scanops import ScanSpec, make_plan
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.builders import nvrtc
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc

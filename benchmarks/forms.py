@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from scanops.runtime import calls, kernels, launcher
+from scanops.runtime import call_cache, kernels, launcher
 from scanops.store import driver
 from tools.figures import DRIVER
 
@@ -30,14 +30,14 @@ def forms(form: str, store: str | None = None) -> Iterator[dict[str, str]]:
         block.enter_context(patch.dict(os.environ, chosen))
         if form == "cubin" and not torch.cuda.is_available():
             block.enter_context(patch.object(driver, "PATH", no_driver()))
-            block.enter_context(patch.object(calls, "device_of", lambda tensor: PRETENDED))
+            block.enter_context(patch.object(call_cache, "device_of", lambda tensor: PRETENDED))
         _forget()
         yield chosen
 
 
 def _forget() -> None:
     kernels._KERNELS.clear()
-    calls.forget()
+    call_cache.forget()
 
 
 @functools.cache

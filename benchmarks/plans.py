@@ -33,7 +33,7 @@ from scanops.errors import ScanopsError
 from scanops.measure import GpuLaboratory, require_gpu
 from scanops.precompile import record
 from scanops.processes import jobs_that_fit
-from scanops.runtime.calls import FUSED
+from scanops.runtime.call_cache import FUSED
 from scanops.tuning import Measured, TuningEntry, read, write
 
 KINDS: tuple[dict[str, Any], ...] = (

@@ -26,14 +26,14 @@ import scanops
 from benchmarks.common import ROOT, aligned, child, kernel_of, parser, write
 from benchmarks.forms import BUILDERS, PRETENDED, forms, no_driver
 from benchmarks.timing import milliseconds, percentile
-from scanops import ScanSpec, artifact
+from scanops import ScanSpec, build_request
 from scanops.builders import unavailable
 from scanops.runtime import kernels
 from scanops.store.packs import finish
 
 SPECS = ("sum-f32-n1000", "prod-bf16-n4096-reverse", "sum-f32-n32768-mask_b8", "sum-f32-any-le1024-by4")
 LENGTHS = range(200, 60000)  # of first calls
-INSTALL = "wheel" if artifact.DIGESTS else "checkout"
+INSTALL = "wheel" if build_request.DIGESTS else "checkout"
 GPU = torch.cuda.is_available()
 GOALS = {"running": 0.25, "cold": 0.8}  # seconds, the median by NVRTC
 
@@ -68,10 +68,10 @@ if device == "cuda":
     scanops.cumsum(x, 1)
     torch.cuda.synchronize()
 else:
-    from scanops.runtime import calls, launcher
+    from scanops.runtime import call_cache, launcher
     from scanops.store import driver
     driver.PATH = sys.argv[2]
-    calls.device_of = lambda tensor: launcher.Device(target=sys.argv[3], multiprocessors=132)
+    call_cache.device_of = lambda tensor: launcher.Device(target=sys.argv[3], multiprocessors=132)
     with scanops.emulate():
         scanops.cumsum(x, 1)
 print(time.perf_counter() - began)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import scanops
-from scanops.artifact import Resources
+from scanops.build_request import Resources
 from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.cli.output import resources_text
 from scanops.errors import BuildFailure, ScanopsError

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulator import emulate as emulate
     from scanops.fusion.operators import operator as operator
-    from scanops.laws import check_operator as check_operator
+    from scanops.operator_checks import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import compile as compile
     from scanops.precompile import prepare as prepare
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from scanops.relatives import cumprod as cumprod
     from scanops.relatives import logcumsumexp as logcumsumexp
     from scanops.relatives import reduce_by_key as reduce_by_key
-    from scanops.runtime.calls import calls as calls
+    from scanops.runtime.call_cache import calls as calls
     from scanops.runtime.kernels import Kernel as Kernel
     from scanops.runtime.policies import policy as policy
 
@@ -56,11 +56,11 @@ _NAMES = {  # of each module
     "codegen.spec": ("ScanSpec",),
     "emulator": ("emulate",),
     "fusion.operators": ("operator",),
-    "laws": ("check_operator",),
+    "operator_checks": ("check_operator",),
     "patching": ("patch_torch",),
     "precompile": ("compile", "prepare", "record"),
     "relatives": ("cummax", "cummin", "cumprod", "logcumsumexp", "reduce_by_key"),
-    "runtime.calls": ("calls",),
+    "runtime.call_cache": ("calls",),
     "runtime.kernels": ("Kernel",),
     "runtime.policies": ("policy",),
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.artifact import BuildRequest, Resources
+from scanops.build_request import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import ITEMS, item_bytes
 from scanops.codegen.plan import Plan

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops import workload
-from scanops.artifact import CPU, planned
+from scanops import recording
+from scanops.build_request import CPU, planned
 from scanops.codegen.lines import few_for, situations
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.targets import target_named
@@ -60,7 +60,7 @@ def compile(
     spec = spec_of(spec)
     check_wanted(target, builder)
     few = few_for(spec, planned(target), lines)
-    workload.note(spec, target, few)
+    recording.note(spec, target, few)
     kernel = obtain(spec, target, policies.strict().by(builder), Store(), few)
     assert kernel is not None
     return kernel
@@ -76,7 +76,7 @@ def check_wanted(target: str, builder: str = AUTO) -> None:
 
 
 @contextmanager
-def record() -> Iterator[workload.Recording]:
+def record() -> Iterator[recording.Recording]:
     """Inside the block, write down the spec of each kernel that this process asks for, in whatever thread.
 
     A request is recorded whatever serves it: under the policy ``fallback`` a program records what to build on a
@@ -101,10 +101,10 @@ def record() -> Iterator[workload.Recording]:
 
 
 @contextmanager
-def _recorded() -> Iterator[workload.Recording]:
-    with workload.recording() as used:
-        calls = import_late("scanops.runtime.calls")  # imports torch, which building does without
-        calls.forget()  # every call is to be counted where kernels are looked up
+def _recorded() -> Iterator[recording.Recording]:
+    with recording.open_recording() as used:
+        call_cache = import_late("scanops.runtime.call_cache")  # imports torch, which building does without
+        call_cache.forget()  # every call is to be counted where kernels are looked up
         yield used
 
 
@@ -150,7 +150,7 @@ def prepare(
             for spec, own, few in _asked(item, here):  # an invalid target shows before anything is built
                 wanted.update(dict.fromkeys(_situated(spec, chosen or [own], few)))
         for spec, target, few in wanted:
-            workload.note(spec, target, few)
+            recording.note(spec, target, few)
         # A capture belongs to its thread: what may not be built because of one is refused in this thread.
         found = at_once(_obtained, list(wanted), 1 if capturing() else jobs_that_fit())
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]

@@ -132,9 +132,9 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
-    from scanops import artifact
+    from scanops import build_request
 
-    monkeypatch.setattr(artifact, "DIGESTS", artifact.source_digests())
+    monkeypatch.setattr(build_request, "DIGESTS", build_request.source_digests())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

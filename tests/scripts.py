@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # and templates and the emulator are compiled once. The descriptors of the child's output are files in its folder.
 SERVER = """
 import json, os, pathlib, shutil, sys, tempfile, traceback, torch, torch._dynamo, torch.distributed.tensor, scanops
-from scanops.artifact import request_of
+from scanops.build_request import request_of
 from scanops.builders import build
 with tempfile.TemporaryDirectory() as folder:
     shutil.which("g++") and build(request_of(scanops.ScanSpec.parse("sum-f32-n4"), "cpu"), pathlib.Path(folder))

@@ -279,14 +279,14 @@ void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
 FIRST_CALL = """
 import inspect, json, os, shutil, subprocess, sys
 import torch, scanops
-from scanops import artifact, builders
+from scanops import build_request, builders
 root, stub = sys.argv[1], sys.argv[2]
-text = open(stub + ".c").read() % artifact.ABI
+text = open(stub + ".c").read() % build_request.ABI
 subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", stub], input=text, text=True, check=True)
 def stubbed(request, directory):
     library = directory / "kernel.so"
     shutil.copy(stub, library)
-    return artifact.BuildReport(file=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
+    return build_request.BuildReport(file=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
 builders.build = stubbed
 ran, importing = set(), 0
 def profiled(frame, event, _):

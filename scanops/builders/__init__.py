@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scanops.artifact import CPU, FORMS, HOST, BuildReport, BuildRequest
+from scanops.build_request import CPU, FORMS, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, inline, nvrtc
 from scanops.errors import BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.files import write_owned

@@ -10,7 +10,7 @@ import re
 import sysconfig
 from pathlib import Path
 
-from scanops.artifact import CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest, digest_of
+from scanops.build_request import CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest, digest_of
 from scanops.builders.programs import parse_ptxas, run_all
 from scanops.builders.toolchain import Program, find_cxx
 from scanops.builders.toolchain import cuda_compilers as require

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from scanops import environment
-from scanops.artifact import LINK_FLAGS, BuildReport, BuildRequest
+from scanops.build_request import LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.builders.toolchain import CudaToolkit, Program, cuda_compilers, ensure_runtime, find_ninja
 from scanops.errors import MissingCompiler

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops import environment
-from scanops.artifact import CUBIN, BuildReport, BuildRequest, flags_of
+from scanops.build_request import CUBIN, BuildReport, BuildRequest, flags_of
 from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.builders.toolchain import wheel_folders
 from scanops.codegen.targets import TARGETS, nearest_targets

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scanops import environment
-from scanops.artifact import BuildRequest, Resources
+from scanops.build_request import BuildRequest, Resources
 from scanops.errors import BuildFailure
 from scanops.forks import FORK_LOCK, reset_in_child
 from scanops.processes import BACKGROUND

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, planned
+from scanops.build_request import CPU, planned
 from scanops.builders import unavailable
 from scanops.cli.output import (
     Answer,

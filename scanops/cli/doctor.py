@@ -14,7 +14,7 @@ import click
 
 from scanops import environment
 from scanops._version import untested
-from scanops.artifact import CPU
+from scanops.build_request import CPU
 from scanops.builders import unavailable
 from scanops.builders.nvrtc import Nvrtc, require
 from scanops.builders.toolchain import CudaToolkit, Program, find_cxx, find_ninja, find_nvcc

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from scanops import environment
-from scanops.artifact import Resources
+from scanops.build_request import Resources
 from scanops.codegen.spec import ScanSpec
 from scanops.environment import AUTO, BUILDERS
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason

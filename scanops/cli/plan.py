@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of
+from scanops.build_request import CPU, BuildRequest, Resources, plan_for, planned, request_of
 from scanops.builders import unavailable
 from scanops.cli.output import Answer, Command, Spec, import_option, resources_text
 from scanops.codegen.figures import (

@@ -4,7 +4,7 @@
 namespace scanops_emulator {
 
 template <class Item, class Result>
-struct Laws {  // as scanops/trials.py fills it
+struct Laws {  // as scanops/operator_checks.py fills it
     const Item* input;
     const int* begins;  // of three ranges of elements for each test, one after the other; and the end of the last
     Result* left;       // the result of the left side of the law, for each test

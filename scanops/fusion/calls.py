@@ -23,8 +23,8 @@ from scanops.ops.dispatch import known_name
 from scanops.requests import checks
 from scanops.requests.call import SHARDED, Call, runs_kernels
 from scanops.requests.geometry import line_shape
-from scanops.runtime import calls, native
-from scanops.runtime.calls import Key
+from scanops.runtime import call_cache, native
+from scanops.runtime.call_cache import Key
 
 Function = Callable[..., Any]
 
@@ -95,7 +95,7 @@ def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
 _numbers = itertools.count()
 
 
-@functools.lru_cache(maxsize=calls.MAX_REMEMBERED)
+@functools.lru_cache(maxsize=call_cache.MAX_REMEMBERED)
 def _number(seen: tuple[Any, ...]) -> int:
     """The number of what functions see, and of what else a fusion follows from beside the tensors."""
     return next(_numbers)
@@ -119,12 +119,12 @@ def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
             return answer
     if not runs_kernels(tensors):
         return None
-    known = calls.WORKS.get((key, environment.SCOPED.get(), *calls.facts(tensors)))
+    known = call_cache.WORKS.get((key, environment.SCOPED.get(), *call_cache.facts(tensors)))
     if known is None:
         return None
     work, launcher = known
     if not launcher.own:
-        if calls.superseded((launcher,)):
+        if call_cache.superseded((launcher,)):
             return None
     elif native.repeated(launcher) and len(tensors) <= len(native.SLOTS):
         native.learn(key, native.slots(tensors), launcher, slots=native.SLOTS)

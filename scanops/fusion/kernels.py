@@ -24,7 +24,7 @@ from scanops.requests.call import Call, is_derived, is_memory, is_recorded, is_t
 from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, separate, split_shape
 from scanops.requests.request import Inputs
 from scanops.requests.segments import shifted
-from scanops.runtime import calls
+from scanops.runtime import call_cache
 from scanops.runtime.launcher import Launcher, device_of
 
 Tensors = tuple[torch.Tensor, ...]
@@ -74,12 +74,12 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 # ---- by a kernel
 
 
-def remember(key: calls.Key, work: Work, tensors: Tensors) -> None:
+def remember(key: call_cache.Key, work: Work, tensors: Tensors) -> None:
     """Let the next call of ``key`` with such tensors be launched as this one, if a kernel has served it."""
-    around = (environment.SCOPED.get(), *calls.facts(tensors))
-    launcher = calls.FUSED.get((work, *around))
+    around = (environment.SCOPED.get(), *call_cache.facts(tensors))
+    launcher = call_cache.FUSED.get((work, *around))
     if launcher is not None:
-        calls.remember(calls.WORKS, (key, *around), (work, launcher))
+        call_cache.remember(call_cache.WORKS, (key, *around), (work, launcher))
 
 
 def computed(work: Work, tensors: Tensors) -> Tensors:
@@ -87,16 +87,16 @@ def computed(work: Work, tensors: Tensors) -> Tensors:
     operands = work.operands(tensors)
     if len(operands) < len(tensors) and tensors[-1].numel() > 1:
         tensors = (*operands, tensors[-1].expand(line_shape(shape_of(operands), work.dim)).contiguous())
-    key = (work, environment.SCOPED.get(), *calls.facts(tensors))
-    launcher = calls.FUSED.get(key)
-    if launcher is None or calls.superseded((launcher,)):
+    key = (work, environment.SCOPED.get(), *call_cache.facts(tensors))
+    launcher = call_cache.FUSED.get(key)
+    if launcher is None or call_cache.superseded((launcher,)):
         spec, order = spec_of(work, tensors)
         lines = line_shape(shape_of(operands), work.dim).numel()
-        kernel, few = calls.kernel_for(spec, lines, device_of(tensors[0]))
+        kernel, few = call_cache.kernel_for(spec, lines, device_of(tensors[0]))
         if kernel is None:
             return composed(work, tensors)
         launcher = bound(kernel, work.dim, tensors, order, spec, few)
-        calls.remember(calls.FUSED, key, launcher)
+        call_cache.remember(call_cache.FUSED, key, launcher)
     found: Tensors = launcher.outputs(tensors)
     return found
 

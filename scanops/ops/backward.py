@@ -19,7 +19,7 @@ from scanops.codegen.operators.recurrences import LATEST
 from scanops.fallback.scans import computed
 from scanops.requests.geometry import ALIGNMENT, line_shape, split_shape
 from scanops.requests.request import NAMES, Inputs, Needs, Request, RequestKind, Tensors
-from scanops.runtime.calls import run
+from scanops.runtime.call_cache import run
 from scanops.runtime.launcher import readable
 from scanops.runtime.results import Tape
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops import workload
+from scanops import recording
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
@@ -35,7 +35,7 @@ from scanops.requests.checks import check_readable, check_tensor, lent_kind, num
 from scanops.requests.packed_sequences import is_jagged
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors, checked
 from scanops.requests.segments import check_offsets
-from scanops.runtime import calls, native
+from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
 
@@ -212,17 +212,17 @@ class First(NamedTuple):
 
     kind: RequestKind
     request: Request
-    key: calls.Key | None
+    key: call_cache.Key | None
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results, and let the call cache hold the launch that computed them."""
         request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
-        found = calls.run(request)
+        found = call_cache.run(request)
         if found is None:
             return by_torch(request)
         results, launcher = found
         if self.key is not None and launcher is not None:
-            self.kind.lasts = calls.remember(calls.CALLS, self.key, calls.Known(launcher, self.kind))
+            self.kind.lasts = call_cache.remember(call_cache.CALLS, self.key, call_cache.Known(launcher, self.kind))
         return results
 
 
@@ -233,7 +233,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     """
     key = None
     if eager and all([out is None for out in outs]):
-        key, known = calls.recalled(call, given)
+        key, known = call_cache.recalled(call, given)
         if known is not None:
             _repeated(call, given, known)
             if given.offsets is not None:  # the key has their shape, not their values
@@ -244,7 +244,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     request = checked(call, given, outs)
     if not eager:
         if request.x.is_cpu:
-            workload.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
+            recording.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
         return by_torch(request)
     # A call is cached if the kernel reads its tensors as they were given.
     if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)) or (
@@ -255,7 +255,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
 
 
-def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
+def _repeated(call: Call, given: Inputs, known: call_cache.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
     if not known.launcher.own or call.complete or call.per_segment:  # which C++ does not know
         return

@@ -33,7 +33,7 @@ from scanops.requests.call import (
 )
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
-from scanops.runtime import calls
+from scanops.runtime import call_cache
 from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed
 from scanops.runtime.results import Recipe, Tape
@@ -200,7 +200,7 @@ def backward_pass(kind: RequestKind, needs: Needs, given: Tensors, policy: str |
     key = None
     # Kernels and their recipes are for what is differentiated once.
     if kind.lasts and not torch.is_grad_enabled() and runs_kernels(given):
-        key, recipe = calls.recalled_gradient(kind, needs, given, policy)
+        key, recipe = call_cache.recalled_gradient(kind, needs, given, policy)
         if recipe is not None:
             return recipe.again(given), recipe
     gy = gy.resolve_conj().resolve_neg()
@@ -232,7 +232,7 @@ def _of_complete(
 
 
 def gradients_of(
-    kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, *, kernels: bool, key: calls.Key | None = None
+    kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, *, kernels: bool, key: call_cache.Key | None = None
 ) -> Tensors:
     """Return the gradients as ``NAMES``: by kernels if ``kernels`` may read the tensors, else by operators.
 
@@ -244,7 +244,7 @@ def gradients_of(
         found = kept.fitted(rows, tape)
         recipe = tape.recipe(found)
         if key is not None and recipe is not None:
-            calls.remember(calls.GRADIENTS, key, recipe)
+            call_cache.remember(call_cache.GRADIENTS, key, recipe)
         return found
     request = kept.kind.request
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from scanops import artifact, environment
-from scanops.artifact import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
+from scanops import build_request, environment
+from scanops.build_request import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
@@ -108,7 +108,7 @@ class Miss(NamedTuple):
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        if artifact.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few, entry.form)):
+        if build_request.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few, entry.form)):
             self.store.remember(key, entry)
         return Kernel(self.spec, self.target, entry, self.choice, self.few)
 
@@ -172,7 +172,7 @@ class Kernel:
     def source(self) -> str:
         """The CUDA source, read from the store; rendered again where a pack lacks it, or else BadStoreEntry."""
         text, digest = self._read(Entry.read_source)
-        return text or artifact.rendered_again(self.spec, self.target, self.measured, self.few, digest)
+        return text or build_request.rendered_again(self.spec, self.target, self.measured, self.few, digest)
 
     @property
     def code(self) -> Code:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
-from scanops.artifact import CUBIN
+from scanops.build_request import CUBIN
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
 from scanops.forks import import_late
@@ -46,7 +46,7 @@ from scanops.store.root import (
 )
 
 if TYPE_CHECKING:
-    from scanops.artifact import BuildReport, BuildRequest
+    from scanops.build_request import BuildReport, BuildRequest
 
 
 _LOG = logging.getLogger("scanops")

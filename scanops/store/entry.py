@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scanops.artifact import (
+from scanops.build_request import (
     CUBIN,
     KERNEL_NAME,
     KERNEL_TARGET,
@@ -36,7 +36,7 @@ from scanops.files import open_file, opened_folder, parse_object, read_file, req
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from scanops.artifact import BuildReport, BuildRequest
+    from scanops.build_request import BuildReport, BuildRequest
 
 
 SOURCE = "kernel.cu"

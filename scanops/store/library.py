@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops import environment
-from scanops.artifact import CPU, CUBIN, HOST
+from scanops.build_request import CPU, CUBIN, HOST
 from scanops.codegen.abi import ABI
 from scanops.codegen.launch import Launch
 from scanops.errors import BadSignature, BadStoreEntry

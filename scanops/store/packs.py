@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.artifact import KERNEL_TARGET, LIBRARY, PLATFORM, planned, request_of, sources_key
+from scanops.build_request import KERNEL_TARGET, LIBRARY, PLATFORM, planned, request_of, sources_key
 from scanops.codegen.abi import ABI
 from scanops.codegen.lines import situations
 from scanops.errors import BadStoreEntry

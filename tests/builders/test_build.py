@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.builders import build, toolchain
 from scanops.codegen.abi import ABI
 from scanops.errors import BuildFailure

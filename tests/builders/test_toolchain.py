@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from scanops import artifact, environment, files, processes
+from scanops import build_request, environment, files, processes
 from scanops import builders as scanops_builders
-from scanops.artifact import BuildReport, BuildRequest
+from scanops.build_request import BuildReport, BuildRequest
 from scanops.builders import nvrtc, toolchain
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.runtime.policies import AHEAD, POLICIES
@@ -232,9 +232,9 @@ def test_what_an_identity_follows_from(tmp_path: Path, monkeypatch: pytest.Monke
     """Source, target, options, ABI and schema, but no name and no path."""
     changes = ({"source": "int y;"}, {"target": "sm_80"}, {"target": "sm_90a"}, {"target": "cpu"}, {"options": ("-g",)})
     seen = {PLAIN.identity, *(replace(PLAIN, **change).identity for change in changes)}
-    for name, value in (("ABI", artifact.ABI + 1), ("SCHEMA", artifact.SCHEMA + 1), ("LINK_FLAGS", ())):
+    for name, value in (("ABI", build_request.ABI + 1), ("SCHEMA", build_request.SCHEMA + 1), ("LINK_FLAGS", ())):
         with monkeypatch.context() as patch:
-            patch.setattr(artifact, name, value)
+            patch.setattr(build_request, name, value)
             seen.add(replace(PLAIN).identity)
     assert len(seen) == 9 and {len(identity) for identity in seen} == {64}
     monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def test_identity_for_the_cpu_follows_the_emulator_s_headers(tmp_path: Path, mon
     for place, text in (("here", "// one"), ("there", "// one"), ("elsewhere", "// another")):
         (tmp_path / place).mkdir()
         (tmp_path / place / "cuda_runtime.h").write_text(text)
-        monkeypatch.setitem(artifact.FOLDERS, "emulator", tmp_path / place)
+        monkeypatch.setitem(build_request.FOLDERS, "emulator", tmp_path / place)
         identities.append(replace(CPU).identity)
         assert replace(PLAIN).identity == PLAIN.identity
     assert identities[0] == identities[1] != identities[2]
@@ -265,7 +265,7 @@ def test_the_digest_of_sources_follows_from_names_and_bytes_alone(tmp_path: Path
         (folder / f"{place}.pyc").write_text(place)
         digests.append(files.digest(tmp_path / place))
     assert digests[0] == digests[1] and len(set(digests)) == 3
-    assert set(artifact.source_digests()) == set(files.TREES)
+    assert set(build_request.source_digests()) == set(files.TREES)
 
 
 @pytest.mark.parametrize(

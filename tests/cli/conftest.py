@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
-from scanops.artifact import request_of, sources_key
+from scanops.build_request import request_of, sources_key
 from scanops.cli import main
 from scanops.store import Store, layers
 from tests.packs.conftest import PKCS8, PRIVATE, SPEC, SPKI, keep

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops._version import TESTED, untested
-from scanops.artifact import PLATFORM
+from scanops.build_request import PLATFORM
 from scanops.cli import main
 from scanops.cli.store import store
 from scanops.codegen.abi import ABI

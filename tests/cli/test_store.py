@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.artifact import PLATFORM
+from scanops.build_request import PLATFORM
 from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
 
 pytestmark = pytest.mark.usefixtures("bare")

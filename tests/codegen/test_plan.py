@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import scanops
 from scanops import ScanSpec, make_plan
-from scanops.artifact import CPU, BuildRequest
+from scanops.build_request import CPU, BuildRequest
 from scanops.builders.direct import build
 from scanops.codegen.candidates import candidates
 from scanops.codegen.derivatives import AGAIN_LENGTHS

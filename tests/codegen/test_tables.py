@@ -19,7 +19,7 @@ from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator, operator_na
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.laws import check_operator
+from scanops.operator_checks import check_operator
 from tests.requests.checks import refused
 
 

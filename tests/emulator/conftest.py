@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scanops.artifact import CPU, BuildRequest
+from scanops.build_request import CPU, BuildRequest
 from scanops.builders.direct import build
 
 LAUNCHER = """

@@ -20,7 +20,7 @@ import torch
 
 import scanops
 from scanops.requests import segments
-from scanops.runtime import calls
+from scanops.runtime import call_cache
 
 LOW, HIGH = -(2**31), 2**31 - 1
 WILD = {
@@ -72,8 +72,8 @@ def call_every_kernel(offsets: torch.Tensor) -> None:
 def main(control: bool) -> None:
     segments._has_values = lambda offsets: False  # as if the values had been checked before they were overwritten
     if control:
-        places = calls.places_for
-        calls.places_for = lambda request: (*places(request)[:-1], places(request)[-1].new_empty(1))
+        places = call_cache.places_for
+        call_cache.places_for = lambda request: (*places(request)[:-1], places(request)[-1].new_empty(1))
     with scanops.emulate():
         for dtype in (torch.int32, torch.int64):
             for name, values in WILD.items():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.codegen.abi import ABI
 from scanops.codegen.exports.formats import FORMATS, export
 from scanops.codegen.operators import OPERATORS, Operator

@@ -9,7 +9,7 @@ import torch
 
 import scanops
 from scanops.operands import Operands
-from scanops.runtime import calls, native
+from scanops.runtime import call_cache, native
 from scanops.runtime.results import run_kernel
 from tools.golden import GOLDEN, Golden
 
@@ -20,7 +20,7 @@ def build_by(builder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls ask for kernels that ``builder`` makes, as if none were loaded."""
     monkeypatch.setenv("SCANOPS_BUILDER", builder)
     monkeypatch.setattr("scanops.runtime.kernels._KERNELS", {})
-    calls.forget()
+    call_cache.forget()
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.slug)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from benchmarks.common import build_kernels
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.codegen.abi import ABI
 from scanops.runtime.kernels import default_target
 from scanops.store import Store

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import scanops
-from scanops.artifact import CPU, CUBIN, BuildRequest
-from scanops.runtime import calls, native
+from scanops.build_request import CPU, CUBIN, BuildRequest
+from scanops.runtime import call_cache, native
 from scanops.runtime.kernels import Kernel
 from scanops.store import Store, driver
 from scanops.store.entry import Entry, facts_of
@@ -43,7 +43,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "600")  # another worker may be building it
     assert native.get(build=True)
     native.forget()
-    calls.forget()
+    call_cache.forget()
     count, served = Counted(), native.served
 
     def counting(*given: object) -> object:
@@ -172,7 +172,7 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(driver, "_CONTEXTS", {})
     monkeypatch.setattr(Kernel, "code", property(code))
     driver.driver.cache_clear()
-    calls.forget()
+    call_cache.forget()
     yield made
-    calls.forget()
+    call_cache.forget()
     driver.driver.cache_clear()

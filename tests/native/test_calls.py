@@ -31,7 +31,7 @@ from scanops.cli import doctor, main
 from scanops.cli.doctor import Diagnosis, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
-from scanops.runtime import calls, native
+from scanops.runtime import call_cache, native
 from scanops.runtime.native import building
 from scanops.store import Store, packs
 from scanops.store.entry import facts_of
@@ -154,7 +154,7 @@ def test_what_is_known(name: str, counted: Counted) -> None:
     found: list[Any] = []
     assert counted.during(lambda: found.append(then())) == known
     native.forget()
-    calls.forget()
+    call_cache.forget()
     torch.testing.assert_close(found[0], then())
 
 
@@ -205,10 +205,10 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
 
     if backward:
         call()
-        (learnt,) = calls.GRADIENTS.values()
+        (learnt,) = call_cache.GRADIENTS.values()
         launcher = learnt.steps[0].launcher
     else:
-        (known,) = calls.CALLS.values()
+        (known,) = call_cache.CALLS.values()
         launcher = known.launcher
         native.forget()
     codes = iter([0])  # the first time by Python, and learnt
@@ -577,7 +577,7 @@ def test_every_operator(name: str, counted: Counted) -> None:
             for (mine, _), (right, _) in zip(turn, expected, strict=True)
             for one, other in zip(mine, right, strict=True)
         )
-        calls.forget()
+        call_cache.forget()
     assert expected[0][1] != "ScanBackward"
 
 

@@ -23,7 +23,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.requests.request import make_request
-from scanops.runtime import calls, kernels, launcher
+from scanops.runtime import call_cache, kernels, launcher
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT
 from tests.numbers import oracle
@@ -263,11 +263,11 @@ def strategy_for(cell: Cell, given: Given) -> str:
 def small_gpu() -> Iterator[None]:
     """Pretend inside the block that GPUs have MULTIPROCESSORS multiprocessors, for which the shapes are chosen."""
     found = launcher._gpu
-    calls.forget()
+    call_cache.forget()
     launcher._gpu = lambda index: found(index)._replace(multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
     yield
     launcher._gpu = found
-    calls.forget()
+    call_cache.forget()
 
 
 def on_device(given: Given, device: str) -> Given:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.codegen.layouts import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec

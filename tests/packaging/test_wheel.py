@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import scanops
-from scanops import artifact
+from scanops import build_request
 from scanops.store.entry import FILES, MANIFEST
 
 ROOT = Path(__file__).parents[2]
@@ -123,18 +123,18 @@ def test_the_version_is_written_in_one_place_and_cited(wheel: Path) -> None:
 
 def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
     program = (
-        "from scanops import artifact\n"
-        "read, artifact.source_digests = artifact.source_digests, None\n"  # a lookup reads no source
-        "spec = artifact.ScanSpec.parse('sum-f32-n24')\n"
-        "print(*artifact.store_keys(spec, 'cpu'), *artifact.store_keys(spec, 'sm_90'), sep='\\n')\n"
-        "artifact.source_digests = read\n"
-        "print(artifact.store_keys(spec, 'cpu') == [artifact.sources_key(spec, 'cpu')])\n"
+        "from scanops import build_request\n"
+        "read, build_request.source_digests = build_request.source_digests, None\n"  # a lookup reads no source
+        "spec = build_request.ScanSpec.parse('sum-f32-n24')\n"
+        "print(*build_request.store_keys(spec, 'cpu'), *build_request.store_keys(spec, 'sm_90'), sep='\\n')\n"
+        "build_request.source_digests = read\n"
+        "print(build_request.store_keys(spec, 'cpu') == [build_request.sources_key(spec, 'cpu')])\n"
     )
     # A pack from a checkout is found by the wheel of the same sources; the checkout itself renders.
-    spec = artifact.ScanSpec.parse("sum-f32-n24")
-    keys = [artifact.sources_key(spec, target) for target in ("cpu", "sm_90")]
+    spec = build_request.ScanSpec.parse("sum-f32-n24")
+    keys = [build_request.sources_key(spec, target) for target in ("cpu", "sm_90")]
     assert run([installed / "python", "-c", program], tmp_path).splitlines() == [*keys, "True"]
-    assert artifact.store_keys(spec, "cpu") == []
+    assert build_request.store_keys(spec, "cpu") == []
 
 
 def test_the_installed_wheel_works_without_any_program(installed: Path, tmp_path: Path) -> None:

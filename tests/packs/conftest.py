@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 
-from scanops.artifact import BuildRequest, request_of
+from scanops.build_request import BuildRequest, request_of
 from scanops.codegen.spec import ScanSpec
 from scanops.store import Store, layers
 from scanops.store.entry import facts_of

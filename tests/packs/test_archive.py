@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import scanops
-from scanops.artifact import BuildRequest, sources_key
+from scanops.build_request import BuildRequest, sources_key
 from scanops.cli import main
 from scanops.cli.doctor import settings
 from scanops.codegen.abi import ABI
@@ -358,7 +358,7 @@ def test_a_source_that_the_pack_lacks_is_rendered_and_compared(pack: Path, deplo
     found = scanops.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack) and verify(pack) and finish(pack)
     with deployed.context() as patch:
-        patch.setattr("scanops.artifact.request_of", lambda *_: OTHER)  # as another version may render
+        patch.setattr("scanops.build_request.request_of", lambda *_: OTHER)  # as another version may render
         with pytest.raises(BadStoreEntry, match="another text"):
             _ = found.source
     assert found.source == text

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, workload
-from scanops.runtime import calls, kernels
+from scanops import ScanSpec, recording
+from scanops.runtime import call_cache, kernels
 
 LENGTH = 100
 SPEC = ScanSpec(op="sum", dtype="float32", length=LENGTH)
@@ -24,9 +24,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SCANOPS_POLICY", "SCANOPS_RECORD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kernels, "_KERNELS", {})
-    monkeypatch.setattr(workload, "_FILE", [])
-    monkeypatch.setattr(workload, "OPEN", [])
-    calls.forget()
+    monkeypatch.setattr(recording, "_FILE", [])
+    monkeypatch.setattr(recording, "OPEN", [])
+    call_cache.forget()
     return root
 
 

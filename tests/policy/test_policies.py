@@ -15,7 +15,7 @@ import scanops
 from scanops import environment
 from scanops.builders import unavailable
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
-from scanops.runtime import calls, kernels, launcher
+from scanops.runtime import call_cache, kernels, launcher
 from scanops.runtime.policies import POLICIES
 from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
@@ -111,7 +111,7 @@ def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A GPU (whose tensors are on the CPU, for there is none), no nvcc and no NVRTC."""
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-nvcc"))
     monkeypatch.setenv("SCANOPS_NVRTC", str(tmp_path / "no-nvrtc"))
-    monkeypatch.setattr(calls, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
+    monkeypatch.setattr(call_cache, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
 
 
 @pytest.mark.parametrize("name", ["build", "generic", "background"])

@@ -11,7 +11,7 @@ import torch
 import scanops
 from scanops import emulator
 from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.runtime import calls, launcher
+from scanops.runtime import call_cache, launcher
 from tests.requests.checks import refused
 from tests.torch_integration.rows import flat, step
 
@@ -25,10 +25,10 @@ CARRY = torch.tensor([1.0, 2.0, 3.0])
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    calls.forget()
+    call_cache.forget()
     with scanops.emulate():
         yield
-    calls.forget()
+    call_cache.forget()
 
 
 def both(call: Callable[[torch.Tensor], Any], x: torch.Tensor = X) -> tuple[torch.Tensor, ...]:
@@ -132,7 +132,7 @@ def test_two_inputs_that_are_one() -> None:
         both(lambda x: scanops.linear_scan(x, x, 1))
     once = X.clone().requires_grad_(), X.add(1).requires_grad_()
     scanops.linear_scan(*once, 1).backward(X)
-    calls.forget()
+    call_cache.forget()
     again = X.clone().requires_grad_(), X.add(1).requires_grad_()
     scanops.linear_scan(*again, 1).backward(X)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))  # type: ignore[arg-type]
@@ -141,8 +141,8 @@ def test_two_inputs_that_are_one() -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         both(lambda x: scanops.cumsum(x, 1, initial=2))  # a number is made a tensor each time
-    assert not calls.CALLS and not calls.GRADIENTS
-    monkeypatch.setattr(calls, "MAX_REMEMBERED", 2)
+    assert not call_cache.CALLS and not call_cache.GRADIENTS
+    monkeypatch.setattr(call_cache, "MAX_REMEMBERED", 2)
     for rows in (1, 2, 3, 1, 2, 3):
         both(CALLS["sum"], X[:rows])
-        assert len(calls.CALLS) <= 2 and len(calls.GRADIENTS) <= 2
+        assert len(call_cache.CALLS) <= 2 and len(call_cache.GRADIENTS) <= 2

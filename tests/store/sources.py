@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import LIBRARY, BuildRequest
+from scanops.build_request import LIBRARY, BuildRequest
 from scanops.builders import unavailable
 from scanops.codegen.abi import ABI
 from scanops.codegen.launch import Launch
@@ -91,7 +91,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None
 from pathlib import Path
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.codegen.abi import ABI
 from scanops.store.library import load
 from scanops.store import Store

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import scanops
-from scanops import artifact
-from scanops.artifact import CUBIN
+from scanops import build_request
+from scanops.build_request import CUBIN
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
@@ -81,8 +81,8 @@ def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.M
     listed = json.loads(CliRunner().invoke(main, ["store", "list", "--json"]).stdout)["kernels"]
     made = {each["directory"]: (each["form"], each["builder"]) for each in listed}
     assert made[str(cubin.path.parent)] == ("cubin", "nvrtc") and made[str(library.path.parent)] == ("library", "nvcc")
-    for digests in (artifact.source_digests(), {}):
-        monkeypatch.setattr(artifact, "DIGESTS", digests)
+    for digests in (build_request.source_digests(), {}):
+        monkeypatch.setattr(build_request, "DIGESTS", digests)
         with monkeypatch.context() as patch:
             assert scanops.compile(SPEC, "sm_90").path == library.path
             assert scanops.compile(SPEC, "sm_90", builder="nvrtc").path == cubin.path
@@ -104,20 +104,20 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
     write(root, tmp_path / "k.tar.xz")
     unpack(tmp_path / "k.tar.xz", tmp_path / "pack")
     here = kernels.request_of(SPEC, "sm_90")
-    monkeypatch.setattr(artifact, "PLATFORM", "linux-aarch64")
+    monkeypatch.setattr(build_request, "PLATFORM", "linux-aarch64")
     monkeypatch.setattr("scanops.store.packs.PLATFORM", "linux-aarch64")
-    artifact._fingerprint.cache_clear()
+    build_request._fingerprint.cache_clear()
     there = replace(here)
     assert there.identity != here.identity and there.identities[CUBIN] == here.identities[CUBIN]
     assert list(troubles(tmp_path / "pack", contents)) == []
     for place, variable in ((root, "SCANOPS_STORE"), (tmp_path / "pack", "SCANOPS_PACKS")):
         monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "absent"))
         monkeypatch.setenv(variable, str(place))
-        for digests in (artifact.source_digests(), {}):
-            monkeypatch.setattr(artifact, "DIGESTS", digests)
+        for digests in (build_request.source_digests(), {}):
+            monkeypatch.setattr(build_request, "DIGESTS", digests)
             found = scanops.compile(SPEC, "sm_90")
             assert found.path == folder(place) / "kernel.cubin"
-    artifact._fingerprint.cache_clear()
+    build_request._fingerprint.cache_clear()
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

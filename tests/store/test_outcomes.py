@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import scanops
-from scanops import artifact
-from scanops.artifact import sources_key
+from scanops import build_request
+from scanops.build_request import sources_key
 from scanops.codegen.abi import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
@@ -51,7 +51,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the kernels of SPEC and OTHER; not to be changed."""
     root = tmp_path_factory.mktemp("filled") / "store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact, "DIGESTS", artifact.source_digests())
+        patch.setattr(build_request, "DIGESTS", build_request.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):
             obtain(spec, "cpu", STRICT, Store(root))

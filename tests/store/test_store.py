@@ -15,7 +15,7 @@ import pytest
 import scanops
 import scanops.builders
 import scanops.store
-from scanops.artifact import BuildReport, BuildRequest
+from scanops.build_request import BuildReport, BuildRequest
 from scanops.builders import toolchain
 from scanops.codegen.abi import ABI
 from scanops.codegen.spec import ScanSpec

@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.codegen.candidates import MOST, candidates, restored
 from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
 from scanops.codegen.plan import STRATEGIES, Plan, class_of, make_plan

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import BuildRequest
+from scanops.build_request import BuildRequest
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.plan import STRATEGIES, Plan, by_rule, make_plan, rebuilt
 from scanops.codegen.source import render

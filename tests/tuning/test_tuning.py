@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scanops import tuning
-from scanops.artifact import plan_for
+from scanops.build_request import plan_for
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render

@@ -1,6 +1,6 @@
 """The C++ fast path: repeated calls, and their backward passes, are looked up, allocated and launched without Python.
 
-A table in C++ has the keys of ``scanops.runtime.calls``: the call, and dtype, sizes, strides, device and 16-byte
+A table in C++ has the keys of ``scanops.runtime.call_cache``: the call, and dtype, sizes, strides, device and 16-byte
 alignment of each tensor. Python fills it: ``learn`` is given a call that was served before, so that every check has
 passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
 forward differentiation, ``out=``, a number as carry-in, offsets, kernels with a workspace, stand-ins.

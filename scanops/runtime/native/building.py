@@ -17,7 +17,7 @@ from types import ModuleType
 
 import torch
 
-from scanops.artifact import HOST, BuildRequest
+from scanops.build_request import HOST, BuildRequest
 from scanops.codegen.abi import ABI
 from scanops.store import Store
 from scanops.store.entry import Entry

@@ -1,8 +1,8 @@
 """Recordings: which kernels a program asks for, how often, and what served each call.
 
 ``scanops.record``, ``scanops.calls`` and ``SCANOPS_RECORD`` make them. While calls are counted the call cache and C++
-keep nothing (runtime/calls.py), so that every call passes ``note``; otherwise recordings cost calls nothing. Processes
-that share a file add their counts to what it holds (specfile.py).
+keep nothing (runtime/call_cache.py), so that every call passes ``note``; otherwise recordings cost calls nothing.
+Processes that share a file add their counts to what it holds (specfile.py).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ _FILE: list[Path | None] = []  # empty until then
 
 
 @contextmanager
-def recording() -> Iterator[Recording]:
+def open_recording() -> Iterator[Recording]:
     """Count the kernels asked for inside the block, by all threads. ``scanops.record`` also clears the call cache."""
     found = Recording()
     OPEN.append(found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from scanops import emulator, environment, workload
+from scanops import emulator, environment, recording
 from scanops.codegen.lines import are_few
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
@@ -79,7 +79,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
 
 def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
     """Let the next call or backward pass of ``key`` be launched as this one. Return False while calls are counted."""
-    if workload.OPEN:
+    if recording.OPEN:
         return False
     if len(cache) >= MAX_REMEMBERED:
         forget()
@@ -126,8 +126,8 @@ def facts(tensors: Tensors) -> list[object]:
 def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:
     """Return the kernel for so many lines, None where PyTorch is to compute the scan; and whether the lines are few."""
     few, policy = are_few(spec, lines, device.multiprocessors), POLICIES[environment.policy()]
-    if workload.OPEN or environment.given("SCANOPS_RECORD"):
-        workload.note(spec, device.target, few)
+    if recording.OPEN or environment.given("SCANOPS_RECORD"):
+        recording.note(spec, device.target, few)
         return listed(spec, device.target, policy, few), few
     kernel: Kernel | None = import_late("scanops.runtime.kernels").obtain(spec, device.target, policy, few=few)
     return kernel, few
@@ -140,7 +140,7 @@ def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | N
     kernel: Kernel | None = kernels.obtain(spec, target, policy, few=few)
     if kernel is None:
         reason = f"no compiler for {target}" if policy.may_build else f"not in the store under the policy {policy.name}"
-        served = workload.Served(spec.slug, target, None, None, None, "fallback", time.perf_counter() - began, reason)
+        served = recording.Served(spec.slug, target, None, None, None, "fallback", time.perf_counter() - began, reason)
     else:
         launch = kernel.code.launch  # loaded now: it is launched next
         assert launch is not None
@@ -148,13 +148,13 @@ def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | N
         kept = "store" if place.is_relative_to(environment.store_root()) else "pack"
         found = "memory" if was_held else "built" if kernel.fresh else kept
         names = spec.slug, target, kernel.spec.slug, launch.kernel
-        served = workload.Served(*names, kernel.builder, found, seconds, path=str(place), origin=kernel.plan.origin)
-    workload.note_served(served)
+        served = recording.Served(*names, kernel.builder, found, seconds, path=str(place), origin=kernel.plan.origin)
+    recording.note_served(served)
     return kernel
 
 
 @contextmanager
-def calls() -> Iterator[list[workload.Served]]:
+def calls() -> Iterator[list[recording.Served]]:
     """List what serves each scan inside the block, in whatever thread: kernel, builder, hit or miss, fallback and why.
 
     Meanwhile every call is looked up anew, from Python: C++ and the call cache serve again after the block, and outside
@@ -180,7 +180,7 @@ def calls() -> Iterator[list[workload.Served]]:
         >>> print(*made)
         cumsum of torch.float32 [3, 100] on cpu: PyTorch's operators, a CPU tensor outside of scanops.emulate()
     """
-    with workload.recording() as used:
+    with recording.open_recording() as used:
         used.calls = []
         forget()
         yield used.calls
