@@ -3,24 +3,21 @@
 An archive holds pack.json and machine code, and no sources; unpacking writes the files that follow from pack.json.
 
 Unpacking trusts nothing but what it has checked: an archive yields only the files that its pack.json lists, at their
-sizes and with their digests. Memory stays below 100 MB whatever it claims to hold. Disk and time are bounded by what it
-is: files may be some hundred times as large as the archive, each is compared with its digest as it is written, and the
-files that follow from pack.json are written last.
+sizes and with their digests. The module tarfile reads it, behind limits: memory stays below 100 MB whatever an archive
+claims to hold. Disk and time are bounded by what it is: files may be some hundred times as large as the archive, and
+the files that follow from pack.json are written last.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import lzma
 import os
 import shutil
 import struct
 import tarfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.files import format_size, replaced, writing
@@ -28,7 +25,8 @@ from scanops.store.packs import MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES
 
 MAX_BYTES = 16 * 2**30  # of an unpacked pack, whose pack.json has room for some 6,000 kernels
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
-_CHUNK = 2**20
+_MAX_HEADER_BYTES = 2**14  # between two files of an archive; those that `pack` writes take 512
+_MAX_END_BYTES = 2**20  # behind the last file: tar fills up its last record
 _FREE_BYTES, _MOST_RATIO = 2**26, 200  # bytes of any pack; beyond, bytes of files for a byte of the archive
 _DAMAGED = (
     *(tarfile.TarError, lzma.LZMAError, struct.error, EOFError),
@@ -85,7 +83,7 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
         directory.parent.mkdir(parents=True, exist_ok=True)
         with file.open("rb") as raw:
             most = min(max_bytes, max(_FREE_BYTES, _MOST_RATIO * os.fstat(raw.fileno()).st_size))
-            _extract(_members(raw), file, draft, most)
+            _extract(_Contents(raw), file, draft, most)
         contents = verify(draft)
         draft.chmod(0o755)
         draft.rename(directory)
@@ -101,37 +99,71 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
     return contents
 
 
-Member = tuple[str, int, bool, IO[bytes]]  # path, size, whether it is a plain file, its contents until the next member
+class _Contents:
+    """The bytes of an .xz stream, for tarfile: read forward, up to a limit, by a decoder with a limit of memory."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._decoder = raw, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_BYTES)
+        self._place = 0
+        self.left = _MAX_HEADER_BYTES  # bytes that may still be read
+
+    def read(self, size: int) -> bytes:
+        """Return the next ``size`` bytes, fewer at the end. Raises ReadError beyond the limit."""
+        if not 0 <= size <= self.left:
+            raise tarfile.ReadError(f"{size} bytes where at most {self.left} are allowed")
+        data = bytearray()
+        while len(data) < size and not self._decoder.eof:
+            packed = self._raw.read(2**16) if self._decoder.needs_input else b""
+            if self._decoder.needs_input and not packed:
+                raise EOFError("the compressed stream ends early")
+            data += self._decoder.decompress(packed, size - len(data))
+        self._place += len(data)
+        self.left -= len(data)
+        return bytes(data)
+
+    def tell(self) -> int:
+        """Return how many bytes were read."""
+        return self._place
+
+    def seek(self, place: int) -> None:
+        """Read up to ``place``."""
+        self.read(place - self._place)
 
 
-def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int) -> None:
-    name, size, plain, stream = next(members, ("", 0, False, io.BytesIO()))
-    if name != PACK or not plain or not 0 <= size <= MAX_PACK_BYTES:
-        raise _bad(file, f"{PACK} as the first member, up to {format_size(MAX_PACK_BYTES)}", _named(name, size))
-    data = stream.read(size)
-    contents = parse(data, file.name)
-    listed = files_of(contents)
-    total = len(data) + sum(facts["size"] for facts in listed.values())
-    total += sum(len(text) for _, text in following(contents))
-    if total > max_bytes:
-        allowed = f"at most {format_size(max_bytes)} of files"
-        raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pack its kernels in several files")
-    draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
-    (draft / PACK).write_bytes(data)
-    left: dict[str, dict[str, Any]] = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
-    for name, size, plain, stream in members:
-        facts = left.pop(name, None)
-        if facts is None or not plain or size != facts["size"]:
-            raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(name, size))
-        target, digest = draft / name, hashlib.sha256()
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with target.open("xb") as out:
-            while size > 0 and (chunk := stream.read(min(_CHUNK, size))):
-                out.write(chunk)
-                digest.update(chunk)
-                size -= len(chunk)
-        if facts.get("sha256", digest.hexdigest()) != digest.hexdigest():
-            raise _bad(file, f"the files that {PACK} lists", f"{name}: SHA-256 differs")
+def _extract(stream: _Contents, file: Path, draft: Path, max_bytes: int) -> None:
+    """Write the files of an archive into the folder ``draft``, which it makes. Their digests are for ``verify``."""
+    with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
+        # Patch releases of Python before June 2023 lack it; no name passes here that pack.json does not list.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda item, _: item)
+        first = archive.next()
+        if first is None or first.name != PACK or not first.isreg() or first.issparse() or first.size > MAX_PACK_BYTES:
+            allowed = f"{PACK} as the first member, up to {format_size(MAX_PACK_BYTES)}"
+            raise _bad(file, allowed, _named(first) if first else "no member")
+        draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
+
+        def write(item: tarfile.TarInfo) -> None:
+            stream.left = item.size + tarfile.BLOCKSIZE
+            archive.extract(item, draft, set_attrs=False)
+            stream.left = _MAX_HEADER_BYTES
+
+        write(first)
+        data = (draft / PACK).read_bytes()
+        contents = parse(data, file.name)
+        listed = files_of(contents)
+        total = len(data) + sum(facts["size"] for facts in listed.values())
+        total += sum(len(text) for _, text in following(contents))
+        if total > max_bytes:
+            allowed = f"at most {format_size(max_bytes)} of files"
+            raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pack its kernels in several files")
+        left: dict[str, dict[str, Any]] = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
+        while item := archive.next():
+            facts = left.pop(item.name, None)
+            if facts is None or not item.isreg() or item.issparse() or item.size != facts["size"]:
+                raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(item))
+            write(item)
+    stream.left = _MAX_END_BYTES
+    if len(stream.read(_MAX_END_BYTES)) == _MAX_END_BYTES:  # reading to the end checks the checksum of the stream
+        raise tarfile.ReadError("data after the end of the archive")
     if missing := [name for name in left if name != SIGNATURE]:
         raise _bad(file, f"all files that {PACK} lists", f"{missing[0]!r:.200}: No such file")
     for path, text in following(contents):
@@ -139,41 +171,6 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
         (draft / path).write_bytes(text)
     for each in draft.rglob("*"):
         each.chmod(0o755 if each.is_dir() else 0o644)  # whatever the umask: others may read and not write
-
-
-def _members(raw: IO[bytes]) -> Iterator[Member]:
-    """Yield the members of a compressed ustar archive, which the caller reads to their ends.
-
-    tarfile's own reader holds extended headers in memory, however long they claim to be; here they are members of a
-    kind that is refused.
-    """
-    with io.BufferedReader(_Xz(raw), _CHUNK) as stream:
-        while (block := stream.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
-            item = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-            yield item.name, item.size, item.type in (tarfile.REGTYPE, tarfile.AREGTYPE), stream
-            stream.read(-item.size % tarfile.BLOCKSIZE)
-        if len(stream.read(_CHUNK)) == _CHUNK:  # reading to the end checks the checksum, which covers pack.json
-            raise tarfile.ReadError("data after the end of the archive")
-
-
-class _Xz(io.RawIOBase):
-    """A decompressed .xz stream whose decoder has a memory limit, which lzma.LZMAFile has not."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw, self._decoder = raw, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_BYTES)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data and not self._decoder.eof:
-            packed = self._raw.read(2**16) if self._decoder.needs_input else b""
-            if self._decoder.needs_input and not packed:
-                raise EOFError("the compressed stream ends early")
-            data = self._decoder.decompress(packed, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 # Machine code is of words of 16 bytes (pb), whose bytes say little about the next (lc).
@@ -191,8 +188,8 @@ def _require_suffix(file: Path) -> None:
         )
 
 
-def _named(name: str, size: int) -> str:
-    return f"{name!r:.200}, {size} bytes"
+def _named(item: tarfile.TarInfo) -> str:
+    return f"{item.name!r:.200}, {item.size} bytes"
 
 
 def _bad(file: Path, allowed: str, value: str, hint: str = "fetch the archive again") -> BadStoreEntry:
