@@ -20,6 +20,7 @@ from scanops.runtime.launcher import Launcher, device_of
 
 PAD = 32  # items between rows of a tensor that is not dense
 SEGMENT = 100  # items of a segment, on average
+RUN = 5  # items in a row whose results came from the same item
 CHUNKS = 8  # of a line whose chunks are lines to the kernel
 # By kind: the lowest value, and one more than the highest
 _STEPS = {"bool": (0, 2), "int": (0, 41), "float": (-1, 2), "complex": (-1, 2)}
@@ -64,6 +65,9 @@ class Operands:
             high = SEGMENT if source.name == "starts" else high
             steps = torch.randint(low, high, tensor.shape, dtype=torch.int8, device=x.device, generator=random)
             tensor.copy_(steps == 1 if source.name == "starts" else steps)
+            if source.name == "saved" and source.dtype.kind == "int":  # the index of the item that a result came from
+                items = torch.arange(tensor.shape[1], device=x.device) // RUN * RUN
+                tensor.copy_(items.view(-1, *[1] * (tensor.ndim - 2)).expand(tensor.shape))
         if self._spec.op != "sum":  # odd factors are invertible in wrapping arithmetic, signs everywhere
             if self._spec.input.kind == "int":
                 x.mul_(2).add_(1)
