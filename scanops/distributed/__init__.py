@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -32,37 +33,43 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_REFUSED = {
-    "modulo": "scan with scanops.cumsum on one GPU, or take the remainder of the sums",
+_REFUSED = {  # what scans of one GPU have, and why a sharded one does not
     "chunk": "cut the dimension where chunks begin, and pass the cuts as offsets",
     "complete": "ranks would return n + 1 results for n items: pass exclusive=True and return_final=True",
-    "map": "compute the elements first, or scan on one GPU",
-    "then": "apply the function to the results, or scan on one GPU",
     "out": "leave it out: results are new tensors",
 }
-_TENSORS = {"mask": "mask", "segment_starts": "starts", "offsets": "offsets", "initial": "initial"}
-_OPTIONS = ("return_final", *Call.__slots__[2:4], *Call.__slots__[5:7])  # those of a call beside op and dim
 
 
-def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pair:
+def scan(
+    x: Tensor,
+    op: str | Operator,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+) -> Tensor | Pair:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, which is sharded over the ranks of ``group``.
 
-    The line is the shards in the order of the ranks; i counts along the whole of it. Every rank of the group makes the
-    same call with its own x. Lengths along ``dim`` may differ and be 0; all else must be equal.
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
 
     Args:
-        x: this rank's shard.
+        x: this rank's shard, of any shape and strides.
         op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
-        dim: the scanned dimension, the one that is sharded.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
             all ranks.
-        mask, segment_starts: sharded as x is.
-        reverse, exclusive, dtype, and the dtype to compute in: as for ``scanops.scan``, equal on all ranks.
-        initial: the carry-in of the whole line, equal on all ranks. Its gradient is on the first rank, the last with
-            ``reverse``; zeros on the others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        offsets: segments by their positions in the whole line, equal on all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
@@ -70,6 +77,20 @@ def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pa
             once; auto takes it where it serves the call and moves fewer bytes.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
+        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
 
     Returns:
         The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
@@ -79,113 +100,557 @@ def scan(x: Tensor, op: str | Operator, dim: int, **options: Any) -> Tensor | Pa
         PeerMismatch: on every rank, where calls differ.
         PeerLost: a rank ended, or did not call within the timeout of the group.
 
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.scan(torch.tensor([1.0, 3.0, 2.0]), "max", 0)
+        tensor([1., 3., 3.])
+        >>> dist.destroy_process_group()
+
     Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
     sums are scanned, and each scans its part from there.
     """
-    return _plain("scan", x, op, dim, options)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = (op, dim, reverse, exclusive, return_final, dtype, accumulate)
+    return _scan("scan", tensors, options, group, How(method, check, spans))
 
 
-def cumsum(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = x[0] + x[1] + ... + x[i]`` along the sharded ``dim``: ``scan(x, "sum", dim, ...)``; see there."""
-    return _plain("cumsum", x, "sum", dim, options)
+def cumsum(
+    x: Tensor,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+) -> Tensor | Pair:
+    """Return the cumulative sum ``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``, which is sharded over ranks.
 
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
 
-def cumprod(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = x[0] * x[1] * ... * x[i]`` along the sharded ``dim``: ``scan(x, "prod", dim, ...)``; see there."""
-    return _plain("cumprod", x, "prod", dim, options)
+    Args:
+        x: this rank's shard, of any shape and strides.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
+        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
 
+    Returns:
+        The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
 
-def logcumsumexp(x: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``y[i] = log(exp(x[0]) + ... + exp(x[i]))`` along the sharded ``dim``; keywords as for ``scan``."""
-    return _plain("logcumsumexp", x, "logcumsumexp", dim, options)
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
 
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.cumsum(torch.ones(3), 0)
+        tensor([1., 2., 3.])
+        >>> dist.destroy_process_group()
 
-def linear_scan(a: Tensor | complex, b: Tensor, dim: int, **options: Any) -> Tensor | Pair:
-    """``h[i] = a[i] * h[i-1] + b[i]`` along the sharded ``dim``, from ``initial`` or 0; keywords as for ``scan``.
-
-    a and b broadcast against each other; one of size 1 along ``dim`` is replicated, and its gradient is this rank's
-    part. Ranks exchange the product of a shard's gates and its last h from 0, both in the dtype of the carry.
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
     """
-    return _plain("linear_scan", b, "linear", dim, options, gate=a)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return _scan("cumsum", tensors, options, group, How(method, check, spans))
 
 
-def cummax(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = max(x[0], ..., x[i])`` along the sharded ``dim``, and where in the whole line it is.
+def cumprod(
+    x: Tensor,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+) -> Tensor | Pair:
+    """Return the cumulative product ``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``, which is sharded over ranks.
 
-    Keywords as for ``scan`` but for the dtypes; ties, NaN and indices of nothing as ``scanops.cummax``.
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
+
+    Args:
+        x: this rank's shard, of any shape and strides.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
+        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+
+    Returns:
+        The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.cumprod(torch.tensor([1.0, 2.0, 3.0]), 0)
+        tensor([1., 2., 6.])
+        >>> dist.destroy_process_group()
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
     """
-    return _extreme(x, "cummax", dim, options)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return _scan("cumprod", tensors, options, group, How(method, check, spans))
 
 
-def cummin(x: Tensor, dim: int, **options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = min(x[0], ..., x[i])`` along the sharded ``dim``, and where in the whole line it is."""
-    return _extreme(x, "cummin", dim, options)
+def logcumsumexp(
+    x: Tensor,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+) -> Tensor | Pair:
+    """Return ``y[i] = log(exp(x[0]) + ... + exp(x[i]))`` along ``dim``, which is sharded over ranks.
+
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
+
+    Args:
+        x: this rank's shard, of any shape and strides.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
+        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+
+    Returns:
+        The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.logcumsumexp(torch.zeros(2), 0)
+        tensor([0.0000, 0.6931])
+        >>> dist.destroy_process_group()
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return _scan("logcumsumexp", tensors, options, group, How(method, check, spans))
 
 
-def exscan(x: Tensor, op: str | Operator = "sum", *, inclusive: bool = False, **options: Any) -> Tensor | Pair:
+def linear_scan(
+    a: Tensor | complex,
+    b: Tensor,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+) -> Tensor | Pair:
+    """Return the recurrence ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, which is sharded over ranks.
+
+    h starts from ``initial`` or 0. Ranks exchange the product of a shard's gates and its last h from 0.
+
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own a and b;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
+
+    Args:
+        a: the gates: this rank's shard, a number, or of size 1 along ``dim`` and equal on all ranks; its gradient is
+            then this rank's part, to be summed over the ranks.
+        b: this rank's shard of the items. a and b broadcast against each other.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-b.ndim`` to ``b.ndim - 1``.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. b has the items of its spans one after the other.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as b is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to b's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as b is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+        dtype: the dtype of the results; None for that to which a and b promote.
+        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+
+    Returns:
+        The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.linear_scan(0.5, torch.ones(3), 0)
+        tensor([1.0000, 1.5000, 1.7500])
+        >>> dist.destroy_process_group()
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
+    """
+    tensors = (b, mask, a, segment_starts, offsets, initial)
+    options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return _scan("linear_scan", tensors, options, group, How(method, check, spans))
+
+
+def cummax(
+    x: Tensor,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Return ``values[i] = max(x[0], ..., x[i])`` along ``dim``, sharded over ranks, and where in the line each is.
+
+    Ties and NaN are those of ``scanops.cummax``.
+
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
+
+    Args:
+        x: this rank's shard, of any shape and strides.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+
+    Returns:
+        The values and the indices of this shard, a named pair as of ``torch.cummax``. Indices count in the whole
+        line; they are -1 where there is no item. With ``return_final`` a pair of that and of the carry-out.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.cummax(torch.tensor([1.0, 3.0, 2.0]), 0).values
+        tensor([1., 3., 3.])
+        >>> dist.destroy_process_group()
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("cummax", dim, reverse, exclusive, return_final, None, None)
+    return _scan_extreme("cummax", tensors, options, group, How(method, check, spans))
+
+
+def cummin(
+    x: Tensor,
+    dim: int,
+    *,
+    group: Any = None,
+    spans: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Return ``values[i] = min(x[0], ..., x[i])`` along ``dim``, sharded over ranks, and where in the line each is.
+
+    Ties and NaN are those of ``scanops.cummin``.
+
+    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
+    lengths along ``dim`` may differ and be 0, and all else must be equal.
+
+    Args:
+        x: this rank's shard, of any shape and strides.
+        dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
+            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
+            once; auto takes it where it serves the call and moves fewer bytes.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
+            at every call but with ``"never"``; the others at the first of equal calls.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
+            numeric mask multiplies the items.
+        reverse: scan from the last item of the whole line to its first.
+        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
+        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
+            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
+            others: the sum over the ranks is the gradient.
+        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
+            ranks.
+        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
+        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
+            of the line last.
+
+    Returns:
+        The values and the indices of this shard, a named pair as of ``torch.cummin``. Indices count in the whole
+        line; they are -1 where there is no item. With ``return_final`` a pair of that and of the carry-out.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Example:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.cummin(torch.tensor([1.0, 3.0, 2.0]), 0).values
+        tensor([1., 1., 1.])
+        >>> dist.destroy_process_group()
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
+    sums are scanned, and each scans its part from there.
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    options = ("cummin", dim, reverse, exclusive, return_final, None, None)
+    return _scan_extreme("cummin", tensors, options, group, How(method, check, spans))
+
+
+def exscan(
+    x: Tensor,
+    op: str | Operator = "sum",
+    *,
+    inclusive: bool = False,
+    group: Any = None,
+    method: str = "auto",
+    check: str = "first",
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    reverse: bool = False,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+) -> Tensor | Pair:
     """Return, item by item, ``x of rank 0 op x of rank 1 op ...`` over the ranks before this one: MPI's Exscan.
 
-    Shapes and dtypes are equal on all ranks. The first rank gets the operator's identity, or ``initial``. With
-    ``inclusive`` this rank's own x is the last operand. Other keywords as for ``scan``, segments aside.
+    Args:
+        x: a tensor of the same shape and dtype on all ranks.
+        op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
+        inclusive: whether this rank's own x is the last operand, as in MPI's Scan.
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls, as for ``scan``.
+        initial: what comes before rank 0, a number or a tensor that broadcasts to x's shape; without it the first rank
+            gets the operator's identity.
+        return_final: also return the result over all ranks, equal on all of them.
+        reverse: over the ranks behind this one, the last rank first.
+        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
+        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
 
-    Example, offsets of each rank's items in a table of all: ``exscan(count, "sum")``.
+    Returns:
+        A tensor of x's shape; with ``return_final`` a pair of that and of the result over all ranks.
+
+    Raises:
+        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
+        PeerMismatch: on every rank, where calls differ.
+        PeerLost: a rank ended, or did not call within the timeout of the group.
+
+    Example, where the items of each rank begin in a table of all:
+        >>> import torch, scanops.distributed as sd, torch.distributed as dist
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> sd.exscan(torch.tensor(3), "sum")
+        tensor(0)
+        >>> dist.destroy_process_group()
+
+    Source: MPI: A Message-Passing Interface Standard, section "Scan", MPI_Exscan.
     """
-    found = scan(x.unsqueeze(0), op, 0, exclusive=not inclusive, **options)
+    options = (op, 0, reverse, not inclusive, return_final, dtype, accumulate)
+    tensors = (x.unsqueeze(0), None, None, None, None, initial)
+    found = _scan("scan", tensors, options, group, How(method, check))
     return (found[0].squeeze(0), found[1]) if isinstance(found, tuple) else found.squeeze(0)
 
 
-def _plain(
-    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Any = None
-) -> Tensor | Pair:
-    y, *final = _called(who, x, op, dim, options, gate)
-    return (y, final[0]) if final else y
+def _scan(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Any, how: How) -> Tensor | Pair:
+    found = _scan_all(who, tensors, options, group, how)
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
 
 
-def _extreme(
-    x: Tensor, op: str, dim: int, options: dict[str, Any]
+def _scan_extreme(
+    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Any, how: How
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    values, indices, *final = _called(op, x, op, dim, options)
+    values, indices, *final = _scan_all(who, tensors, options, group, how)
     pair = ValuesAndIndices(values, indices)
     return (pair, final[0]) if final else pair
 
 
-def _called(
-    who: str, x: Tensor, op: str | Operator, dim: int, options: dict[str, Any], gate: Any = None
-) -> tuple[Tensor, ...]:
-    how, group = How.of(options), options.pop("group", None)
-    if type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor":
+def _scan_all(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Any, how: How) -> tuple[Tensor, ...]:
+    """Return the results of a public function, of local tensors or of DTensors."""
+    if type(tensors[0]).__name__ == "DTensor" or type(tensors[2]).__name__ == "DTensor":
         load_late("scanops.distributed.placed")  # which takes long to import
         scan_placed = LATE["scanops.distributed.placed"].scan_placed
-        found: tuple[Tensor, ...] = scan_placed(*_request(who, x, op, dim, options, gate), how, group)
+        found: tuple[Tensor, ...] = scan_placed(*_request(who, tensors, options), how, group)
         return found
-    return _sharded(who, x, op, dim, options, gate, group_of(group), how)
+    return _scan_local(who, tensors, options, group_of(group), how)
 
 
-def _sharded(
-    who: str, x: Tensor, op: Any, dim: int, options: dict[str, Any], gate: Tensor | None, group: Group, how: How
+def _scan_local(
+    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Group, how: How, refused: Any = None
 ) -> tuple[Tensor, ...]:
-    get = options.get
-    given = Inputs(x, get("mask"), gate, get("segment_starts"), get("offsets"), get("initial"))
-    key = None
-    if not is_compiling():
-        said = [(name, type(each), each) for name, each in options.items() if name not in _TENSORS]
-        key = key_of((who, op, type(dim), dim, how, *said), given[:6])
-    return scan_shards(who, partial(_request, who, x, op, dim, options, gate), group, how, key, given)
+    key = None if refused or is_compiling() else key_of((who, how, *options, *map(type, options)), tensors)
+    request = partial(_request, who, tensors, options, refused)
+    return scan_shards(who, request, group, how, key, Inputs(*tensors))
 
 
 def answered(
     tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
 ) -> Any:
     """Return what a call returns that the innermost block shards; None for others. The arguments are ``called``'s."""
-    block, (x, mask, gate, starts, offsets, initial), (op, dim, *_) = SHARDED[-1], tensors, options
+    block, x, (op, dim, *_) = SHARDED[-1], tensors[0], options
     if type(x).__name__ == "DTensor" or not block.covers(dim, getattr(x, "ndim", 0)):
         return None
-    given = dict(zip(Call.__slots__[2:7], options[2:], strict=True))
-    given |= {"mask": mask, "segment_starts": starts, "offsets": offsets, "initial": initial, "complete": complete}
-    given |= {"return_final": given.pop("final"), "chunk": chunk}
-    given["out"] = next((each for each in outs if each is not None), None)
-    name = Call(op, dim).name
-    found = _sharded(name, x, op, dim, given, gate, block.group, block.how)
+    refused = {"complete": complete, "chunk": chunk, "out": next((each for each in outs if each is not None), None)}
+    refused = {name: value for name, value in refused.items() if value is not None and value is not False}
+    found = _scan_local(Call(op, dim).name, tensors, options, block.group, block.how, refused)
     return found if len(found) > 1 else found[0]
 
 
@@ -196,9 +661,21 @@ def sharded(
     """Scan plain tensors along ``dims`` over the ranks of a group inside the block, for models that know of no ranks.
 
     Every scan of ``scanops`` inside the block, and with ``scanops.patch_torch()`` those of torch, whose dimension is
-    one of ``dims`` is the sharded one of the same name; others stay as they are. Arguments are those of ``scan``. What
-    sharded scans do not support raises UnsupportedRequest. The block counts in all threads of the process, and where
-    ``torch.compile`` traces. Backward passes need no block, except those of checkpoints, which compute again.
+    one of ``dims`` is the sharded one of the same name; others stay as they are. The block counts in all threads of the
+    process, and where ``torch.compile`` traces. Backward passes need no block, except those of checkpoints, which
+    compute again.
+
+    Args:
+        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
+            all ranks.
+        dims: the dimensions that are sharded, of tensors that have them; negative ones count from the last.
+        spans: the layout of the shards, as for ``scan``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.
+        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls, as for ``scan``.
+
+    Raises:
+        UnsupportedRequest: inside the block, by scans along ``dims`` with ``out``, ``complete``, ``chunk``, ``map`` or
+            ``then``.
 
     Example:
         >>> import torch, scanops, scanops.distributed as sd, torch.distributed as dist
@@ -215,24 +692,19 @@ def sharded(
         SHARDED.pop()
 
 
-def _request(who: str, x: Tensor, op: Any, dim: int, options: dict[str, Any], gate: Any) -> tuple[Call, Inputs]:
+def _request(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], refused: Any = None) -> tuple[Call, Inputs]:
     """Return a call and its tensors as the scan of one GPU has them; what it refuses the other ranks hear of."""
-    for name, instead in _REFUSED.items():
-        given = options.pop(name, None)
-        if given is not None and given is not False:
-            raise UnsupportedRequest(
-                f"{who}: {name} is not for sharded dimensions",
-                allowed="group, spans, method, check, mask, reverse, exclusive, initial, return_final, segment_starts, "
-                "offsets, dtype, accumulate",
-                value=f"{name} given",
-                hint=instead,
-            )
-    unknown = [name for name in options if name not in _TENSORS and name not in _OPTIONS]
-    if unknown:
-        raise TypeError(f"{who}() got an unexpected keyword argument {unknown[0]!r}")
+    for name in refused or ():
+        raise UnsupportedRequest(
+            f"{who}: {name} is not for sharded dimensions",
+            allowed="mask, reverse, exclusive, initial, return_final, segment_starts, offsets, dtype, accumulate",
+            value=f"{name} given",
+            hint=_REFUSED[name],
+        )
+    given = Inputs(*tensors)
+    op, dim, reverse, exclusive, final, dtype, accumulate = options
     op = plain_name(op) if who == "scan" else op
-    if gate is not None:
-        gate, options["dtype"] = gate_of(gate, x, options.get("dtype"), None)
-        x = broadcast_gates(gate, x)
-    tensors = {field: options.pop(name, None) for name, field in _TENSORS.items()}
-    return Call(op, dim, final=options.pop("return_final", False), **options), Inputs(x, gate=gate, **tensors)
+    if given.gate is not None:
+        gate, dtype = gate_of(given.gate, given.x, dtype, None)
+        given = given._replace(x=broadcast_gates(gate, given.x), gate=gate)
+    return Call(op, dim, reverse, exclusive, final, dtype, accumulate), given

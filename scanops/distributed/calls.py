@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from scanops import emulator, environment
 from scanops import torch_private as private
 from scanops.codegen.lazy import lazy
 from scanops.distributed import node, onepass, shards
@@ -21,8 +22,10 @@ from scanops.distributed.spans import Layout, cut, described, in_order_of, joine
 from scanops.distributed.trade import Exchange, trade
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.call import Call, is_transformed
+from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs
 from scanops.requests.segments import check_offsets, flags_along
+from scanops.runtime import native
 
 __all__ = ["How", "ShardedScan", "answered", "key_of", "scan_shards"]
 
@@ -40,11 +43,6 @@ class How(NamedTuple):
     check: str = "first"
     spans: Any = None
 
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> How:
-        """Take the keywords out of the options of a call."""
-        return cls(**{name: options.pop(name) for name in cls._fields if name in options})
-
 
 # ---- repeated calls
 
@@ -52,25 +50,36 @@ class How(NamedTuple):
 def key_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
     """Return what is equal of equal calls of a group, or None for calls that are prepared anew.
 
-    ``options`` are what is no tensor, ``tensors`` are as ``Inputs`` has them, the carry-in possibly a number.
+    ``options`` are what is no tensor, ``tensors`` are as ``Inputs`` has them, the carry-in possibly a number. The key
+    holds what a kernel's launch depends on: strides, alignment, the policy and the emulated GPU.
     """
     if private.are_transforms_active() or private.dual_level() >= 0 or private.count_modes():
         return None
+    x, active = tensors[0], emulator.ACTIVE.get()
     try:
-        kinds = [_kind_of(each) for each in tensors]
-        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), private.is_autograd_excluded())
-        key = (*options, *kinds, *modes)
+        key = (
+            options,
+            environment.SCOPED.get(),
+            None if active is None or x.is_cuda else active.multiprocessors,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cuda"),
+            private.is_autograd_excluded(),
+            *[None if each is None else _facts_of(each) for each in tensors],
+        )
         hash(key)
-    except (TypeError, RuntimeError):  # a list among the options, or a tensor without sizes
+    except (TypeError, RuntimeError, AttributeError):  # a list among the options, or a tensor without sizes
         return None
     return key
 
 
-def _kind_of(each: Any) -> Any:
-    if isinstance(each, Tensor):
-        if type(each) is not Tensor and type(each) is not torch.nn.Parameter:
+def _facts_of(each: Any) -> Any:
+    if type(each) is Tensor or type(each) is torch.nn.Parameter:
+        if each.is_neg() or each.is_conj():
             raise TypeError
-        return each.shape, each.dtype, each.device, each.requires_grad, each.layout
+        aligned = each.data_ptr() % ALIGNMENT == 0
+        return each.dtype, each.shape, each.stride(), each.device, each.requires_grad, aligned
+    if isinstance(each, Tensor):
+        raise TypeError
     return type(each), each
 
 
@@ -85,10 +94,14 @@ def scan_shards(
     if is_compiling():
         return _scan_traced(who, request, group, how)
     calls = group.ledger.calls
-    known = None if key is None else calls.get(key)
+    known: ShardedScan | None = None if key is None else calls.get(key)
+    if known is not None and (linked := known.linked) is not None and linked.generation == native.generation():
+        return linked.run(given)
     if known is None:
         try:
-            known = prepare(who, *request(), group, how)
+            call, read = request()
+            number_gate = None if given.gate is None or isinstance(given.gate, Tensor) else read.gate
+            known = prepare(who, call, read, group, how, number_gate)
         except Exception as problem:  # whatever it is: the other ranks have to hear of it
             if group.ledger.link and how.method != "twopass":  # they may wait in kernels, and in no collective
                 group.ledger.link.abandon()
@@ -109,8 +122,13 @@ def answered(call: Call, given: Inputs) -> Outputs:
     return found if isinstance(found, tuple) else (found,)
 
 
-def prepare(who: str, call: Call, given: Inputs, group: Group, how: How) -> ShardedScan:
-    """Return what equal calls have in common; the arguments are checked but for the values of offsets."""
+def prepare(
+    who: str, call: Call, given: Inputs, group: Group, how: How, number_gate: Tensor | None = None
+) -> ShardedScan:
+    """Return what equal calls have in common; the arguments are checked but for the values of offsets.
+
+    ``number_gate``: the gate of ``given``, where users gave a number.
+    """
     shard = _checked(call, given, how)
     table = span_table(who, how.spans, group.size, shard.length)
     layout = layout_of(who, table, group.size, group.position, shard.length)
@@ -130,6 +148,7 @@ def prepare(who: str, call: Call, given: Inputs, group: Group, how: How) -> Shar
         shape=tensors.x.shape,
         dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
+        number_gate=number_gate,
         method=onepass.choose_method(how.method, shard, given, group.size, layout.width, recorded=recorded),
     )
 
@@ -185,7 +204,7 @@ class Sent(NamedTuple):
     number: int  # of the exchange, the same on all ranks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ShardedScan:
     """A call whose arguments have been checked, without its tensors: what equal calls have in common."""
 
@@ -201,9 +220,13 @@ class ShardedScan:
     dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
     recorded: bool  # whether autograd records the call
     method: str = "twopass"  # or "onepass"
+    number_gate: Tensor | None = None  # the gate as a tensor, where it was given as a number
+    linked: onepass.LinkedScan | None = None  # the launch of an equal call in one pass, which the next one repeats
 
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors that the call was prepared for."""
+        if self.number_gate is not None:
+            given = given._replace(gate=self.number_gate)
         x, mask, gate = (
             each if each is None or each.dtype == dtype else each.to(dtype)
             for each, dtype in zip(given[:3], self.dtypes, strict=True)
@@ -222,7 +245,7 @@ class ShardedScan:
                 self._check_offsets(given.offsets, turn.lengths())
             return self.without_lines(shard, initial)
         if self.method == "onepass" and (link := onepass.link_of(self.group, self.message, x)) is not None:
-            return self.run_linked(link, tensors, initial)
+            return self.run_linked(link, tensors, given)
         if self.recorded:
             number = None if isinstance(initial, Tensor) else initial
             leaves = (x, mask, gate, initial if isinstance(initial, Tensor) else None)
@@ -231,13 +254,20 @@ class ShardedScan:
         sent = self.send_forward(shard, initial)
         return self.with_final(self.finished(sent), sent.carries[0].final)
 
-    def run_linked(self, link: Link, tensors: Inputs, initial: Initial) -> Outputs:
-        """Return the results by kernels that hand on the states of lines."""
-        given = tensors._replace(initial=initial) if self.is_first else tensors  # type: ignore[arg-type]
-        if self.recorded:
-            found: Outputs = node.OnePass.apply(self, link, *given[:4], given.initial)  # type: ignore[no-untyped-call]
-            return found
-        return onepass.scan_linked(replace(self.call, link=link), given)
+    def run_linked(self, link: Link, tensors: Inputs, given: Inputs) -> Outputs:
+        """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""
+        call = replace(self.call, link=link)
+        read = tensors._replace(initial=given.initial) if self.is_first else tensors
+        found = onepass.scan_linked(call, read, self.record if self.recorded else None)
+        # Equal calls are repeated where the kernel read their tensors as they were given.
+        kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
+        if kept and self.number_gate is None and self.message.check != "always":
+            self.linked = onepass.repeated_scan(call, read, self if self.recorded else None)
+        return found
+
+    def record(self, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:
+        """Return the results of kernels that hand on the states of lines, recorded by autograd."""
+        return node.OnePass.record_linked(self, work, tensors)
 
     def shard_with(self, tensors: Inputs) -> Shard:
         """Return the shard of these tensors."""

@@ -155,6 +155,8 @@ def group_of(given: Any) -> Group:
     """
     if isinstance(given, Group):
         return given
+    if given is None and (world := dist.group.WORLD) is not None and world in _GROUPS and not is_compiling():
+        return _GROUPS[world][None]
     if not (dist.is_available() and dist.is_initialized()):
         raise UnsupportedRequest(
             "scanops.distributed: there is no process group",

@@ -117,10 +117,9 @@ class Link:
         memory, row = self._memories[-1], request.operator
         dtype = request.carry_dtype
         words = len(row.fields) * dtype.itemsize // STATE_BYTES
-        half = ((memory.own[:1] >> 32) & 1) * memory.half  # of the launch that is counted last
-        places = half + HEAD_WORDS + torch.arange(lines.numel() * words, device=memory.own.device)
-        pieces = memory.own[places].to(torch.int32).reshape(lines.numel(), words)
-        state = pieces.view(dtype)  # a field in each column
+        which = memory.own[:1].view(torch.int32)[1:] & 1  # the half of the launch that is counted last
+        pieces = memory.own[HEAD_WORDS:].view(torch.int32).view(2, memory.half, 2)[:, : lines.numel() * words, 0]
+        state = pieces.index_select(0, which).view(lines.numel(), words).view(dtype)  # a field in each column
         name = row.project.removeprefix("state.")
         return state[:, row.fields.index(name) if name in row.fields else 0].reshape(lines).contiguous()
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scanops.distributed import onepass, shards
+from scanops.distributed import shards
 from scanops.distributed.spans import joined
-from scanops.requests.request import Inputs
+from scanops.ops.node import ScanFunction, backward_pass, needs_of
+from scanops.requests.request import Inputs, RequestKind, Tensors
 from scanops.torch_private import saved_tensors_hooks
 
 Scan = Any  # scanops.distributed.calls.ShardedScan, which makes the nodes
@@ -82,55 +83,62 @@ class TwoPass(torch.autograd.Function):
         return (None, None, *found, of_initial.sum_to_size(initial.shape).to(initial.dtype), None, None)
 
 
-class OnePass(torch.autograd.Function):
-    """A scan of linked lines with its gradients, which are scans of linked lines in the other direction.
+class LinkedWork(NamedTuple):
+    """The forward pass of a scan of linked lines, and the sharded call that it computes."""
 
-    The node holds the graph of the linked scan until the backward pass has run; a further one scans again, on all
-    ranks. Where a backward pass is itself recorded, the call is composed of scans and exchanges as that of ``TwoPass``.
+    work: Any  # of ScanFunction
+    scan: Scan
+
+    @property
+    def kind(self) -> RequestKind:
+        """What equal calls have in common."""
+        kind: RequestKind = self.work.kind
+        return kind
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Launch on an operator's six tensors."""
+        found: Outputs = self.work.compute(tensors)
+        return found
+
+
+class OnePass(ScanFunction):
+    """A scan of linked lines, whose backward pass is the kernels of ``ScanFunction``'s: scans of linked lines.
+
+    Where a backward pass is itself recorded, the call is composed of scans and exchanges as that of ``TwoPass``.
     """
 
-    @staticmethod
-    def forward(ctx: Any, scan: Scan, link: Any, *tensors: Any) -> Any:
-        x, mask, gate, starts, initial = tensors
-        ctx.scan, ctx.link, ctx.number = scan, link, scan.group.ledger.count
-        ctx.save_for_backward(x, mask, gate, starts)
-        ctx.initial = initial.detach() if isinstance(initial, Tensor) else initial
-        ctx.set_materialize_grads(False)
-        ctx.own = _linked_scan(ctx, (x, mask, gate, starts)) if saved_tensors_hooks(True) is None else None
-        if ctx.own is not None:
-            return (ctx.own[1].detach(),)
-        call = replace(scan.call, link=link)
-        return onepass.scan_linked(call, Inputs(x, mask, gate, starts, initial=ctx.initial))
+    @classmethod
+    def record_linked(cls, scan: Scan, work: Any, tensors: Tensors) -> Outputs:
+        """Return the results of ``work``, whose gradients are those of a sharded call."""
+        return cls.record(LinkedWork(work, scan), tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        scan, needs = ctx.scan, (*ctx.needs_input_grad[2:5], False)
-        x, mask, gate, starts = ctx.saved_tensors
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+        ScanFunction.setup_context(ctx, inputs, output)
+        (_, ctx.scan), x, _, gate, *_, ctx.initial = inputs
+        ctx.number, ctx.device = ctx.scan.group.ledger.count, x.device
+        if ctx.nothing is None:  # what no kernel reads is for derivatives of higher order
+            ctx.save_for_backward(*ctx.to_save, x, gate)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor | None) -> Any:
+        *saved, x, gate = (*ctx.nothing, None, None) if ctx.nothing is not None else ctx.saved_tensors
+        shape, dtype = ctx.kind.shapes[0]
+        grad = torch.zeros(shape, dtype=ctx.scan.result, device=ctx.device) if given[0] is None else given[0]
+        needs = needs_of(ctx)
         if torch.is_grad_enabled():
-            shard = scan.shard_with(Inputs(x, mask, gate, starts))
-            found = scan.gradients(shard, (x, mask, gate, None), ctx.initial, needs, grads, ctx.number)
-            return (None, None, *found[:3], None, None)
-        own, ctx.own = ctx.own, None
-        leaves, y = own or _linked_scan(ctx, (x, mask, gate, starts))
-        grad = torch.zeros_like(y) if grads[0] is None else grads[0]
-        wanted = [leaf for leaf, need in zip(leaves, needs, strict=False) if need and leaf is not None]
-        each = iter(torch.autograd.grad(y, wanted, grad, allow_unused=True) if wanted else ())
-        return (None, None, *[next(each) if need else None for need in needs[:3]], None, None)
-
-
-def _linked_scan(ctx: Any, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Tensor]:
-    """Return leaves in place of x, mask and gate, and the results as a function of them."""
-    scan, starts = ctx.scan, tensors[3]
-    leaves = [
-        None if each is None else each.detach().requires_grad_(need)
-        for each, need in zip(tensors[:3], ctx.needs_input_grad[2:5], strict=True)
-    ]
-    x, mask, gate = leaves
-    assert x is not None
-    with torch.enable_grad():
-        call = replace(scan.call, link=ctx.link)
-        (y,) = onepass.scan_linked(call, Inputs(x, mask, gate, starts, initial=ctx.initial))
-    return leaves, y
+            x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
+            shard = ctx.scan.shard_with(Inputs(x, gate=gate))
+            found = ctx.scan.gradients(
+                shard, (x, None, gate, None), ctx.initial, (*needs[:3], False), (grad,), ctx.number
+            )
+            return (None, *found[:3], None, None, None)
+        try:
+            found = backward_pass(ctx.kind, needs, (grad, None, *saved), ctx.policy)[0]
+        except Exception:  # whatever it is: kernels of other ranks wait for this one's
+            ctx.kind.request.call.link.abandon()
+            raise
+        return (None, *found[:3], None, None, None)
 
 
 def _of_plain_sum(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -226,11 +227,15 @@ class First(NamedTuple):
         return results
 
 
-def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Outputs:
+def served(
+    call: Call, given: Inputs, outs: Tensors = (), *, eager: bool, record: Callable[..., Outputs] | None = None
+) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for, by a kernel or by the fallback.
 
-    ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says.
+    ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says. ``record``: what makes the node of
+    autograd, in place of ``ScanFunction.record``.
     """
+    record = record or ScanFunction.record
     key = None
     if eager and all([out is None for out in outs]):
         key, known = call_cache.recalled(call, given)
@@ -239,7 +244,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
             if given.offsets is not None:  # the key has their shape, not their values
                 check_offsets(call.name, given.offsets, given.x, known.kind.request.call.dim)
             if given.differentiates:
-                return ScanFunction.record(known, given[:TENSORS])
+                return record(known, given[:TENSORS])
             return known.launcher.outputs(given)
     request = checked(call, given, outs)
     if not eager:
@@ -252,7 +257,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     ):
         key = None
     work, tensors = First(RequestKind(request), request, key), request.inputs[:TENSORS]
-    return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
+    return record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
 
 
 def _repeated(call: Call, given: Inputs, known: call_cache.Known) -> None:

@@ -104,6 +104,12 @@ def other_calls(rank: int) -> None:
             }
             y = sd.cumsum(x.chunk(3, 1)[rank].contiguous(), 1, method="onepass", **cut)
             assert torch.equal(y, scanops.cumsum(x, 1, **options).chunk(3, 1)[rank]), options
+        turned = torch.complex(x, x).conj().imag  # a view that is negated when it is read
+        y = sd.cumsum(turned[:3].chunk(3, 1)[rank], 1, method="onepass")
+        assert torch.equal(y, -scanops.cumsum(x[:3], 1).chunk(3, 1)[rank])
+        for _ in range(2):
+            y = sd.linear_scan(0.5, x.chunk(3, 1)[rank].contiguous(), 1, method="onepass")
+            torch.testing.assert_close(y, scanops.linear_scan(0.5, x, 1).chunk(3, 1)[rank])
         many = drawn((40000, 6), "sum", FLOATS)[0]
         for _ in range(3):
             y = sd.cumsum(many.chunk(3, 1)[rank].contiguous(), 1, method="onepass")
@@ -119,6 +125,32 @@ def other_calls(rank: int) -> None:
             sd.cumsum(x, 1, reverse=rank == 1, method="onepass")
     with pytest.raises(UnsupportedRequest, match="x on cpu"):  # no kernel reads it
         sd.cumsum(x, 1, method="onepass")
+
+
+def repeated_calls(rank: int) -> None:
+    """Equal calls are one launch until the call cache is emptied, and read their own tensors."""
+    calls = group_of(None).ledger.calls
+    x, gate = (each.chunk(3, 1)[rank].contiguous() for each in drawn((4, 300), "linear", FLOATS))
+    calls.clear()
+    with scanops.emulate():
+        for times in range(1, 5):
+            for turn, start in enumerate((torch.arange(4.0), None)):
+                y = sd.linear_scan(gate, x * times, 1, initial=start, method="onepass")
+                whole = [torch.cat(_gathered(each), 1) for each in (gate, x * times)]
+                assert torch.equal(y, scanops.linear_scan(*whole, 1, initial=start).chunk(3, 1)[rank])
+                assert list(calls.values())[turn].linked is not None
+        scan = next(iter(calls.values()))
+        scanops.runtime.call_cache.forget()
+        before = scan.linked
+        y = sd.linear_scan(gate, x, 1, initial=torch.arange(4.0), method="onepass")
+        assert scan.linked is not before
+        assert scan.linked.generation > before.generation
+
+
+def _gathered(shard: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty_like(shard) for _ in range(RANKS)]
+    dist.all_gather(found, shard)
+    return found
 
 
 def a_rank_without_its_kernel(rank: int) -> None:
@@ -161,6 +193,7 @@ def work(rank: int, folder: str) -> None:
     PAIRS.extend(dist.new_group(ranks) for ranks in ([0, 1], [2]))
     LATE = dist.new_group([0, 1])
     results_and_gradients(rank)
+    repeated_calls(rank)
     other_calls(rank)
     a_rank_without_its_kernel(rank)
     a_rank_that_is_late(rank)

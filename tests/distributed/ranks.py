@@ -137,11 +137,8 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         return
     group, x, odd = GROUPS[4], torch.ones(2, 3), rank == 1
     differences: dict[str, dict[str, Any]] = {  # a word of the message on every rank -> what one rank does otherwise
-        "complete is not for sharded": {"complete": True},
-        "out is not for sharded": {"out": x},
         "check must be 'first', 'always' or 'never'": {"check": "sometimes"},
         "method must be 'auto', 'onepass' or 'twopass'": {"method": "chain"},
-        "modulo is not for sharded": {"modulo": 2.0},
         "offsets must be a tensor": {"offsets": [0, 12]},
         "spans must be": {"spans": [[(0, 9)]] * 4},
         "spans hold|spans must be": {"spans": "head_tail"},
@@ -149,7 +146,6 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         "dim must be from": {"dim": 7},
         "cannot be sharded": {"op": COMPOUND_STATE},
         "an operator of one tensor": {"op": "linear"},
-        "unexpected keyword": {"revers": True},
         "operator": {"op": "prod"},
         "dimension": {"x": x.reshape(2, 3, 1)},
         "lines": {"x": x[:1]},
@@ -163,9 +159,12 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
     }
     given = {"x": x, "op": "sum", "dim": 1, "group": group}
     for message, changed in differences.items():
-        with pytest.raises((UnsupportedRequest, TypeError) if odd else PeerMismatch, match=message):
+        with pytest.raises(UnsupportedRequest if odd else PeerMismatch, match=message):
             sd.scan(**given | (changed if odd else {}))
         assert torch.equal(sd.scan(**given)[:, -1], torch.full((2,), 3.0 * (rank + 1)))
+    for name in ("complete", "out", "chunk", "map", "then", "modulo", "revers"):  # what a sharded scan does not have
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            sd.scan(**given | {name: None})
     for message, changed in {"group must be": {"group": 3}, "must rise": {"offsets": torch.tensor([0, 13])}}.items():
         with pytest.raises(UnsupportedRequest, match=message):
             sd.scan(**given | changed)
@@ -180,11 +179,15 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
             lambda x: scanops.cumsum(x, 0), backend="aot_eager", fullgraph=True)(x)]  # fmt: skip
         with pytest.raises(UnsupportedRequest, match="not for sharded dimensions"):
             scanops.scan(x, "sum", 0, map=lambda x: x * x)
-        with pytest.raises(UnsupportedRequest, match="out is not for sharded"):
-            scanops.cumsum(x, 0, out=x)
+        for name, value in {"out": x, "complete": True}.items():
+            with pytest.raises(UnsupportedRequest, match=f"{name} is not for sharded"):
+                scanops.cumsum(x, 0, **{name: value})
     along = sd.cumsum(x, 0, group=group)
     expected = [along, along, x.cumsum(1), along, along, x.cumsum(0)]
     torch.testing.assert_close([*block, scanops.nn.CumSum(0, group=group)(x), scanops.cumsum(x, 0)], expected)
+    for _ in range(2):  # a number as a gate
+        decayed = sd.linear_scan(0.5, x, 1, group=group)
+        torch.testing.assert_close(decayed, scanops.linear_scan(0.5, torch.ones(2, 12), 1).chunk(4, 1)[rank])
     leaf = (x + 1).requires_grad_()
     (expected,) = torch.autograd.grad(sd.cumprod(leaf, 1, group=group).sum(), leaf)
     for reentrant in (False, True):  # computed again in the backward pass, with its exchanges

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import scanops
+import scanops.distributed
 from tests.scripts import ROOT
 
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan", "scan")
@@ -21,6 +22,7 @@ PUBLIC = {
     **{name: getattr(scanops, name) for name in scanops.__all__ if name not in OTHERS},
     **{f"nn.{name}": getattr(scanops.nn, name) for name in scanops.nn.__all__},
     **{f"compat.{name}": getattr(scanops.compat, name) for name in scanops.compat.__all__},
+    **{f"distributed.{name}": getattr(scanops.distributed, name) for name in scanops.distributed.__all__},
 }
 ROW = re.compile(r"^    (\w+): ", re.MULTILINE)
 

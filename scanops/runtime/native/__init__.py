@@ -77,6 +77,11 @@ def forget() -> None:
         module.clear()
 
 
+def generation() -> int:
+    """Return the generation of the call cache, which ends when it is emptied."""
+    return _GENERATION[0]
+
+
 def learnt() -> int:
     """Return the number of calls that the table holds."""
     return sum(module.size() for module in _MODULES)
