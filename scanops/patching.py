@@ -8,6 +8,9 @@ Each functional operator is replaced at two places of the dispatcher: where auto
 pass is scanops' as well, and where a device computes it, for code below autograd: inference mode, torch's own
 derivative formulas, batching rules. Operators that write to a tensor of the caller are replaced at the device alone:
 torch's autograd checks leaves and versions before it gets there.
+
+Over each of these kernels lies one in C++ (``runtime/native/source/patch.h``), where the C++ call path is loaded. It
+launches what it has learnt and leaves small scans to torch, both without Python.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +29,7 @@ from scanops import api, emulator, relatives
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.forks import FORK_LOCK
-from scanops.requests.call import SHARDED, calls_torch, has_own_operations, is_transformed
+from scanops.requests.call import SHARDED, Call, calls_torch, has_own_operations, is_transformed
 from scanops.runtime import native
 from scanops.torch_private import DispatchKey, dual_level, forget_kernel, saved_tensors_hooks
 
@@ -45,9 +48,11 @@ def patch_torch(*, permanent: bool = False) -> AbstractContextManager[None]:
     raises its own error for: an ``out`` of another shape, dimensions by name, an invalid call.
 
     The patch replaces the operators in torch's dispatcher, in all threads of the process. It covers calls that torch
-    makes in C++, and calls in backward passes. No other operator becomes slower. A patched call takes about as long as
-    a call of the function of scanops itself. Open one block around the whole program, or make it permanent at the
-    start: each opening registers the operators anew, and other threads must not be running them meanwhile.
+    makes in C++, and calls in backward passes. No other operator becomes slower. Small scans stay with torch's kernels,
+    which are as fast where a scan takes little more than its launch: up to 256 KiB, and one contiguous scan up to 1 MiB
+    (under ``torch.use_deterministic_algorithms`` they run here, too). A larger scan that was made before is launched
+    from C++. Open one block around the whole program, or make it permanent at the start: each opening registers the
+    operators anew, and other threads must not be running them meanwhile.
 
     CPU tensors are patched by a block that is opened inside ``scanops.emulate()`` or ``scanops.distributed.sharded()``.
     Blocks nest. ``torch.compile`` follows the patch that is active when it traces a function, and does not trace
@@ -98,6 +103,40 @@ def _devices() -> tuple[str, ...]:
 # ---- registration
 
 NESTED = "NestedTensor"  # of which torch has no scans, but those that autograd would record
+
+
+class Small(NamedTuple):
+    """Which scans torch's kernel computes as fast as one of scanops; none where all limits are 0.
+
+    A scan that torch's kernel finishes within some 10 us is done before the next one is launched. Along a contiguous
+    dimension torch scans up to 1024 items a step, along another one a step for each item. A single contiguous scan is
+    CUB's, which needs no step per item. Each has another kernel for a new shape here, to be looked up from Python.
+    """
+
+    bytes: int  # of the tensor
+    row_items: int  # along a contiguous dimension
+    column_items: int  # along any other
+    single_bytes: int  # of a tensor that is one contiguous scan, of an operator without indices
+
+    def holds(self, x: Tensor, dim: int) -> bool:
+        """Whether a scan is small. ``Small`` of patch.h decides the same in C++."""
+        size = x.numel() * x.itemsize
+        if size > max(self.bytes, self.single_bytes) or torch.are_deterministic_algorithms_enabled():
+            return False  # some of torch's kernels have no deterministic form
+        if not x.ndim or not size:
+            return self.bytes > 0
+        if not -x.ndim <= dim < x.ndim:
+            return False
+        items = x.shape[dim]
+        if items == x.numel() and x.is_contiguous() and size <= self.single_bytes:
+            return True
+        return size <= self.bytes and items <= (self.row_items if x.stride(dim) == 1 else self.column_items)
+
+
+SMALL = {  # by device; emulated kernels exist for their results, not for their speed
+    "CUDA": Small(bytes=1 << 18, row_items=2048, column_items=32, single_bytes=1 << 20),
+    "CPU": Small(0, 0, 0, 0),
+}
 _OPEN: dict[str, Registration] = {}  # by device
 
 
@@ -107,27 +146,43 @@ class Registration:
     def __init__(self, device: str) -> None:
         self.blocks = 0  # that are open
         self._places: list[tuple[Any, str]] = []
+        self._native: list[object] = []  # kernels in C++, over those in Python
         self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             for row in _ROWS:
-                self._replace(row.function, "default", f"Autograd{device}", _at_autograd(row))
+                small = SMALL.get(device, SMALL["CPU"])
+                small = small._replace(single_bytes=0) if row.indices else small
+                self._replace(row, "default", f"Autograd{device}", _at_autograd, small)
                 if device == NESTED:
                     continue
-                self._replace(row.function, "default", device, _below_autograd(row))
-                self._replace(row.function, "out", device, _into_out(row))
+                self._replace(row, "default", device, _below_autograd, small)
+                self._replace(row, "out", device, _into_out, small)
                 if hasattr(Tensor, f"{row.function}_"):
-                    self._replace(f"{row.function}_", "default", device, _in_place(row))
+                    self._replace(row, "in place", device, _in_place, small)
         self._forget()
 
-    def _replace(self, name: str, overload: str, key: str, make: Callable[[TorchKernel], TorchKernel]) -> None:
+    def _replace(
+        self,
+        row: Operator,
+        form: str,
+        key: str,
+        make: Callable[[Operator, TorchKernel, Small], TorchKernel],
+        small: Small,
+    ) -> None:
+        name, overload = (f"{row.function}_", "default") if form == "in place" else (row.function, form)
         operator = getattr(getattr(torch.ops.aten, name), overload)
-        original = torch.library.get_kernel(operator, key)
-        self._library.impl(operator, make(original.call_boxed), key, with_keyset=True)  # type: ignore[no-untyped-call]
+        patch = native.find_patch(name, overload.replace("default", ""), key)
+        original = torch.library.get_kernel(operator, key).call_boxed
+        self._library.impl(operator, make(row, original, small), key, with_keyset=True)  # type: ignore[no-untyped-call]
+        if patch is not None:
+            patch.install(Call(row.name, 0).values(), form == "default", make is _at_autograd, small, SHARDED)
+            self._native.append(patch)
         self._places.append((operator, key))
 
     def close(self) -> None:
         """Let torch have its kernels back: they are unregistered with the last reference to the library."""
+        self._native.clear()
         del self._library
         self._forget()
 
@@ -137,6 +192,8 @@ class Registration:
 
 
 def _open(device: str) -> None:
+    if device == "CUDA":
+        native.load()
     with FORK_LOCK:
         if device not in _OPEN:
             _OPEN[device] = Registration(device)
@@ -153,84 +210,64 @@ def _close(device: str) -> None:
 # ---- kernels: each is made of the kernel that it replaces
 
 
-def _at_autograd(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
-    """Return the maker of the kernel that autograd records."""
-    op, compute = row.name, _scan_of(row)
-
-    def make(original: TorchKernel) -> TorchKernel:
-        def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-            served = native.served
-            if served is not None and not SHARDED and not (x.requires_grad and saved_tensors_hooks(True)):
-                found = served((x, None, None, None, None, None), (op, dim, False, False, False, dtype, None))
-                if found is not None:
-                    return found
-            options = {} if dtype is None else {"dtype": dtype}
-            # Transforms and forward mode follow torch's own formulas, which call the kernels of the device.
-            if _is_served(x) and not is_transformed() and _is_understood(x) and not _is_checkpointed(x):
-                with _refusals():
-                    return compute(x, dim, **options)
-            return original(keys, x, dim, **options)
-
-        return kernel
-
-    return make
-
-
-def _below_autograd(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
-    """Return the maker of the kernel of a device."""
-    op, compute = row.name, _scan_of(row)
-
-    def make(original: TorchKernel) -> TorchKernel:
-        def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-            served = native.served
-            if served is not None and not SHARDED and not x.requires_grad:
-                found = served((x, None, None, None, None, None), (op, dim, False, False, False, dtype, None))
-                if found is not None:
-                    return found
-            options = {} if dtype is None else {"dtype": dtype}
-            if _is_served(x):
-                with _refusals():
-                    return compute(_plain(x), dim, **options)
-            return original(keys, x, dim, **options)
-
-        return kernel
-
-    return make
-
-
-def _into_out(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
+def _at_autograd(row: Operator, original: TorchKernel, small: Small) -> TorchKernel:
+    """Return the kernel that autograd records."""
     compute = _scan_of(row)
 
-    def make(original: TorchKernel) -> TorchKernel:
-        def kernel(keys: Any, x: Tensor, dim: int, **given: Any) -> Any:
-            pair = "values" in given
-            outs = (given["values"], given["indices"]) if pair else (given["out"],)
-            if _is_served(x) and all([out.shape == x.shape for out in outs]):
-                with _refusals():
-                    dtype = {} if given.get("dtype") is None else {"dtype": given["dtype"]}
-                    compute(_plain(x), dim, out=outs if pair else outs[0], **dtype)
-                    return outs if pair else outs[0]
-            return original(keys, x, dim, **given)
+    def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        options = {} if dtype is None else {"dtype": dtype}
+        # Transforms and forward mode follow torch's own formulas, which call the kernels of the device.
+        if _is_served(x, dim, small) and not is_transformed() and _is_understood(x) and not _is_checkpointed(x):
+            with _refusals():
+                return compute(x, dim, **options)
+        return original(keys, x, dim, **options)
 
-        return kernel
-
-    return make
+    return kernel
 
 
-def _in_place(row: Operator) -> Callable[[TorchKernel], TorchKernel]:
+def _below_autograd(row: Operator, original: TorchKernel, small: Small) -> TorchKernel:
+    """Return the kernel of a device."""
     compute = _scan_of(row)
 
-    def make(original: TorchKernel) -> TorchKernel:
-        def kernel(keys: Any, x: Tensor, dim: int, **dtype: Any) -> Any:
-            if _is_served(x) and dtype.get("dtype") in (None, x.dtype):
-                with _refusals():
-                    compute(_plain(x), dim, out=_plain(x))
-                    return x
-            return original(keys, x, dim, **dtype)
+    def kernel(keys: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        options = {} if dtype is None else {"dtype": dtype}
+        if _is_served(x, dim, small):
+            with _refusals():
+                return compute(_plain(x), dim, **options)
+        return original(keys, x, dim, **options)
 
-        return kernel
+    return kernel
 
-    return make
+
+def _into_out(row: Operator, original: TorchKernel, small: Small) -> TorchKernel:
+    """Return the kernel of a device that writes to tensors of the caller."""
+    compute = _scan_of(row)
+
+    def kernel(keys: Any, x: Tensor, dim: int, **given: Any) -> Any:
+        pair = "values" in given
+        outs = (given["values"], given["indices"]) if pair else (given["out"],)
+        if _is_served(x, dim, small) and all([out.shape == x.shape for out in outs]):
+            with _refusals():
+                dtype = {} if given.get("dtype") is None else {"dtype": given["dtype"]}
+                compute(_plain(x), dim, out=outs if pair else outs[0], **dtype)
+                return outs if pair else outs[0]
+        return original(keys, x, dim, **given)
+
+    return kernel
+
+
+def _in_place(row: Operator, original: TorchKernel, small: Small) -> TorchKernel:
+    """Return the kernel of a device that writes to its input."""
+    compute = _scan_of(row)
+
+    def kernel(keys: Any, x: Tensor, dim: int, **dtype: Any) -> Any:
+        if _is_served(x, dim, small) and dtype.get("dtype") in (None, x.dtype):
+            with _refusals():
+                compute(_plain(x), dim, out=_plain(x))
+                return x
+        return original(keys, x, dim, **dtype)
+
+    return kernel
 
 
 def _scan_of(row: Operator) -> Callable[..., Any]:
@@ -247,9 +284,11 @@ def _refusals() -> AbstractContextManager[object]:
     return nullcontext() if SHARDED else contextlib.suppress(UnsupportedRequest)
 
 
-def _is_served(x: Tensor) -> bool:
-    """Whether scanops has kernels for a tensor, and is not what calls torch."""
-    return (x.is_cuda or bool(SHARDED) or emulator.ACTIVE.get() is not None) and not calls_torch()
+def _is_served(x: Tensor, dim: int, small: Small) -> bool:
+    """Whether scanops has a kernel that is faster than torch's, and is not what calls torch."""
+    if calls_torch() or not (x.is_cuda or SHARDED or emulator.ACTIVE.get() is not None):
+        return False
+    return bool(SHARDED) or is_compiling() or has_own_operations(x) or not small.holds(x, dim)
 
 
 def _is_understood(x: Tensor) -> bool:

@@ -76,7 +76,7 @@ def at_once(
 # ---- a worker thread builds while calls go on
 
 
-class _Worker:
+class Worker:
     """A queue of jobs, and the one thread that runs them while calls go on.
 
     Compilers let go of the interpreter's lock: NVRTC in the thread itself, nvcc and g++ as processes, which are killed
@@ -118,5 +118,5 @@ class _Worker:
                 self._pending.discard(key)
 
 
-WORKER = _Worker()
+WORKER = Worker()
 reset_in_child(WORKER.__init__)  # type: ignore[misc]  # its thread is the parent's: a child starts over

@@ -205,7 +205,8 @@ def native_calls(facts: dict[str, Any]) -> str:
         # benchmarks/results/calls_h200.json: the least and the most of 12 operators
         summary = f"no {request.name} in package, store or packs: calls are launched from Python, 16 to 35 us slower"
         following = (
-            "run python -m scanops.runtime.native.building (about 30 s), or let scanops build it after 256 equal calls"
+            "run python -m scanops.runtime.native.building (about 30 s), "
+            "or let the first scan on a GPU build it in the background"
         )
         raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)

@@ -28,6 +28,7 @@ from scanops.requests.geometry import (
     split_shape,
 )
 from scanops.requests.request import Inputs, Request, Tensors
+from scanops.runtime import native
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
@@ -89,8 +90,8 @@ class Launcher:
         "_spare",
         "asked",
         "few",
-        "generation",
         "kernel",
+        "lessons",
         "link",
         "own",
         "places",
@@ -126,10 +127,11 @@ class Launcher:
         there = enumerate(zip(_READ_BY, request.inputs, strict=True))
         given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
         self.reads = reads or tuple(given)
-        self.generation = -1  # of the native table that knows it
+        self.lessons = native.Lessons()
         self.link = request.call.link
         if self.link is not None:
             self.link.bind(arguments, kernel.spec, outer * inner, fragments(kernel.spec).state_bytes)
+        native.start(device.target)
         self._bound = kernel.code.bind(arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them

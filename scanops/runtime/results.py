@@ -18,6 +18,7 @@ from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call, is_memory
 from scanops.requests.request import Inputs, Tensors, checked
+from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ class Step(NamedTuple):
 class Recipe:
     """The steps of a backward pass, and the positions of the gradients on its tape, in the order of ``NAMES``."""
 
-    __slots__ = ("_compute", "_found", "generation", "gives", "launchers", "steps")
+    __slots__ = ("_compute", "_found", "gives", "launchers", "lessons", "steps")
 
     def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...]) -> None:
         self.steps = steps
         self.gives = gives
         self.launchers = tuple(step.launcher for step in steps if step.launcher is not None)
-        self.generation = -1  # of the C++ table that holds it
+        self.lessons = native.Lessons()
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
 

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,22 +332,20 @@ def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch,
     ("setting", "policy", "wanted"),
     [("1", "build", [True]), ("1", "never", [False]), ("0", "build", [])],
 )
-def test_it_comes_when_calls_repeat(
+def test_the_first_launch_on_a_gpu_asks_for_it(
     setting: str, policy: str, wanted: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looked for once, by the worker; built where it is not there and the policy allows it."""
+    """Once, by a worker; it is built where it is not there and the policy allows it."""
     done: list[object] = []
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
-    monkeypatch.setattr(native, "_counted", itertools.count(1))
+    monkeypatch.setattr(native, "_STARTED", [])
     monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
-    monkeypatch.setattr(native.WORKER, "run_later", lambda key, what, work: work())
-    launcher: Any = SimpleNamespace(kernel=SimpleNamespace(target="sm_90"))
-    with scanops.policy(policy):
-        for _ in range(native._REPEATS - 1):
-            native.repeated(launcher)
+    monkeypatch.setattr(native._BUILDER, "run_later", lambda key, what, work: work())
+    with scanops.policy(policy), scanops.emulate():
+        scanops.cumsum(torch.ones(3), 0)  # whose kernel is the emulator's
         assert done == []
         for _ in range(3):
-            native.repeated(launcher)
+            native.start("sm_90")
     assert done == wanted
 
 

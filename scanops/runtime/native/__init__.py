@@ -9,23 +9,22 @@ The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: 
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
 kernels only (``scanops.runtime.results``), and calls Python's ``Backward`` for all others.
 
-The library is an entry of the store (``building.py``). It is loaded when calls repeat, built by a background worker if
-the policy allows it (``repeated``), and switched off by ``SCANOPS_NATIVE=0``.
+The library is an entry of the store (``building.py``). The first launch on a GPU lets a background worker load it, or
+build it if the policy allows that (``start``). ``SCANOPS_NATIVE=0`` switches it off.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
 from scanops.errors import ScanopsError
-from scanops.forks import import_late
-from scanops.processes import WORKER
+from scanops.forks import import_late, reset_in_child
+from scanops.processes import Worker
 from scanops.runtime.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -44,7 +43,24 @@ served: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None] |
 # Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
 _PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 5: 3}
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
-_GENERATION = [0]  # generation of the table; a launcher remembers it
+_GENERATION = [0]  # generation of the table
+_MOST_LESSONS = 4  # of a launch: with and without inference mode and autocast, which Python's cache need not tell apart
+
+
+class Lessons:
+    """How often the table, as of its last ``forget``, was taught a launch. It learns no call under a mode, for one."""
+
+    __slots__ = ("_count", "_generation")
+
+    def __init__(self) -> None:
+        self._count, self._generation = 0, _GENERATION[0]
+
+    def take(self) -> bool:
+        """Count one more, and return whether it is to be given."""
+        if self._generation != _GENERATION[0]:
+            self._count, self._generation = 0, _GENERATION[0]
+        self._count += 1
+        return self._count <= _MOST_LESSONS
 
 
 def get(*, build: bool) -> bool:
@@ -101,7 +117,6 @@ def learn(
     ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient that the call may be
     asked for.
     """
-    launcher.generation = _GENERATION[0]
     template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
     given = [place if slots is None else slots[place] for _, place, _ in launcher.reads]
     if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
@@ -128,6 +143,38 @@ class NativeLaunch(NamedTuple):
     launcher: Launcher
 
 
+class Patch:
+    """The kernel in C++ of one of torch's operators; torch has its own again when this is deleted.
+
+    It has the kernel of the operator as it was when it was made, and by ``install`` that which it then lies over.
+    """
+
+    def __init__(self, name: str, overload: str, key: str) -> None:
+        self._module = _MODULES[0]
+        self._patch = self._module.find_patch(name, overload, key)
+
+    def install(
+        self,
+        options: tuple[object, ...],
+        is_functional: bool,
+        is_recorded: bool,
+        small: tuple[int, ...],
+        sharded: list[Any],
+    ) -> None:
+        """Register the kernel.
+
+        ``options``: those of the call along dimension 0. ``is_functional``: the operator returns new tensors;
+        ``is_recorded``: by autograd, at this dispatch key. ``small`` scans are left to torch, and all of them to Python
+        while ``sharded`` holds anything.
+        """
+        self._module.install(self._patch, options, is_functional, is_recorded, tuple(small), sharded)
+
+
+def find_patch(name: str, overload: str, key: str) -> Patch | None:
+    """Return the patch of an operator of torch at a dispatch key, None where the library is not loaded."""
+    return None if served is None else Patch(name, overload, key)
+
+
 # A tape holds no tensor at 0, then what C++ knows: the gradients of result and carry-out, x, mask, gate, initial,
 # result, indices and starts. Behind these are offsets, of which it is not told.
 _TOLD = range(1, 10)
@@ -139,9 +186,8 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
     ``tensors``: the gradients of result and carry-out, then the saved x, mask, gate, initial, result, indices, starts.
     """
-    if served is None or recipe.generation == _GENERATION[0]:
+    if served is None or not recipe.lessons.take():
         return
-    recipe.generation = _GENERATION[0]
     places = [*_TOLD]  # on the tape, of what C++ has in this order
     launches, end = [], _BEGIN
     for _, reads, launcher in recipe.steps:
@@ -174,19 +220,29 @@ def _failed(launcher: Launcher, code: int, again: bool) -> None:
         raise launcher.failure(code)
 
 
-# Half a minute of g++ to save 8 us per call: short scripts skip both the build and the lookup.
-_REPEATS = 256
-_counted = itertools.count(1)
+_STARTED: list[str] = []  # the target whose launch asked for the library first
+_BUILDER = Worker()  # of its own, as kernels are built meanwhile
+reset_in_child(_STARTED.clear)
+reset_in_child(_BUILDER.__init__)  # type: ignore[misc]  # its thread is the parent's
+
+
+def start(target: str) -> None:
+    """Load the library in the background at the first launch on a GPU, built first if the policy allows it."""
+    if target != CPU and not _STARTED and environment.native():
+        _STARTED.append(target)
+        may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
+        _BUILDER.run_later("native", "the C++ call path", lambda: _load(may_build, logging.INFO))
+
+
+def load() -> None:
+    """Load the library now if it was built before; a failure is logged."""
+    if served is None and environment.native():
+        _load(False, logging.INFO)
 
 
 def repeated(launcher: Launcher) -> bool:
-    """Return whether C++ is to learn a call like one before it; the ``_REPEATS``-th asks a worker for the library."""
-    if served is not None:
-        return launcher.generation != _GENERATION[0]
-    if launcher.kernel.target != CPU and next(_counted) == _REPEATS and environment.native():
-        may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
-        WORKER.run_later("native", "what serves calls natively", lambda: _load(may_build, logging.INFO))
-    return False
+    """Return whether C++ is to learn a call like one before it."""
+    return served is not None and launcher.lessons.take()
 
 
 def prepared(target: str) -> None:

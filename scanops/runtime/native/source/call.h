@@ -43,10 +43,14 @@ inline Reference held(PyObject* object) {
     });
 }
 
-// Append a call's options to a key, each with its type: True is equal to 1. False for a value of any other type, which
-// Python's checks refuse. The order is that of scanops.requests.call.Call.
+// The type of an option, which precedes its value in a key: True is equal to 1.
+enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype };
+// Places in a key: of the value of Call.dim, and of the type of Call.dtype.
+constexpr size_t kDimAt = 3, kResultAt = 10;
+
+// Append a call's options to a key, each with its type. False for a value of any other type, which Python's checks
+// refuse. The order is that of scanops.requests.call.Call.
 inline bool append_options(Key& key, PyObject* options) {
-    enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype };
     if (!PyTuple_Check(options)) return false;
     for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(options); ++n) {
         PyObject* const each = PyTuple_GET_ITEM(options, n);

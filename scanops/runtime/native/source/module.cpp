@@ -1,5 +1,5 @@
-// The module: serve, learn, learn_gradient, clear. See scanops/runtime/native/__init__.py for who calls them.
-#include "gradient.h"
+// The module: serve, learn, learn_gradient, clear, patch. See scanops/runtime/native/__init__.py for who calls them.
+#include "patch.h"
 
 #include <torch/csrc/Exceptions.h>
 
@@ -135,9 +135,39 @@ PyObject* begin(PyObject*, PyObject* given) {
     END_HANDLE_TH_ERRORS
 }
 
+// find_patch(name, overload, dispatch key): what install() takes, and takes effect until it is deleted.
+PyObject* find_patch(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    const char *name, *overload, *key;
+    if (!PyArg_ParseTuple(given, "sss", &name, &overload, &key)) return nullptr;
+    return PyCapsule_New(new Patch(name, overload, key), nullptr, [](PyObject* capsule) {
+        delete static_cast<Patch*>(PyCapsule_GetPointer(capsule, nullptr));
+    });
+    END_HANDLE_TH_ERRORS
+}
+
+// install(patch, options, is functional, is recorded by autograd, small, sharded); `small` has the fields of Small
+PyObject* install(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    PyObject *patch, *options, *sharded;
+    int is_functional, is_recorded;
+    long long bytes, row_items, column_items, single_bytes;
+    if (!PyArg_ParseTuple(
+            given, "OOpp(LLLL)O", &patch, &options, &is_functional, &is_recorded, &bytes, &row_items, &column_items,
+            &single_bytes, &sharded))
+        return nullptr;
+    auto* const found = static_cast<Patch*>(PyCapsule_GetPointer(patch, nullptr));
+    if (found == nullptr) return nullptr;
+    found->install(options, is_functional, is_recorded, Small{bytes, row_items, column_items, single_bytes}, sharded);
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
     {"begin", begin, METH_VARARGS, nullptr},
     {"clear", clear, METH_NOARGS, nullptr},
+    {"find_patch", find_patch, METH_VARARGS, nullptr},
+    {"install", install, METH_VARARGS, nullptr},
     {"learn", learn, METH_VARARGS, nullptr},
     {"learn_gradient", learn_gradient, METH_VARARGS, nullptr},
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_FASTCALL, nullptr},
