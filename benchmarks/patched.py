@@ -1,6 +1,7 @@
 """Run unmodified programs with and without ``scanops.patch_torch``: the same results, and the time of each.
 
-Prints a JSON line for each measurement, and writes the same lines to the file of ``--output``. Host times are
+Each program runs with small tensors, where the host is what takes time, and with large ones. The C++ call path is built
+first. Prints a JSON line for each measurement, and writes the same lines to the file of ``--output``. Host times are
 microseconds per call, times of programs milliseconds per step until the GPU has done its work, all as medians of
 rounds that alternate between the two. ``--small`` compares small tensors on any device and times nothing.
 """
@@ -8,6 +9,7 @@ rounds that alternate between the two. ``--small`` compares small tensors on any
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +23,11 @@ import torch.nn.functional as F
 import scanops
 from benchmarks.common import Row, parser, require_gpu, surroundings
 from benchmarks.timing import host_microseconds, milliseconds
+from scanops.runtime import native
 
 ROUNDS, FEWEST_ROUNDS = 11, 3
 STEPS = 8  # of a program in a round, fewer where they take more than ROUND_MS
-ROUND_MS, PROGRAM_MS = 50.0, 6000.0  # of a round, and of all rounds of a program
+ROUND_MS, PROGRAM_MS = 50.0, 4000.0  # of a round, and of all rounds of a program
 CALLS = 500  # of a function in a round
 Step = Callable[[], tuple[torch.Tensor, ...]]  # returns what is compared
 
@@ -117,7 +120,7 @@ def programs(device: str, small: bool) -> Iterator[Program]:
     yield Program(name="state-space layer in blocks, forward and backward", step=layer)
     steps, lanes = (16, 3) if small else (128, 64)
     given = random(steps, lanes), random(steps + 1, lanes), (random(steps + 1, lanes) < 0.02).float()
-    yield Program(name="advantages by a loop, 128 steps", step=lambda: (advantages(*given),))
+    yield Program(name="advantages by a loop", step=lambda: (advantages(*given),))
     rays = 50 if small else 8192
     yield Program(
         name="compositing of rays, forward and backward",
@@ -201,14 +204,22 @@ def host_time(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def host_times() -> Iterator[Row]:
-    """Yield host microseconds of a function that is not patched, and of a scan in and outside of the block."""
-    x = torch.rand(4, 1000, device="cuda")
-    yield {"name": "torch.flip, host us", **alternate(partial(host_time, torch.flip, x, (1,)))}
-    for name, argument in (("cumsum", x), ("cummax", x), ("cumsum", x.clone().requires_grad_())):
+    """Yield host microseconds of a function that is not patched, and of scans with and without the patch.
+
+    Scans of 4 x 1000 stay with torch, those of 64 x 8192 do not; nor does one of a length that no call had before.
+    """
+    small, large = torch.rand(4, 1000, device="cuda"), torch.rand(64, 8192, device="cuda")
+    yield {"name": "torch.flip, host us", **alternate(partial(host_time, torch.flip, small, (1,)))}
+    for name, x, gradient in itertools.product(("cumsum", "cummax"), (small, large), (False, True)):
+        argument = x.clone().requires_grad_(gradient)
         found = alternate(partial(host_time, getattr(torch, name), argument, 1))
         found["scanops"] = round(host_time(getattr(scanops, name), argument, 1), 4)
         found["over scanops"] = round(found["patched"] - found["scanops"], 4)
-        yield {"name": f"torch.{name}, host us" + ", with gradient" * argument.requires_grad, **found}
+        shape = "x".join(map(str, x.shape))
+        yield {"name": f"torch.{name} of {shape}, host us" + ", with gradient" * gradient, **found}
+    mask, lengths = torch.ones(8, 2048, dtype=torch.int64, device="cuda"), itertools.cycle(range(1, 2048))
+    growing = alternate(partial(host_time, lambda: torch.cumsum(mask[:, : next(lengths)], 1)))
+    yield {"name": "torch.cumsum of 8 x another length each, host us", **growing}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     if not given.small:
         require_gpu()
+        native.get(build=True)  # half a minute, and then in the store
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lines: list[Row] = [surroundings()]
 
@@ -226,12 +238,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(line), flush=True)
 
     with scanops.emulate() if device == "cpu" else contextlib.nullcontext():
-        for program in programs(device, given.small):
-            if given.filter not in program.name:
-                continue
-            check(program)
-            figures = {"equal": True} if given.small else program_times(program.step)
-            say({"name": program.name if given.small else f"{program.name}, ms", **figures})
+        for small in (True,) if given.small else (True, False):
+            for program in programs(device, small):
+                if given.filter not in program.name:
+                    continue
+                check(program)
+                name = f"{program.name}, {'small' if small else 'large'}"
+                if given.small:
+                    say({"name": name, "equal": True})
+                else:
+                    say({"name": f"{name}, ms", **program_times(program.step)})
     if not given.small and not given.filter:
         for line in host_times():
             say(line)

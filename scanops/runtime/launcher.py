@@ -79,6 +79,7 @@ class Template(NamedTuple):
     launch: int  # address of Bound.function
     configure: int  # address of the emulator's setup function; 0 on a GPU
     kernel: tuple[Any, ...]  # Bound.kernel
+    workspace: tuple[int, int]  # byte offset of its pointer, and its size; 0 for none
 
 
 class Launcher:
@@ -188,8 +189,8 @@ class Launcher:
 
     @property
     def template(self) -> Template | None:
-        """The launch for the C++ call path; None for kernels with a workspace or a link, which Python manages."""
-        if self._bound.workspace_bytes or self.link is not None:
+        """The launch for the C++ call path; None for kernels with a link, which Python manages."""
+        if self.link is not None:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
@@ -201,6 +202,7 @@ class Launcher:
             launch=_address(self._bound.function),
             configure=_address(self._bound.configure),
             kernel=self._bound.kernel,
+            workspace=(at["workspace"], self._bound.workspace_bytes),
         )
 
     def recovers(self, code: int) -> bool:

@@ -27,6 +27,11 @@ def workspace(device: torch.device, stream: int, size: int) -> torch.Tensor:
     return found
 
 
+def device_at(index: int) -> torch.device:
+    """Return the GPU of an index, and the CPU for a negative one."""
+    return torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+
+
 def drop_workspace(device: torch.device, stream: int) -> None:
     """Drop a workspace that a failed launch may have left half used."""
     _WORKSPACES.pop(_workspace_key(device, stream), None)

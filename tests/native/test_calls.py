@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from scanops.cli import doctor, main
 from scanops.cli.doctor import Diagnosis, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
 from scanops.ops import dispatch
-from scanops.runtime import call_cache, native
+from scanops.runtime import call_cache, native, workspaces
 from scanops.runtime.native import building
 from scanops.store import Store, packs
 from scanops.store.entry import facts_of
@@ -137,7 +138,7 @@ ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
         lambda: scanops.scan(-X, "prod", 1, then=torch.sub, mask=X > 5),
         True,
     ),
-    "with a workspace": (lambda: summed(LINE), lambda: summed(LINE + 1), False),
+    "with a workspace": (lambda: summed(LINE), lambda: summed(LINE + 1), True),
     "carries of lines": (lambda: carried(torch.ones(3)), lambda: carried(torch.arange(3.0)), True),
     "one carry": (lambda: carried(torch.tensor(5.0)), lambda: carried(torch.tensor(16.0)), True),
     "carries that are converted": (lambda: carried(torch.ones(3)), lambda: carried(torch.arange(3)), False),
@@ -469,14 +470,19 @@ def test_a_thread_binds_its_context_once_in_python_and_in_c(cuda: Driver, counte
     assert len(launches) == 1
 
 
-@pytest.mark.parametrize("x", [LINE, X], ids=["python", "c"])
-def test_a_launch_of_a_cubin_that_fails(x: torch.Tensor, cuda: Driver, counted: Counted) -> None:
+@pytest.mark.parametrize("x", [LINE, X], ids=["workspace", "no workspace"])
+@pytest.mark.parametrize("in_cpp", [False, True], ids=["python", "c"])
+def test_a_launch_of_a_cubin_that_fails(in_cpp: bool, x: torch.Tensor, cuda: Driver, counted: Counted) -> None:
+    """A workspace that it may have left half used is dropped."""
+    if not in_cpp:
+        native.served = None
     for _ in range(3):
         scanops.cumsum(x, 1)
     for codes in ([999], [201, 201]):
         cuda.codes[: len(codes)] = codes
         refused(LaunchFailure, lambda: scanops.cumsum(x, 1), f"error {codes[0]}: ")
-    assert scanops.cumsum(x, 1).equal(x.cumsum(1)) and counted.calls == (x is X) * 2
+        assert not any(key[2] == threading.get_ident() for key in workspaces._WORKSPACES)
+    assert scanops.cumsum(x, 1).equal(x.cumsum(1)) and counted.calls == in_cpp * 2
 
 
 def test_a_fork_launches_what_the_parent_loaded(cuda: Driver) -> None:

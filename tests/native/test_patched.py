@@ -197,3 +197,49 @@ def test_a_patch_over_python(name: str, counted: Counted) -> None:
             CHECKS[name]()
     finally:
         scanops.emulator.ACTIVE.reset(token)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(64, 8192), (300, 700), (2, 1 << 20)])
+def test_large_scans_on_a_gpu(name: str, shape: tuple[int, ...]) -> None:
+    """Learnt by C++ after three calls, also those with a workspace, with the gradients of torch."""
+    assert native.get(build=True)
+    scan: Callable[..., Any] = getattr(torch, name)
+    x, weights = torch.rand(shape, dtype=torch.float64, device="cuda") + 0.5, torch.rand(shape, device="cuda")
+
+    if name == "cumprod":
+        x = 1 + (x - 1) / shape[1]
+
+    def results() -> tuple[list[torch.Tensor], list[str]]:
+        leaf, values = x.clone().requires_grad_(), []
+        ran = functions_of(lambda: values.extend(flat(scan(leaf, 1))))
+        gradients = torch.autograd.grad((values[0] * weights).sum(), leaf)
+        return [*(each.detach() for each in values), *gradients], ran
+
+    expected, _ = results()
+    with scanops.patch_torch():
+        for _ in range(6):
+            found, ran = results()
+            torch.testing.assert_close(found, expected)
+        assert ran == []
+        small = torch.rand(4, 1000, device="cuda", requires_grad=True)
+        assert flat(scan(small, 1))[0].grad_fn.name().startswith(name.capitalize())  # torch's own node
+    native.forget()
+
+
+@pytest.mark.gpu
+def test_a_captured_launch_has_a_workspace_of_its_own() -> None:
+    assert native.get(build=True)
+    x = torch.ones(2, 1 << 20, device="cuda")
+    expected = torch.arange(1.0, (1 << 20) + 1, device="cuda").expand_as(x)
+    with scanops.patch_torch():
+        for _ in range(4):
+            y = torch.cumsum(x, 1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = torch.cumsum(x, 1)
+        for _ in range(3):
+            graph.replay()
+            y = torch.cumsum(x, 1)
+            assert captured.equal(expected) and y.equal(expected)

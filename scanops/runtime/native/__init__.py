@@ -3,7 +3,7 @@
 A table in C++ has the keys of ``scanops.runtime.call_cache``: the call, and dtype, sizes, strides, device and 16-byte
 alignment of each tensor. Python fills it: ``learn`` is given a call that was served before, so that every check has
 passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
-forward differentiation, ``out=``, a number as carry-in, offsets, kernels with a workspace, stand-ins.
+forward differentiation, ``out=``, a number as carry-in, offsets, stand-ins.
 
 The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: a call with its backward pass takes
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
@@ -26,6 +26,7 @@ from scanops.errors import ScanopsError
 from scanops.forks import import_late, reset_in_child
 from scanops.processes import Worker
 from scanops.runtime.policies import POLICIES
+from scanops.runtime.workspaces import device_at, drop_workspace, workspace
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, building.stream_getter())
+        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, _workspace, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -214,9 +215,15 @@ def _multiprocessors(on_gpu: bool) -> int:
     return active.multiprocessors if active else 0
 
 
-def _failed(launcher: Launcher, code: int, again: bool) -> None:
+def _workspace(index: int, stream: int, size: int) -> torch.Tensor:
+    """Return the workspace of a launch on a stream of a GPU, or of a CPU: ``index`` is -1."""
+    return workspace(device_at(index), stream, size)
+
+
+def _failed(launcher: Launcher, code: int, again: bool, index: int, stream: int) -> None:
     """Raise the error of a launch, unless its cause is gone: then it is to be made ``again``, once."""
     if again or not launcher.recovers(code):
+        drop_workspace(device_at(index), stream)
         raise launcher.failure(code)
 
 

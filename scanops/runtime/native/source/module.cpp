@@ -46,8 +46,9 @@ using Numbers = std::vector<int64_t>;
 // A launch, of scanops.runtime.native's Launch: (template, reads, launcher).
 Launch launch_of(py::tuple told) {
     using Told = std::tuple<uintptr_t, unsigned, unsigned, unsigned, Numbers>;
-    const auto [arguments, offsets, outputs, function, configure, kernel] =
-        told[0].cast<std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, Told>>();
+    using Whole =
+        std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, Told, std::pair<int64_t, int64_t>>;
+    const auto [arguments, offsets, outputs, function, configure, kernel, workspace] = told[0].cast<Whole>();
     if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
     Launch launch;
     launch.arguments.assign(arguments.begin(), arguments.end());
@@ -62,6 +63,7 @@ Launch launch_of(py::tuple told) {
     if (parameters.size() > kMostParameters) throw py::type_error("parameters that there is no room for");
     launch.kernel = Kernel{reinterpret_cast<void*>(handle), blocks, threads, shared_bytes, parameters};
     launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
+    std::tie(launch.workspace_offset, launch.workspace_bytes) = workspace;
     launch.launcher = told[2].ptr();
     return launch;
 }
@@ -123,13 +125,14 @@ PyObject* clear(PyObject*, PyObject*) {
 
 PyObject* size(PyObject*, PyObject*) { return PyLong_FromSize_t(table().size()); }
 
-// begin(emulation, policy, failed, stream): once, before anything else
+// begin(emulation, policy, failed, workspace, stream): once, before anything else
 PyObject* begin(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     auto& all = surroundings();
     long long stream;
-    if (!PyArg_ParseTuple(given, "OOOL", &all.emulation, &all.policy, &all.failed, &stream)) return nullptr;
-    for (PyObject* each : {all.emulation, all.policy, all.failed}) Py_INCREF(each);
+    if (!PyArg_ParseTuple(given, "OOOOL", &all.emulation, &all.policy, &all.failed, &all.workspace, &stream))
+        return nullptr;
+    for (PyObject* each : {all.emulation, all.policy, all.failed, all.workspace}) Py_INCREF(each);
     all.stream = reinterpret_cast<int (*)(int32_t, void**)>(stream);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

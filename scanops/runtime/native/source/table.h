@@ -43,6 +43,7 @@ struct Launch {
     LaunchKernel function = nullptr;
     Kernel kernel;
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
+    int64_t workspace_offset = 0, workspace_bytes = 0;  // of its pointer in the arguments; 0 bytes: it has none
     PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
 
     // Queue it; returns an error code.
@@ -116,7 +117,8 @@ inline Table& table() {
 struct Surroundings {
     PyObject* emulation = nullptr;  // the ContextVar
     PyObject* policy = nullptr;     // likewise
-    PyObject* failed = nullptr;     // (launcher, code, again): raises, or the launch is to be made again
+    PyObject* failed = nullptr;     // (launcher, code, again, device, stream): raises, or the launch is made again
+    PyObject* workspace = nullptr;  // (device, stream, bytes): a tensor; the device of a CPU is -1
     int (*stream)(int32_t device, void** stream) = nullptr;  // torch's own; null where this torch has no CUDA
 };
 
@@ -180,13 +182,24 @@ inline at::Tensor allocated(const Output& output, const at::Tensor& x) {
         std::nullopt);
 }
 
+// The workspace of a launch on a stream, to be kept until the launch is queued.
+inline at::Tensor workspace(const Launch& step, int device, void* stream) {
+    const py::gil_scoped_acquire locked;
+    const auto found = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+        surroundings().workspace, "iKL", device, reinterpret_cast<unsigned long long>(stream),
+        static_cast<long long>(step.workspace_bytes)));
+    if (!found) raise();
+    return THPVariable_Unpack(found.ptr());
+}
+
 // Queue the kernels on the current stream of the operands' device, and append their results. Needs no lock. Raises what
 // Python has for a launch that fails.
 inline void launch(const Found& found, const Operands& operands, Results& results) {
     const at::Tensor& x = operands[0];
     const c10::DeviceGuard here(x.device());
+    const int device = x.is_cpu() ? -1 : x.get_device();
     void* stream = nullptr;
-    if (!x.is_cpu() && surroundings().stream(x.get_device(), &stream) != 0)
+    if (!x.is_cpu() && surroundings().stream(device, &stream) != 0)
         throw std::runtime_error("torch gives no current stream");
     for (const Launch& step : found.entry->launches) {
         alignas(kAlignment) char arguments[kMostArguments];
@@ -199,11 +212,18 @@ inline void launch(const Found& found, const Operands& operands, Results& result
             results.push_back(allocated(output, x));
             point(output.offset, results.back().mutable_data_ptr());
         }
+        at::Tensor memory;
+        if (step.workspace_bytes > 0) {
+            memory = workspace(step, device, stream);
+            point(step.workspace_offset, memory.mutable_data_ptr());
+        }
         if (step.configure != nullptr) step.configure(found.emulation.seed, found.emulation.multiprocessors);
         bool again = false;
         for (int code; (code = step(arguments, stream)) != 0; again = true) {
             const py::gil_scoped_acquire locked;
-            PyObject* const answer = PyObject_CallFunction(surroundings().failed, "Oii", step.launcher, code, again);
+            PyObject* const answer = PyObject_CallFunction(
+                surroundings().failed, "OiiiK", step.launcher, code, again, device,
+                reinterpret_cast<unsigned long long>(stream));
             if (answer == nullptr) raise();
             Py_DECREF(answer);
         }
