@@ -125,6 +125,7 @@ def facts(tensors: Tensors) -> list[object]:
 
 def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:
     """Return the kernel for so many lines, None where PyTorch is to compute the scan; and whether the lines are few."""
+    native.start(device.target)
     few, policy = are_few(spec, lines, device.multiprocessors), POLICIES[environment.policy()]
     if recording.OPEN or environment.given("SCANOPS_RECORD"):
         recording.note(spec, device.target, few)

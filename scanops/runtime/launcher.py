@@ -28,7 +28,6 @@ from scanops.requests.geometry import (
     split_shape,
 )
 from scanops.requests.request import Inputs, Request, Tensors
-from scanops.runtime import native
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
@@ -128,11 +127,10 @@ class Launcher:
         there = enumerate(zip(_READ_BY, request.inputs, strict=True))
         given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
         self.reads = reads or tuple(given)
-        self.lessons = native.Lessons()
+        self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
         self.link = request.call.link
         if self.link is not None:
             self.link.bind(arguments, kernel.spec, outer * inner, fragments(kernel.spec).state_bytes)
-        native.start(device.target)
         self._bound = kernel.code.bind(arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them

@@ -18,7 +18,6 @@ from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call, is_memory
 from scanops.requests.request import Inputs, Tensors, checked
-from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Recipe:
         self.steps = steps
         self.gives = gives
         self.launchers = tuple(step.launcher for step in steps if step.launcher is not None)
-        self.lessons = native.Lessons()
+        self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
 

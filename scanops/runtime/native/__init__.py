@@ -48,22 +48,6 @@ _GENERATION = [0]  # generation of the table
 _MOST_LESSONS = 4  # of a launch: with and without inference mode and autocast, which Python's cache need not tell apart
 
 
-class Lessons:
-    """How often the table, as of its last ``forget``, was taught a launch. It learns no call under a mode, for one."""
-
-    __slots__ = ("_count", "_generation")
-
-    def __init__(self) -> None:
-        self._count, self._generation = 0, _GENERATION[0]
-
-    def take(self) -> bool:
-        """Count one more, and return whether it is to be given."""
-        if self._generation != _GENERATION[0]:
-            self._count, self._generation = 0, _GENERATION[0]
-        self._count += 1
-        return self._count <= _MOST_LESSONS
-
-
 def get(*, build: bool) -> bool:
     """Load the library from the store, or build it if ``build``; return whether it is loaded.
 
@@ -187,7 +171,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
     ``tensors``: the gradients of result and carry-out, then the saved x, mask, gate, initial, result, indices, starts.
     """
-    if served is None or not recipe.lessons.take():
+    if served is None or not _take_lesson(recipe):
         return
     places = [*_TOLD]  # on the tape, of what C++ has in this order
     launches, end = [], _BEGIN
@@ -249,7 +233,14 @@ def load() -> None:
 
 def repeated(launcher: Launcher) -> bool:
     """Return whether C++ is to learn a call like one before it."""
-    return served is not None and launcher.lessons.take()
+    return served is not None and _take_lesson(launcher)
+
+
+def _take_lesson(learner: Launcher | Recipe) -> bool:
+    """Count one more lesson of a launch in this generation of the table, and return whether it is to be given."""
+    generation, count = learner.lessons
+    learner.lessons = _GENERATION[0], count + 1 if generation == _GENERATION[0] else 1
+    return learner.lessons[1] <= _MOST_LESSONS
 
 
 def prepared(target: str) -> None:
