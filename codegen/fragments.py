@@ -40,8 +40,27 @@ class Fragments:
     quick: str  # likewise, where the operator's condition for it holds; or empty
     halves: bool  # whether all results are of half types, for which functions are less exact
     calls: bool  # combine and result are called instead of inlined
+    exchanged: tuple[str, ...]  # each part of the states `s`, exchanged by a function, or {} where it is not exchanged
     state_bytes: int  # size of one State
     held_bytes: int  # register bytes of one state; own fields are recomputed from loaded operands
+
+    @property
+    def inlining(self) -> str:
+        """The qualifier of functions that are as costly as combine."""
+        return "__noinline__" if self.calls else "__forceinline__"
+
+    def state_of(self, expressions: tuple[str, ...]) -> str:
+        """The state with these values of its fields."""
+        return expressions[0] if self.scalar_state else self.group(*expressions)
+
+    def exchange(self) -> str:
+        """The state of the exchanged parts."""
+        return self.exchanged[0] if self.parts == ("",) else self.group(*self.exchanged)
+
+    @staticmethod
+    def group(*expressions: str) -> str:
+        """The value of a struct with these members."""
+        return f"{{{', '.join(expressions)}}}"
 
 
 def fragments(spec: ScanSpec) -> Fragments:
@@ -62,6 +81,7 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         for name, kind in zip(operator.passed, types, strict=False)
         for part in (out.parts if kind == "value" else ("",))
     ]
+    parts = (*passed, *[None] * len(operator.own), *bounds)
     state_bytes = held_bytes = _state_bytes(spec, types)
     if spec.fusion and spec.fusion.fields:
         held_bytes = max(INT_BYTES, spec.fusion.held_bytes) + state_bytes // 8  # there are fewer prefixes than items
@@ -78,7 +98,8 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
             ("Value" if kind == "value" else FIELD_TYPES[kind][0], name)
             for kind, name in zip(types, operator.fields, strict=True)
         ),
-        parts=(*passed, *[None] * len(operator.own), *bounds),
+        parts=parts,
+        exchanged=tuple("{}" if part is None else f"exchange(s{part}...)" for part in parts),
         lift=_as_fields(spec, value, operator.lift),
         resume=_as_fields(spec, value, operator.resumes),
         identity=_as_fields(spec, value, operator.identity),

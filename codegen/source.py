@@ -1,11 +1,16 @@
-"""Rendering: a plan to CUDA text through the template of its strategy, below a banner."""
+"""Rendering: a plan to CUDA text through the template of its strategy, below a banner.
+
+A template prints the types, the operator's functions, the parameters and the kernel, and names the headers among which
+the text finds the rest. Headers, in templates/headers, are C++ over named constants. As a linker takes from a library
+what a program calls, ``link`` takes from headers the sections that declare names which are used.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import jinja2
 
@@ -16,29 +21,9 @@ from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
 
-# A definition in the first column, with the comment lines above it: a function, a constant, a type, a macro. A function
-# ends with the first line that begins with a brace, or, where text follows the opening brace, that ends with one. The
-# one group that matched is the name.
-DEFINITION = re.compile(
-    r"""\n (?://(?![ ]----)[^\n]*\n)* (?:template[ ]<[^{;]*?>\n)? (?:
-        __device__[ ][^{;]*?(\w+)\([^{;]*
-            (?:\{(?:[ ](?:(?!//).)*?)?\}(?:[ ]*//[^\n]*)?|\{.*?\n\}) (?=\n)
-      | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
-      | (?:struct|union|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
-      | typedef[ ][^{;]*?(\w+);[^\n]*
-      | \#define[ ](\w+)(?:[^\n]*\\\n)*[^\n]*
-    )""",
-    re.DOTALL | re.VERBOSE,
-)
-COMMENT = re.compile(r"//[^\n]*")
 WORD = re.compile(r"[A-Za-z_]\w*")
-# What dropped definitions leave behind: a conditional group or a section with nothing in it.
-EMPTY = re.compile(r"\n#ifdef[^\n]*\s*\n#endif(?=\n)|\n// ----[^\n]*(?=\n\s*\n// ----)")
-# Each begins with a line's end, which the search finds fast.
-INDENTED = re.compile(r"\n +(?=#pragma|\n)")
-BLANK_LINES = re.compile(r"\n\n\n+")
-OPENED = re.compile(r"(\n(?:// ----|#ifdef|namespace)[^\n]*\n)\n+")  # blank lines at the top of a section or group
-CLOSED = re.compile(r"\n\n+(?=#endif|\})")  # and at its bottom
+SECTION = "//@"  # begins a line of a header: the names after it are declared from here to the next such line
+HEADING = "// ----"  # begins a comment above sections
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
@@ -74,7 +59,8 @@ def render(plan: Plan, launcher: str = "") -> str:
     Then the banner has no digest, as it is that of the text of a library.
     """
     jinja = environment()
-    body = tidied(jinja.get_template(plan.template).render(plan=plan))
+    device, host_side, host = jinja.get_template(plan.template).render(plan=plan).partition(HOST_SIDE)
+    body = link(device) + "\n" + host_side + host
     digest = None if launcher else hashlib.sha256(body.encode()).hexdigest()[:16]
     body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
@@ -96,48 +82,45 @@ def environment() -> jinja2.Environment:
     return environment
 
 
-def tidied(text: str) -> str:
-    """Return the text without the definitions that nothing uses, with pragmas in the first column.
+def link(text: str) -> str:
+    """Return the text with those sections of headers that declare names which the text after them uses.
 
-    Templates print helper functions and constants unconditionally. NVRTC sees no launcher, and compilers warn about
-    unused constants, of which the launcher uses none.
+    A line ``//@ names`` begins a section; one without names begins text that is always there. As a name is declared
+    before it is used, one pass from the end is enough. Lines that begin sections are left out, and headings of nothing.
     """
-    device, host_side, launcher = text.partition(HOST_SIDE)
-    found = list(DEFINITION.finditer(device))
-    texts: dict[str, str] = {}  # by name; those of overloads together
-    constants = set()
-    for each in found:
-        name = each[each.lastindex or 0]
-        texts[name] = texts.get(name, "") + each[0]
-        if each.lastgroup:
-            constants.add(name)
-    ends = [0, *(each.end() for each in found)]
-    starts = [*(each.start() for each in found), len(device)]
-    rest = [device[end:start] for end, start in zip(ends, starts, strict=True)]  # between the definitions
-    kept = _reached(_named("\n".join(rest), texts) | _named(launcher, texts) - constants, texts)
-    lines = [each[0] if each[each.lastindex or 0] in kept else "" for each in found]
-    device = rest[0] + "".join(line + further for line, further in zip(lines, rest[1:], strict=True))
-    text = INDENTED.sub("\n", EMPTY.sub("", device) + host_side + launcher)
-    return CLOSED.sub("\n", OPENED.sub(r"\1", BLANK_LINES.sub("\n\n", text)))
+    needed: set[str] = set()
+    kept: list[str] = []
+    below = False  # whether something below the next heading is kept
+    for section in reversed(("\n" + text).split("\n" + SECTION)):
+        names, _, lines = section.partition("\n")
+        is_heading = lines.startswith(HEADING) and "\n" not in lines.strip("\n")
+        is_wanted = below if is_heading else not names.strip() or not needed.isdisjoint(WORD.findall(names))
+        if is_wanted and lines.strip("\n"):
+            below = not is_heading
+            kept.append(lines)
+            needed.update(WORD.findall(" ".join(line.partition("//")[0] for line in lines.splitlines())))
+    printed = "".join(_spaced(kept[::-1])).splitlines()
+    linked = "".join(line + "\n" for line in printed if line == "" or line.strip())  # no line of an empty expression
+    while "\n\n\n" in linked:  # where a template left something out
+        linked = linked.replace("\n\n\n", "\n\n")
+    return linked
 
 
-def _named(text: str, texts: dict[str, str]) -> set[str]:
-    """The names among ``texts`` that a text uses outside comments."""
-    return texts.keys() & set(WORD.findall(COMMENT.sub("", text)))
-
-
-def _reached(names: set[str], texts: dict[str, str]) -> set[str]:
-    """``names``, and those that their definitions use, directly or through others."""
-    reached: set[str] = set()
-    while names:
-        reached |= names
-        names = set().union(*(_named(texts[name], texts) for name in names)) - reached
-    return reached
+def _spaced(sections: list[str]) -> Iterator[str]:
+    """Yield sections, with a blank line where one of two has it between them, and above a heading."""
+    blank = False
+    for section in sections:
+        lines = section.strip("\n")
+        is_heading = lines.startswith(HEADING)
+        above = "\n" if blank or (is_heading and section is not sections[0]) or section.startswith("\n") else ""
+        yield above + lines + "\n"
+        blank = section.endswith("\n") and not (is_heading and "\n" not in lines)
 
 
 def _inset(text: str, columns: int) -> str:
-    """The output of a macro without surrounding blank lines, all lines but the first indented by ``columns``."""
-    return text.strip().replace("\n", "\n" + " " * columns)
+    """The output of a macro without surrounding blank lines, all lines but the first and pragmas indented."""
+    lines = text.strip().split("\n")
+    return "\n".join([lines[0], *(line if line[:1] in ("", "#") else " " * columns + line for line in lines[1:])])
 
 
 def _each(these: Iterable[object], text: str, between: str = "\n") -> str:

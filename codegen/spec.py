@@ -40,6 +40,18 @@ class Source(NamedTuple):
     layout: Layout
     shift: int = 0  # items by which it is read further on in scan order
 
+    @property
+    def geometry(self) -> int:
+        """Its place among the strides of a Geometry."""
+        places = {"input": 0, "mask": 1, "gate": 2, "starts": 3}
+        number = self.name.removeprefix("further")
+        return 3 + int(number) if number.isdecimal() else places.get(self.name, 0)
+
+    @property
+    def origin(self) -> str:
+        """C name of the part of the operand that this one is a repetition of, or its own."""
+        return "b" if self.pointer == "e" else self.pointer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:

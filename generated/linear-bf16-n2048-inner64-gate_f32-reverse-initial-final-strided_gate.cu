@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // numbers  rule: columns
 // target   sm_90
-// content  sha256 44675b880ef9e0f7 of everything below this banner
+// content  sha256 957e94845bf57e06 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,11 +25,12 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 2048;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 2048;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 512;  // threads per block
 constexpr int kWarps = 16;  // warps per block
-constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
 constexpr int kBlocks = 1;  // least resident blocks per multiprocessor
 constexpr int kRun = 16;  // rows per thread and tile
 constexpr int kVector = 1;  // columns per thread
@@ -40,9 +41,16 @@ constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart,
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr bool kLoops = true;  // a column has several tiles
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
-
-#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kUneven = false;  // the last tile of a line is partial
+constexpr bool kSeveralOperands = true;  // each item is made of several operands
+constexpr bool kSerial = true;  // each result is computed from the one before it
+constexpr bool kAppends = true;  // a single item is appended by an operation of its own
+constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
+constexpr int kStridedOperands = 4;  // operands that may have strides of their own
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+#ifdef __CUDACC__
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     float value;
     asm("mov.b32 %0, { %1, %2 };" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
@@ -66,7 +74,6 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.gate = older.gate * newer.gate;
@@ -78,7 +85,9 @@ __device__ __forceinline__ State element(Input x, Gate g) {
     return lift(bfloat_to_float(x), g);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) {
+    return state.value;
+}
 
 // Carry-in: the state of a result that is carried in.
 __device__ __forceinline__ State begin_line(const Carry* carry_in) {
@@ -87,33 +96,81 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 }
 
 // Carry-out: the result of the whole line.
-__device__ __forceinline__ Carry end_line(State state) { return state.value; }
+__device__ __forceinline__ Carry end_line(State state) {
+    return state.value;
+}
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
 
+// The items of a line, of which a complete scan has one less than results.
+__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
+
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Strides {
+    long long stride[24], step;  // a step is the stride of the scanned dimension
+};
+
 struct Geometry {
     int rank;
     long long size[24];
-    // by operand; a step is the stride of the scanned dimension
-    long long input_stride[24], input_step;
-    long long mask_stride[24], mask_step;
-    long long gate_stride[24], gate_step;
-    long long starts_stride[24], starts_step;
+    Strides operand[kStridedOperands];
 };
 
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
-                                                 const long long* stride) {
+__device__ __forceinline__ long long line_offset(long long line, const Geometry& geometry, const Strides& strides) {
     long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-        const long long rest = line / size[d];  // one division: it takes dozens of instructions
-        offset += (line - rest * size[d]) * stride[d];
+    for (int d = geometry.rank - 1; d >= 0; --d) {
+        const long long rest = line / geometry.size[d];  // one division: it takes dozens of instructions
+        offset += (line - rest * geometry.size[d]) * strides.stride[d];
         line = rest;
     }
     return offset;
 }
+
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+};
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+    Of<Gate> g;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
+    use(OperandLayout<0, 2, 0>{}, packs.g...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kColumns = kLanes * kVector;
@@ -124,11 +181,6 @@ constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns fr
 constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(32 % kLanes == 0, "whole rows of a panel");
-
-// ---- rows of neighbouring columns
-constexpr bool kSerial = true;  // results follow from each other, row by row
-constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
-
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
@@ -136,20 +188,24 @@ template <typename Item, int count = kVector>
 struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
+
 template <typename Item>
 struct Rows {
     Access<Item> row[kRun];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
-    Rows<Input> x;
-    Rows<Gate> g;
-};
-struct Results {  // of a thread's columns in one row
-    Access<Output> y;
-};
+
+typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
+
+template <class Item>
+using OneRow = Access<Item>;
+
+typedef Outputs<OneRow> Results;  // of a thread's columns in one row
+
 typedef Access<State> States;  // one per column
-struct Items {
-    States item[kRun];
+typedef States ThreadState;    // of a row of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
 };
 
 // The states that a function gives for each column.
@@ -164,6 +220,8 @@ __device__ __forceinline__ States each_column(Of of) {
 __device__ __forceinline__ States identities() {
     return each_column([](int) { return identity(); });
 }
+
+__device__ __forceinline__ States empty_state() { return identities(); }
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
@@ -195,22 +253,23 @@ struct Source {  // an operand, as a thread reads it
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
-struct Operands {
-    Source<Input> x;
-    Source<Gate> g;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
-
-// Move on to the next tile.
-__device__ __forceinline__ void advance(Operands& from) {
-    from.x.first += kTile * from.x.step;
-    from.g.first += kTile * from.g.step;
+// An operand that is read a row further on.
+template <typename Item>
+__device__ __forceinline__ Source<Item> moved_on(Source<Item> x) {
+    x.first += x.step;
+    return x;
 }
 
-__device__ __forceinline__ void advance(Outputs& to) {
-    to.y += kTile * kStep;
+typedef Operands<Source> Sources;  // of a thread
+
+// Move on to the next tile.
+__device__ __forceinline__ void advance(Sources& from) {
+    for_each_operand([&](auto, auto& x) { x.first += kTile * x.step; }, from);
+}
+
+// Likewise; `to`: the first row of the next tile to store.
+__device__ __forceinline__ void advance(Outputs<PointerTo>& to) {
+    for_each_output([&](auto& y) { y += kTile * kStep; }, to);
 }
 
 template <typename Item>
@@ -225,15 +284,12 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 }
 
 // Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+__device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, const Results& results, Position live,
+                                          int there) {
     if (!is_live(live, k * kStride)) return;
     const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
+    for_each_output([&](auto* y, auto& result) { store_access(y + further, result, there); }, to, results);
 }
-
-// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
-// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = !kStridedColumns && !kRealigns;
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
@@ -258,66 +314,52 @@ __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at
 
 // An operand with strides of its own.
 template <typename Item>
-__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
-                                               const long long* stride, long long step, Position length,
-                                               long long lines) {
-    const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
-    const Item* const line = begin + line_offset(at.line, geometry.rank, geometry.size, stride);
+__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry, int operand,
+                                               Position length, long long lines) {
+    const Strides& strides = geometry.operand[operand];
+    const long long step = strides.step;
+    const Item* const last = begin + line_offset(lines - 1, geometry, strides) + (length - 1) * step;
+    const Item* const line = begin + line_offset(at.line, geometry, strides);
     return {line + memory_index(at.first, 1, length) * step, kReverse ? -step : step, begin, last + 1};
 }
 
-// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
-// within them. Where lines are scanned in reverse, `skew` may be a whole access.
-template <int items, class Aligned>
-__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
-    const Aligned both[2] = {lower, upper};
-    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
-    const int shift = 8 * item_bytes * skew;  // bits
-    unsigned word[2 * words + 1] = {};
-    memcpy(word, both, sizeof(both));
-#pragma unroll
-    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
-        if (shift & 32 * distance)
-#pragma unroll
-            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
-#pragma unroll
-    for (int w = 0; w < words; ++w)
-        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
-    Aligned result;
-    memcpy(&result, word, bytes);
-    return result;
+// `before`: rows in front of those that the block scans, of `length` of each of the `lines`.
+template <class Layout, class Item>
+__device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* begin, const Place& at,
+                                                  const Geometry& geometry, long long before, Position length,
+                                                  long long lines, long long items) {
+    if constexpr (layout.kIsDense)
+        return dense<layout.kIsFlat>(begin, at, items);
+    else
+        return placed(begin + before * geometry.operand[layout.kGeometry].step, at, geometry, layout.kGeometry,
+                      items_in(length), lines);
 }
 
-// Items by which an address lies after the boundary of so many bytes.
-template <int bytes, typename Item>
-__device__ __forceinline__ int skew_of(const Item* address) {
-    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+// The operands as a thread reads them. The block scans `length` of the `items` of each of the `lines`, those after the
+// first `before`.
+__device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at,
+                                              const Geometry& geometry, Position length, long long lines,
+                                              long long items, long long before = 0) {
+    Sources from;
+    for_each_operand([&](auto layout, auto& x, auto* begin) {
+        x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
+        if constexpr (layout.kShift > 0) x = moved_on(x);
+    }, from, operands);
+    return from;
 }
 
-// The items at a misaligned address span two accesses, the second of which is the next lane's first.
-template <typename Item>
-__device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
-    const int skew = skew_of<sizeof(Access<Item>)>(from);
-    const Access<Item>* const access = reinterpret_cast<const Access<Item>*>(from - skew);
-    return realign<kVector>(access[0], access[1], skew);
-}
+// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
+// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
+constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
 
 template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     constexpr bool stands_in = kStandsIn && (kRagged || uneven);
     Rows<Item> rows = {};
     const Item* from = x.first;
-    const Item* const last = from + (kRun - 1) * x.step;
-    const Item *const lowest = kReverse ? last : from, *const highest = kReverse ? from : last;
-    const bool inside = lowest >= x.begin + kVector - 1 && highest + 2 * kVector <= x.end;  // all items of its accesses
-    if (kRealigns && is_live<uneven>(live, kRun - 1) && inside) {
-#pragma unroll
-        for (int k = 0; k < kRun; ++k, from += x.step) rows.row[k] = read_misaligned(from);
-        return rows;
-    }
 #pragma unroll
     for (int k = 0; k < kRun; ++k, from += x.step) {
-        if constexpr (kStridedColumns || kRealigns) {
+        if constexpr (kStridedColumns) {
 #pragma unroll
             for (int c = 0; c < kVector; ++c)
                 if (is_live<uneven>(live, k) && (!kStridedColumns || !kRagged || there > c))
@@ -329,10 +371,16 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
     return rows;
 }
 
-__device__ __forceinline__ TileRows load(const Operands& from, Position live, int there) {
-    return {load_rows(from.x, live, there), load_rows(from.g, live, there)};
+// A thread's rows of a tile of all operands.
+__device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
+    TileRows rows;
+    for_each_operand([&](auto layout, auto& to, auto& x) {
+        to = load_rows<(kUneven || layout.kShift > 0)>(x, live - layout.kShift, there);
+    }, rows, from);
+    return rows;
 }
-// The operator's functions, column by column; its conditions hold where they hold for every column.
+
+// ---- the operator's functions, column by column; its conditions hold where they hold for every column
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -358,13 +406,11 @@ __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     return s;
 }
 
-// The total of consecutive items.
-__device__ __forceinline__ States scan_items(const Items& s) {
-    States total = append(identities(), s.item[0]);
+// The total of a thread's consecutive items.
+__device__ __forceinline__ ThreadState scan_items(const Items& s) {
+    ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = append(total, s.item[k]);
-    }
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -378,12 +424,10 @@ __device__ __forceinline__ Results result_of(const States& states) {
     return results;
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items. Each follows from the one before.
 template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -393,8 +437,8 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
 }
 
 // The state after the first `count` items, of which there is one at least.
-__device__ __forceinline__ States state_after(int count, const States& prefix, const Items& s) {
-    States last = prefix, after = prefix;
+__device__ __forceinline__ ThreadState state_after(int count, const ThreadState& prefix, const Items& s) {
+    ThreadState last = prefix, after = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         last = append(last, s.item[k]);
@@ -414,15 +458,18 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
-// ---- lanes
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, 32),
-            __shfl_up_sync(0xffffffffu, s.value, distance, 32)};
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return {exchange(s.gate...), exchange(s.value...)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, 32),
-            __shfl_sync(0xffffffffu, s.value, source, 32)};
+// ---- lanes
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance); }, s);
+}
+
+__device__ __forceinline__ State shuffle(const State& s, int source) {
+    return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source); }, s);
 }
 
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
@@ -456,19 +503,26 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(
-    const Input* input, const Gate* gate, Output* output,
-    const __grid_constant__ Geometry geometry, long long lines,
-    const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
+    const Input* input,
+    const Gate* gate,
+    Output* output,
+    const __grid_constant__ Geometry geometry,
+    long long lines,
+    const Carry* carry_in,
+    long long carry_in_step,
+    Carry* carry_out
+) {
+    const Operands<ConstPointerTo> operands = {input, gate};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Position length = kLength;
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
-    Operands from = {
-        dense<false>(input, at, lines * length),
-        placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines),
-    };
-    Outputs to = {output + at.item};
+    Sources from = sources_of(operands, at, geometry, length, lines, length);
+    Outputs<PointerTo> to = outputs;
+    for_each_output([&](auto& y) { y += at.item; }, to);
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
@@ -476,7 +530,7 @@ linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(
     if (kWarps > 1 && kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
-    TileRows rows = load(from, at.live, at.there);
+    TileRows rows = load(from, items_in(at.live), at.there);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
         const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
@@ -485,7 +539,7 @@ linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(
         // ---- prefetch the next tile: its loads are in flight while this one is scanned
         if (tile < tiles_a_line - 1) {
             advance(from);
-            rows = load(from, at.live - begin - kTile, at.there);
+            rows = load(from, items_in(at.live) - begin - kTile, at.there);
         }
 
         // ---- scan the rows of the thread, then across the slots of the warp

@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 735f0cc882cbc57a of everything below this banner
+// content  sha256 8b976e27d39175cd of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,7 +24,9 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 4096;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 4096;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 160;  // threads per block
 constexpr int kWarps = 5;  // warps per block
@@ -35,11 +37,18 @@ constexpr int kRun = 28;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // runs per thread
 constexpr int kOutItems = 4;  // items per vector store
 constexpr int kTurns = 1;  // vector loads of a run after which shared memory banks repeat
-constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
-constexpr int stripes = 7;  // vector loads per lane of a warp
+constexpr int kStripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int kStripes = 7;  // vector loads per lane of a warp
 constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
+constexpr bool kChecksEnd = true;  // vector loads may lie past the end of a row
+constexpr bool kGuards = false;  // vector loads may reach past a row's ends
+constexpr int kExchangedBytes = 16;  // bytes of the widest vector that lanes exchange
 constexpr bool kClears = true;  // items that do not exist are 0
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kAppends = true;  // a single item is appended by an operation of its own
+constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
 __device__ __forceinline__ bool is_zero(Value x) { return !(x != 0); }
@@ -57,7 +66,6 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.gate = older.gate * newer.gate;
@@ -69,12 +77,17 @@ __device__ __forceinline__ State element(Input x, Gate g) {
     return lift(x, g);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) {
+    return state.value;
+}
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
+
+// The items of a line, of which a complete scan has one less than results.
+__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
 // What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
 // instructions it computes, and so the bits of its results.
@@ -83,68 +96,115 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kClears) slot = {};
 }
 
-// ---- accesses hold items in memory order, Items hold states in scan order
+// ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
-struct alignas(count * sizeof(Item)) Vector {  // one access
+struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-typedef Vector<Input> InputVector;
-typedef Vector<Gate> GateVector;
-typedef Vector<Output, kOutItems> OutputVector;
-struct Accesses {  // how a thread addresses its items of a tile
-    Vector<Input> x[kVectors];
-    Vector<Gate> g[kVectors];
-};
-struct Items {
-    State item[kRun];
-};
-struct Results {  // of Items
-    Vector<Output, kOutItems> y[kRun / kOutItems];
-};
-
-// Where an access of `items` items holds its item `k` in scan order.
-__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Where a vector of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+};
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+    Of<Gate> g;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
+    use(OperandLayout<kDense, 2, 0>{}, packs.g...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
+
+template <class Item>
+using Loads = Vector<Item>[kVectors];
+
+struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
+};
+
+typedef State ThreadState;  // of an item of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
+};
+
+template <class Item>
+using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
+
+typedef Outputs<Stores> Results;  // of Items
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[at], a.g[access].item[at]);
+        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[place], a.g[access].item[place]);
     }
     return s;
 }
 
+__device__ __forceinline__ State empty_state() { return identity(); }
+
 // ---- the items of a thread
-// The total of consecutive items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State total = append(identity(), s.item[0]);
+// The total of a thread's consecutive items.
+__device__ __forceinline__ ThreadState scan_items(const Items& s) {
+    ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = append(total, s.item[k]);
-    }
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
-struct Result {  // of one item
-    Output y;
-};
+template <class Item>
+using One = Item;
+
+typedef Outputs<One> Result;  // of one item
 
 __device__ __forceinline__ Result result_of(State state) {
     return {output_of(state)};
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items. Each follows from the one before.
 template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -158,36 +218,23 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
     each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
+        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
     });
     return r;
 }
 
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return {exchange(s.gate...), exchange(s.value...)};
+}
+
 // ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes),
-            __shfl_up_sync(0xffffffffu, s.value, distance, kLanes)};
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance, kLanes); }, s);
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes),
-            __shfl_sync(0xffffffffu, s.value, source, kLanes)};
-}
-
-__device__ __forceinline__ State pick(bool first, State a, State b) {
-    return {first ? a.gate : b.gate,
-            first ? a.value : b.value};
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = pick(lane >= step, combine(older, s), s);
-    }
-    return s;
+__device__ __forceinline__ State shuffle(const State& s, int source) {
+    return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source, kLanes); }, s);
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -196,7 +243,30 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-struct Part {  // what a thread takes of a row
+
+// The older state combined with the newer one, or `otherwise`. Where combine is expensive, all lanes compute it and
+// select its result part by part, which costs less than a branch.
+__device__ __forceinline__ State combine_if(bool condition, State older, State newer, State otherwise) {
+    if constexpr (kSelects) {
+        const auto select = [&](auto part, auto other) { return condition ? part : other; };
+        return exchange_parts(select, combine(older, newer), otherwise);
+    } else {
+        return condition ? combine(older, newer) : otherwise;
+    }
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = combine_if(lane >= step, older, s, s);
+    }
+    return s;
+}
+
+struct Part {  // a thread's slice of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
     Position end;     // of the items that it accesses
@@ -208,7 +278,7 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
 
-    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const { return live && (!kChecksEnd || at(j) < end); }
 
     // Scan position of the first item of run j.
     __device__ __forceinline__ Position begin(int j) const {
@@ -219,19 +289,13 @@ struct Part {  // what a thread takes of a row
     __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
-struct Row {  // addresses of a thread's first access of each operand and output
-    const Input* x;
-    const Gate* g;
-    Output* y;
-};
-
 // The first access of a contiguous tensor whose rows have this length.
 template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
 
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// ---- misaligned rows: vector accesses are aligned, those at both ends of a row are predicated
 __device__ __forceinline__ bool is_inside(Position position, Position end) {
     return (unsigned long long)position < (unsigned long long)end;
 }
@@ -240,28 +304,86 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-union Exchanged {
-    InputVector x;
-    GateVector g;
-    OutputVector y;
+struct Geometry {};  // all operands lie as the output
+
+template <class Layout, class Item>
+__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
+                                                    Position length, const Geometry&) {
+    return dense(from, line, part, length);
+}
+
+// Items from one of a line to the next.
+template <class Layout>
+__device__ __forceinline__ long long step_of(Layout, const Geometry&) {
+    return 1;
+}
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    Operands<ConstPointerTo> from;
+    Outputs<PointerTo> to;
 };
 
-// Place of an access in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
+__device__ __forceinline__ Row row_of(const Operands<ConstPointerTo>& operands, const Outputs<PointerTo>& outputs,
+                                      long long line, const Part& part, Position length, const Geometry& geometry) {
+    Row row = {operands, outputs};
+    for_each_operand([&](auto layout, auto& from) {
+        from = first_access(layout, from, line, part, items_in(length), geometry);
+    }, row.from);
+    for_each_output([&](auto& to) { to = dense(to, line, part, length); }, row.to);
+    return row;
+}
+
+// ---- the lanes of a warp exchange vectors, so that the items of a lane are consecutive
+// Place of a vector in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
 template <int run>
 __device__ __forceinline__ int access_place(int number) {
     return number ^ (number >> 3 & (run - 1));
 }
 
-// ---- loads and stores
-// Whether accesses of operands may reach past the ends of a row.
-constexpr bool kGuards = false;
+struct alignas(kExchangedBytes) Exchanged {  // a vector of any operand or output
+    unsigned char bytes[kExchangedBytes];
+};
 
-// Read an item or an access: a load.
-template <class To>
-__device__ __forceinline__ void fetch(To* to, const void* from) {
-    *to = *static_cast<const To*>(from);
+// Neighbouring lanes load neighbouring vectors, and scan runs of consecutive ones: so a warp scans across its lanes once,
+// not once for each vector. `slots`: places in shared memory for the vectors of the warp.
+template <class Held, class Slot>
+__device__ __forceinline__ void exchange_to_runs(Held (&held)[kVectors], Slot* slots, int lane) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) reinterpret_cast<Held&>(slots[access_place<kTurns>(lane + 32 * j)]) = held[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        held[j] = reinterpret_cast<Held&>(slots[access_place<kTurns>(lane * kVectors + j)]);
 }
+
+template <class Held, class Slot>
+__device__ __forceinline__ void exchange_back(Held (&held)[kVectors], Slot* slots, int lane) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        reinterpret_cast<Held&>(slots[access_place<kTurns>(lane * kVectors + j)]) = held[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) held[j] = reinterpret_cast<Held&>(slots[access_place<kTurns>(lane + 32 * j)]);
+}
+
+__device__ __forceinline__ void exchange_operands(Accesses& a, Exchanged* slots, int lane) {
+    for_each_operand([&](auto layout, auto& held) {
+        if constexpr (!layout.kIsFirst) __syncwarp();  // all lanes have read the vectors of the operand before
+        exchange_to_runs(held, slots, lane);
+    }, a);
+}
+
+__device__ __forceinline__ void exchange_results(Results& r, Exchanged* slots, int lane) {
+    for_each_output([&](auto& held) { exchange_back(held, slots, lane); }, r);
+}
+
+// ---- loads and stores
+template <class To>
+__device__ __forceinline__ void fetch(To* to, const void* from) { *to = *static_cast<const To*>(from); }
+
+// Where a thread keeps access j, and access j of an operand whose lanes share accesses.
+__device__ __forceinline__ int slot_of(int j, int) { return j; }
 
 // Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
@@ -283,22 +405,26 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
 // `shift` items further on than the output.
 template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+    const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
+        Vector<Item>& slot = to[slot_of(j, part.lane)];
         if (part.reaches(j))
-            read_access<dense, (kGuards || shift > 0)>(to + j, access, step, part.at(j) + shift, part.end);
+            read_access<dense, (kGuards || shift > 0)>(&slot, access, step, part.at(j) + shift, end);
         else
-            leave_out(to[j]);
+            leave_out(slot);
     }
 }
 
 // All accesses of a thread.
-__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row, const Geometry& geometry) {
     Accesses a;
-    read_row<true>(a.x, part, row.x, 1);
-    read_row<true>(a.g, part, row.g, 1);
+    for_each_operand([&](auto layout, auto& to, auto* from) {
+        if constexpr (!layout.kIsRepeated)
+            read_row<(layout.kIsDense || layout.kInRows)>(to, part, from, step_of(layout, geometry));
+    }, a, row.from);
     return a;
 }
 
@@ -319,7 +445,7 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
     const int access = kRuns == 1 ? j : 0;
     const Position step = along(j * part.step);
-    store_access(row.y + step, r.y[access], part.at(j), part.end);
+    for_each_output([&](auto* to, auto& y) { store_access(to + step, y[access], part.at(j), part.end); }, row.to, r);
 }
 
 // ---- the scan of a thread's items, then across the lanes of their row or warp
@@ -333,34 +459,31 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 linear_f32_n4096_gate_f32_block(
-    const Input* input, const Gate* gate, Output* output) {
+    const Input* input,
+    const Gate* gate,
+    Output* output
+) {
+    const Operands<ConstPointerTo> operands = {input, gate};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Geometry geometry = {};
+    constexpr Position length = kLength;
+    constexpr int stripes = kStripes;
     __shared__ State warp_total[kWarps];
     __shared__ Exchanged exchanged[kWarps][32 * kVectors];
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    const int warps = kWarps, warp_items = stripes * stripe;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * kStripe;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const Row row = {dense(input, line, part, length), dense(gate, line, part, length), dense(output, line, part, length)};
+    const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load
-    Accesses a = load(part, row);
+    Accesses a = load(part, row, geometry);
 
     // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place<kTurns>(lane + 32 * j)].x = a.x[j];
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a.x[j] = exchanged[warp][access_place<kTurns>(lane * kVectors + j)].x;
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place<kTurns>(lane + 32 * j)].g = a.g[j];
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) a.g[j] = exchanged[warp][access_place<kTurns>(lane * kVectors + j)].g;
+    exchange_operands(a, exchanged[warp], lane);
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];
@@ -380,12 +503,7 @@ linear_f32_n4096_gate_f32_block(
 
     // ---- store
     Results r = make_results(p[0], s[0]);
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) exchanged[warp][access_place<kTurns>(lane * kVectors + j)].y = r.y[j];
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) r.y[j] = exchanged[warp][access_place<kTurns>(lane + 32 * j)].y;
+    exchange_results(r, exchanged[warp], lane);
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);

@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 084d2f1912186d96 of everything below this banner
+// content  sha256 5b0797074236b78d of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,12 +20,13 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: transposed
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 16384;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 16384;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 256;  // threads per block
 constexpr int kWarps = 8;  // warps per block
 constexpr bool kToRows = true;  // results are contiguous along a line, else across lines
-constexpr int kInner = 1;  // lines side by side in the output
 constexpr int kBlocks = 2;  // least resident blocks per multiprocessor
 constexpr int kRun = 32;  // positions per thread and tile
 constexpr int kVector = 1;  // adjacent lines per thread
@@ -35,20 +36,27 @@ constexpr bool kExchanged = true;  // lanes exchange items in shared memory
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
 constexpr bool kClears = false;  // items that do not exist are 0
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
-
-#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kUneven = false;  // the last tile of a line is partial
+constexpr bool kSerial = false;  // each result is computed from the one before it
+constexpr int kInner = 1;  // lines side by side in the output
+constexpr int kStridedOperands = 4;  // operands that may have strides of their own
+constexpr bool kCopiesAsync = true;  // the target has cp.async
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+#ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+#endif
 
+#ifdef __CUDACC__
 // Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
-// Fewer bytes pass through a register.
+// Fewer bytes pass through a register, and all of them where a target has no cp.async.
 template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (sizeof(Item) < 4)
+    if constexpr (!kCopiesAsync || sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
     else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
@@ -56,12 +64,14 @@ __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_async_commit() {
+    if constexpr (kCopiesAsync) asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+    if constexpr (kCopiesAsync) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 #endif
 
@@ -76,12 +86,12 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
-// and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
     return fma(lost, newer, fma(older, newer, -(older * newer)));
 }
 
+// Infinities and NaN carry no rounding errors; -0 keeps its sign.
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
 }
@@ -90,7 +100,9 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) {
+    return state;
+}
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
@@ -104,33 +116,74 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kClears) slot = {};
 }
 
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;              // size of the dimension
+    long long lines;             // difference of the numbers of adjacent lines
+    long long operand_stride[4];  // the same in items of each operand
+};
+
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Strides {
+    long long stride[24], step;  // a step is the stride of the scanned dimension
+};
+
 struct Geometry {
     int rank;
     long long size[24];
-    // by operand; a step is the stride of the scanned dimension
-    long long input_stride[24], input_step;
-    long long mask_stride[24], mask_step;
-    long long gate_stride[24], gate_step;
-    long long starts_stride[24], starts_step;
+    Strides operand[kStridedOperands];
 };
 
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
-                                                 const long long* stride) {
+__device__ __forceinline__ long long line_offset(long long line, const Geometry& geometry, const Strides& strides) {
     long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-        const long long rest = line / size[d];  // one division: it takes dozens of instructions
-        offset += (line - rest * size[d]) * stride[d];
+    for (int d = geometry.rank - 1; d >= 0; --d) {
+        const long long rest = line / geometry.size[d];  // one division: it takes dozens of instructions
+        offset += (line - rest * geometry.size[d]) * strides.stride[d];
         line = rest;
     }
     return offset;
 }
 
-struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;   // size of the dimension
-    long long lines;  // difference of the numbers of adjacent lines, and in items of operands:
-    long long input_stride, mask_stride, gate_stride, starts_stride;
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
 };
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kFirst, 0, 0, 4>{}, packs.x...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kColumns = kLanes * kVector;
@@ -139,11 +192,6 @@ constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row 
 constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 static_assert(32 % kLanes == 0, "whole rows of a panel");
-
-// ---- rows of neighbouring columns
-constexpr bool kSerial = false;  // results follow from each other, row by row
-constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
-
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
@@ -151,19 +199,24 @@ template <typename Item, int count = kVector>
 struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
+
 template <typename Item>
 struct Rows {
     Access<Item> row[kRun];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
-    Rows<Input> x;
-};
-struct Results {  // of a thread's columns in one row
-    Access<Output> y;
-};
+
+typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
+
+template <class Item>
+using OneRow = Access<Item>;
+
+typedef Outputs<OneRow> Results;  // of a thread's columns in one row
+
 typedef Access<State> States;  // one per column
-struct Items {
-    States item[kRun];
+typedef States ThreadState;    // of a row of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
 };
 
 // The states that a function gives for each column.
@@ -203,30 +256,27 @@ struct Source {  // an operand, as a thread reads it
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
-struct Operands {
-    Source<Input> x;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
+typedef Operands<Source> Sources;  // of a thread
 
 // Move on to the next tile.
-__device__ __forceinline__ void advance(Operands& from) {
-    from.x.first += kTile * from.x.step;
+__device__ __forceinline__ void advance(Sources& from) {
+    for_each_operand([&](auto, auto& x) { x.first += kTile * x.step; }, from);
 }
 
-__device__ __forceinline__ void advance(Outputs& to) {
-    to.y += kTile * kStep;
+// Likewise; `to`: the first row of the next tile to store.
+__device__ __forceinline__ void advance(Outputs<PointerTo>& to) {
+    for_each_output([&](auto& y) { y += kTile * kStep; }, to);
 }
 
-static_assert(kLanes == 32, "a warp for each part of a tile");
+static_assert(kLanes == kWarpThreads, "a warp for each part of a tile");
 
 // Items that are contiguous in memory, and in a slab.
 constexpr bool kAlong = true;    // those of a line
 constexpr bool kAcross = false;  // those of neighbouring lines at one position
 
-struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    alignas(16) Input x[kStages][kWarps][kColumns * kRun];
+template <class Item>
+struct alignas(16) Slab {  // a warp's part of a tile
+    Item item[kColumns * kRun];
 };
 
 // The place of a thread among the block's lines, the first of which is `line`.
@@ -262,7 +312,7 @@ __device__ __forceinline__ int place_of(int run, int item) {
     constexpr int pieces = kRun / kPiece<Item>;  // pieces per line
     constexpr int swizzled = kPitch * pieces > 8 ? kPitch : 8 / pieces;  // lines with the same swizzle
     static_assert(order == kAcross || (kRun % kPiece<Item> == 0 && pieces <= 8), "whole pieces, at most 8");
-    const int piece = run * pieces + item / kPiece<Item> ^ run / swizzled % 8;
+    const int piece = (run * pieces + item / kPiece<Item>) ^ (run / swizzled % 8);
     return piece * kPiece<Item> + item % kPiece<Item>;
 }
 
@@ -334,19 +384,52 @@ __device__ __forceinline__ Rows<Item> load(Item* slab) {
     return rows;
 }
 
+// Store a warp's results of a tile, contiguous along their lines, by way of a slab.
+template <int access, class Item>
+__device__ __forceinline__ void store_slab(Slab<Item>& slab, Item* to, Rows<Item>& rows, long long pitch, int lines,
+                                           Position live) {
+    __syncwarp();  // all lanes have read what the slab held
+    move_lines<true>(slab.item, rows);
+    __syncwarp();
+    move_slab<true, kAlong, access>(slab.item, to, pitch, lines, live);
+}
+
+template <class Item>
+using Slabs = Slab<Item>[kStages][kWarps];
+
+struct Ring : Operands<Slabs> {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
+};
+
 // Issue this lane's copies of a tile of all operands.
-__device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from, int lines, Position live) {
+__device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, int lines, Position live) {
     const int warp = threadIdx.x / 32;
-    const auto& x = from.x;
-    move_slab<false, kAcross, 4>(ring.x[stage][warp], x.first, x.pitch, lines, live);
+    for_each_operand([&](auto layout, auto& slabs, auto& x) {
+        move_slab<false, layout.kIsAlong, layout.kAccess>(slabs[stage][warp].item, x.first, x.pitch, lines, live);
+    }, ring, from);
 }
 
 // This thread's rows of a tile that arrived.
-__device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Operands&) {
+__device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Sources&) {
     const int warp = threadIdx.x / 32;
-    return {load<kAcross>(ring.x[stage][warp])};
+    TileRows rows;
+    for_each_operand([&](auto layout, auto& to, auto& slabs) { to = load<layout.kIsAlong>(slabs[stage][warp].item); }, rows,
+                     ring);
+    return rows;
 }
-// The operator's functions, column by column; its conditions hold where they hold for every column.
+
+// `line`: the first of the block's lines.
+__device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at, long long line,
+                                              const Geometry& geometry, const Neighbours& neighbours, Position length) {
+    Sources from;
+    for_each_operand([&](auto layout, auto& x, auto* begin) {
+        const Strides& strides = geometry.operand[layout.kGeometry];
+        x = source_of<layout.kIsAlong>(begin + line_offset(line, geometry, strides),
+                                       neighbours.operand_stride[layout.kGeometry], strides.step, at.first, length);
+    }, from, operands);
+    return from;
+}
+
+// ---- the operator's functions, column by column; its conditions hold where they hold for every column
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -371,10 +454,10 @@ __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     return s;
 }
 
-// The total of consecutive items, compensated; leaves their inclusive scan in place.
-__device__ __forceinline__ States scan_items(Items& s) {
-    States total = s.item[0];
-    States lost = {};
+// The total of a thread's consecutive items, with the rounding errors of its steps; leaves their inclusive scan in place.
+__device__ __forceinline__ ThreadState scan_items(Items& s) {
+    ThreadState total = s.item[0];
+    ThreadState lost = {};
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
         lost = lose(lost, total, s.item[k]);
@@ -393,12 +476,10 @@ __device__ __forceinline__ Results result_of(const States& states) {
     return results;
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
 // Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -407,13 +488,18 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
     }
 }
 
-// ---- lanes
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return exchange(s...);
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+// ---- lanes
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance); }, s);
+}
+
+__device__ __forceinline__ State shuffle(const State& s, int source) {
+    return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source); }, s);
 }
 
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
@@ -447,8 +533,14 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 prod_f32_n16384_transposed_transposed(
-    const Input* input, Output* output,
-    const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
+    const Input* input,
+    Output* output,
+    const __grid_constant__ Geometry geometry,
+    const Neighbours neighbours
+) {
+    const Operands<ConstPointerTo> operands = {input};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Position length = kLength;
     dynamic_shared(Ring, ring);
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
@@ -461,11 +553,9 @@ prod_f32_n16384_transposed_transposed(
     const long long line_step = kToRows ? neighbours.lines : 1;  // from a line to its neighbour
     const long long line = (other / line_step * neighbours.size + first_line) * line_step + other % line_step;
     const Place at = place_of(line, lines, line_step, length);
-    Operands from = {
-        source_of<kAcross>(
-            input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride),
-            neighbours.input_stride, geometry.input_step, at.first, length)};
-    Outputs to = {output + at.item};
+    Sources from = sources_of(operands, at, line, geometry, neighbours, length);
+    Outputs<PointerTo> to = outputs;
+    for_each_output([&](auto& y) { y += at.item; }, to);
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     // the prefix of the first tile
@@ -518,15 +608,11 @@ prod_f32_n16384_transposed_transposed(
         if constexpr (kSlots > 1) prefix = combine(prefix, inside);
 
         // ---- store
-        Rows<Output> y;
+        Outputs<Rows> rows;
         each_result(prefix, s, [&](int k, const Results& results) {
-            y.row[k] = results.y;
+            for_each_output([&](auto& all, auto& result) { all.row[k] = result; }, rows, results);
         });
-        auto* const slab_y = reinterpret_cast<Output*>(ring.x[tile % kStages][warp]);
-        __syncwarp();  // all lanes have read what the slab held
-        move_lines<true>(slab_y, y);
-        __syncwarp();
-        move_slab<true, kAlong, 4>(slab_y, to.y,
+        store_slab<4>(*reinterpret_cast<Slab<Output>*>(&ring.x[tile % kStages][warp]), to.y, rows.y,
             line_step * length, lines, length - at.first - begin);
         advance(to);
         if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite

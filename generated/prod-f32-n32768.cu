@@ -6,7 +6,7 @@
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 ae643ccddfd9ec5f of everything below this banner
+// content  sha256 1a2a57185a20d34f of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,7 +20,9 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 32768;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 32768;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 512;  // threads per block
 constexpr int kWarps = 16;  // warps per block
@@ -30,11 +32,16 @@ constexpr int kVectors = 16;  // vector loads per thread
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 16;  // runs per thread
 constexpr int kOutItems = 4;  // items per vector store
-constexpr int stripe = 128;  // items that the lanes of a row load with one vector load each
-constexpr int stripes = 16;  // vector loads per lane of a warp
+constexpr int kStripe = 128;  // items that the lanes of a row load with one vector load each
+constexpr int kStripes = 16;  // vector loads per lane of a warp
 constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
+constexpr bool kChecksEnd = false;  // vector loads may lie past the end of a row
+constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kClears = true;  // items that do not exist are 0
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -47,12 +54,12 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
-// and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
     return fma(lost, newer, fma(older, newer, -(older * newer)));
 }
 
+// Infinities and NaN carry no rounding errors; -0 keeps its sign.
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
 }
@@ -61,12 +68,17 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) {
+    return state;
+}
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
+
+// The items of a line, of which a complete scan has one less than results.
+__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
 // What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
 // instructions it computes, and so the bits of its results.
@@ -75,44 +87,94 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kClears) slot = {};
 }
 
-// ---- accesses hold items in memory order, Items hold states in scan order
+// ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
-struct alignas(count * sizeof(Item)) Vector {  // one access
+struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // how a thread addresses its items of a tile
-    Vector<Input> x[kVectors];
-};
-struct Items {
-    State item[kRun];
-};
-struct Results {  // of Items
-    Vector<Output, kOutItems> y[kRun / kOutItems];
-};
-
-// Where an access of `items` items holds its item `k` in scan order.
-__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Where a vector of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+};
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
+
+template <class Item>
+using Loads = Vector<Item>[kVectors];
+
+struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
+};
+
+typedef State ThreadState;  // of an item of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
+};
+
+template <class Item>
+using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
+
+typedef Outputs<Stores> Results;  // of Items
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[at]);
+        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[place]);
     }
     return s;
 }
 
 // ---- the items of a thread
-// The total of consecutive items, compensated; leaves their inclusive scan in place.
-__device__ __forceinline__ State scan_items(Items& s) {
-    State total = s.item[0];
-    State lost = {};
+// The total of a thread's consecutive items, with the rounding errors of its steps; leaves their inclusive scan in place.
+__device__ __forceinline__ ThreadState scan_items(Items& s) {
+    ThreadState total = s.item[0];
+    ThreadState lost = {};
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
         lost = lose(lost, total, s.item[k]);
@@ -121,20 +183,19 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[kRun - 1] = regain(total, lost);
 }
 
-struct Result {  // of one item
-    Output y;
-};
+template <class Item>
+using One = Item;
+
+typedef Outputs<One> Result;  // of one item
 
 __device__ __forceinline__ Result result_of(State state) {
     return {output_of(state)};
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
 // Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -148,37 +209,23 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
     each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
+        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
     });
     return r;
 }
 
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return exchange(s...);
+}
+
 // ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance, kLanes); }, s);
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
-    }
-    return s;
-}
-
-// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, last));
-    return prefix;
+__device__ __forceinline__ State shuffle(const State& s, int source) {
+    return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source, kLanes); }, s);
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -187,7 +234,38 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-struct Part {  // what a thread takes of a row
+
+// The older state combined with the newer one, or `otherwise`. Where combine is expensive, all lanes compute it and
+// select its result part by part, which costs less than a branch.
+__device__ __forceinline__ State combine_if(bool condition, State older, State newer, State otherwise) {
+    if constexpr (kSelects) {
+        const auto select = [&](auto part, auto other) { return condition ? part : other; };
+        return exchange_parts(select, combine(older, newer), otherwise);
+    } else {
+        return condition ? combine(older, newer) : otherwise;
+    }
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = combine_if(lane >= step, older, s, s);
+    }
+    return s;
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = combine_if(lane > 0, before, older, before);
+    before = combine(before, shuffle(inclusive, last));
+    return prefix;
+}
+
+struct Part {  // a thread's slice of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
     Position end;     // of the items that it accesses
@@ -199,7 +277,7 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
 
-    __device__ __forceinline__ bool reaches(int j) const { return live; }
+    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const { return live && (!kChecksEnd || at(j) < end); }
 
     // Scan position of the first item of run j.
     __device__ __forceinline__ Position begin(int j) const {
@@ -210,18 +288,13 @@ struct Part {  // what a thread takes of a row
     __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
-struct Row {  // addresses of a thread's first access of each operand and output
-    const Input* x;
-    Output* y;
-};
-
 // The first access of a contiguous tensor whose rows have this length.
 template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
 
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// ---- misaligned rows: vector accesses are aligned, those at both ends of a row are predicated
 __device__ __forceinline__ bool is_inside(Position position, Position end) {
     return (unsigned long long)position < (unsigned long long)end;
 }
@@ -230,15 +303,41 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
-// ---- loads and stores
-// Whether accesses of operands may reach past the ends of a row.
-constexpr bool kGuards = false;
+struct Geometry {};  // all operands lie as the output
 
-// Read an item or an access: a load.
-template <class To>
-__device__ __forceinline__ void fetch(To* to, const void* from) {
-    *to = *static_cast<const To*>(from);
+template <class Layout, class Item>
+__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
+                                                    Position length, const Geometry&) {
+    return dense(from, line, part, length);
 }
+
+// Items from one of a line to the next.
+template <class Layout>
+__device__ __forceinline__ long long step_of(Layout, const Geometry&) {
+    return 1;
+}
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    Operands<ConstPointerTo> from;
+    Outputs<PointerTo> to;
+};
+
+__device__ __forceinline__ Row row_of(const Operands<ConstPointerTo>& operands, const Outputs<PointerTo>& outputs,
+                                      long long line, const Part& part, Position length, const Geometry& geometry) {
+    Row row = {operands, outputs};
+    for_each_operand([&](auto layout, auto& from) {
+        from = first_access(layout, from, line, part, items_in(length), geometry);
+    }, row.from);
+    for_each_output([&](auto& to) { to = dense(to, line, part, length); }, row.to);
+    return row;
+}
+
+// ---- loads and stores
+template <class To>
+__device__ __forceinline__ void fetch(To* to, const void* from) { *to = *static_cast<const To*>(from); }
+
+// Where a thread keeps access j, and access j of an operand whose lanes share accesses.
+__device__ __forceinline__ int slot_of(int j, int) { return j; }
 
 // Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
@@ -260,21 +359,26 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
 // `shift` items further on than the output.
 template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+    const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
+        Vector<Item>& slot = to[slot_of(j, part.lane)];
         if (part.reaches(j))
-            read_access<dense, (kGuards || shift > 0)>(to + j, access, step, part.at(j) + shift, part.end);
+            read_access<dense, (kGuards || shift > 0)>(&slot, access, step, part.at(j) + shift, end);
         else
-            leave_out(to[j]);
+            leave_out(slot);
     }
 }
 
 // All accesses of a thread.
-__device__ __forceinline__ Accesses load(const Part& part, const Row& row) {
+__device__ __forceinline__ Accesses load(const Part& part, const Row& row, const Geometry& geometry) {
     Accesses a;
-    read_row<true>(a.x, part, row.x, 1);
+    for_each_operand([&](auto layout, auto& to, auto* from) {
+        if constexpr (!layout.kIsRepeated)
+            read_row<(layout.kIsDense || layout.kInRows)>(to, part, from, step_of(layout, geometry));
+    }, a, row.from);
     return a;
 }
 
@@ -295,7 +399,7 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
     const int access = kRuns == 1 ? j : 0;
     const Position step = along(j * part.step);
-    store_access(row.y + step, r.y[access], part.at(j), part.end);
+    for_each_output([&](auto* to, auto& y) { store_access(to + step, y[access], part.at(j), part.end); }, row.to, r);
 }
 
 // ---- the scan of a thread's items, then across the lanes of their row or warp
@@ -312,20 +416,26 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 prod_f32_n32768_block(
-    const Input* input, Output* output) {
+    const Input* input,
+    Output* output
+) {
+    const Operands<ConstPointerTo> operands = {input};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Geometry geometry = {};
+    constexpr Position length = kLength;
+    constexpr int stripes = kStripes;
     __shared__ State warp_total[kWarps];
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    const int warps = kWarps, warp_items = stripes * stripe;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warps = kWarps, warp_items = stripes * kStripe;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItems;
     Part part = {first, length, length, lane};
-    const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
+    const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load
-    Accesses a = load(part, row);
+    Accesses a = load(part, row, geometry);
 
     // ---- scan the items in their thread, then across the lanes
     Items s[kRuns];

@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  rule: columns_lookback
 // target   sm_90
-// content  sha256 f44c36471dbcc7c7 of everything below this banner
+// content  sha256 3e9ff2d60445d1ff of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -20,11 +20,12 @@ typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: columns_lookback
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 65536;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 65536;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 256;  // threads per block
 constexpr int kWarps = 8;  // warps per block
-constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
 constexpr int kBlocks = 2;  // least resident blocks per multiprocessor
 constexpr int kRun = 17;  // rows per thread and tile
 constexpr int kVector = 2;  // columns per thread
@@ -42,31 +43,48 @@ constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
 constexpr bool kHasGroups = true;  // a tile folds the totals of groups
 constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
 constexpr bool kClears = false;  // items that do not exist are 0
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
-
-#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
-// Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
+constexpr bool kExclusive = true;  // a result is the prefix before its item
+constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kUneven = true;  // the last tile of a line is partial
+constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
+constexpr int kWords = 2;  // status words of a tile
+constexpr bool kLinked = false;  // other GPUs read status words
+constexpr bool kCopiesAsync = true;  // the target has cp.async
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+#ifdef __CUDACC__
+// Tile status words: relaxed 64-bit accesses, which L1 does not serve, at the scope of the GPU, or of the system where
+// other GPUs read them.
 __device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    if constexpr (kLinked)
+        asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    else
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
     unsigned long long value;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    if constexpr (kLinked)
+        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    else
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
+#endif
 
+#ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+#endif
 
+#ifdef __CUDACC__
 // Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
-// Fewer bytes pass through a register.
+// Fewer bytes pass through a register, and all of them where a target has no cp.async.
 template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (sizeof(Item) < 4)
+    if constexpr (!kCopiesAsync || sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
     else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
@@ -74,12 +92,14 @@ __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_async_commit() {
+    if constexpr (kCopiesAsync) asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+    if constexpr (kCopiesAsync) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 #endif
 
@@ -94,12 +114,12 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
-// and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
     return fma(lost, newer, fma(older, newer, -(older * newer)));
 }
 
+// Infinities and NaN carry no rounding errors; -0 keeps its sign.
 __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
 }
@@ -108,12 +128,17 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) {
+    return state;
+}
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
+
+// The items of a line, of which a complete scan has one less than results.
+__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
 // What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
 // instructions it computes, and so the bits of its results.
@@ -121,6 +146,48 @@ template <class Slot>
 __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kClears) slot = {};
 }
+
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+};
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kColumns = kLanes * kVector;
@@ -131,10 +198,6 @@ constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns fr
 constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(32 % kLanes == 0, "whole rows of a panel");
-
-// ---- rows of neighbouring columns
-constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
-
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
@@ -142,19 +205,24 @@ template <typename Item, int count = kVector>
 struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
+
 template <typename Item>
 struct Rows {
     Access<Item> row[kRun];
 };
-struct TileRows {  // a thread's rows of a tile, of every operand with an item per row
-    Rows<Input> x;
-};
-struct Results {  // of a thread's columns in one row
-    Access<Output> y;
-};
+
+typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
+
+template <class Item>
+using OneRow = Access<Item>;
+
+typedef Outputs<OneRow> Results;  // of a thread's columns in one row
+
 typedef Access<State> States;  // one per column
-struct Items {
-    States item[kRun];
+typedef States ThreadState;    // of a row of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
 };
 
 // The states that a function gives for each column.
@@ -200,12 +268,14 @@ struct Source {  // an operand, as a thread reads it
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
-struct Operands {
-    Source<Input> x;
-};
-struct Outputs {  // the first row of the next tile to store
-    Output* y;
-};
+// An operand that is read a row further on.
+template <typename Item>
+__device__ __forceinline__ Source<Item> moved_on(Source<Item> x) {
+    x.first += x.step;
+    return x;
+}
+
+typedef Operands<Source> Sources;  // of a thread
 
 template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
@@ -219,10 +289,11 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
 }
 
 // Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+__device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, const Results& results, Position live,
+                                          int there) {
     if (!is_live(live, k * kStride)) return;
     const long long further = k * kStride * kStep;  // items
-    store_access(to.y + further, results.y, there);
+    for_each_output([&](auto* y, auto& result) { store_access(y + further, result, there); }, to, results);
 }
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
@@ -246,39 +317,31 @@ __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at
     return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
-// The items from `skew` on of two accesses, adjacent in memory, of so many items each: shifted by 32-bit words, then
-// within them. Where lines are scanned in reverse, `skew` may be a whole access.
-template <int items, class Aligned>
-__device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& upper, int skew) {
-    const Aligned both[2] = {lower, upper};
-    constexpr int bytes = sizeof(Aligned), words = (bytes + 3) / 4, item_bytes = bytes / items;
-    const int shift = 8 * item_bytes * skew;  // bits
-    unsigned word[2 * words + 1] = {};
-    memcpy(word, both, sizeof(both));
-#pragma unroll
-    for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
-        if (shift & 32 * distance)
-#pragma unroll
-            for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
-#pragma unroll
-    for (int w = 0; w < words; ++w)
-        if (item_bytes < 4) word[w] = __funnelshift_r(word[w], word[w + 1], shift);
-    Aligned result;
-    memcpy(&result, word, bytes);
-    return result;
+struct Geometry {};  // all operands lie as the output
+
+template <class Layout, class Item>
+__device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* begin, const Place& at, const Geometry&,
+                                                  long long, Position, long long, long long items) {
+    return dense<layout.kIsFlat>(begin, at, items);
 }
 
-// Items by which an address lies after the boundary of so many bytes.
-template <int bytes, typename Item>
-__device__ __forceinline__ int skew_of(const Item* address) {
-    return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
+// The operands as a thread reads them. The block scans `length` of the `items` of each of the `lines`, those after the
+// first `before`.
+__device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at,
+                                              const Geometry& geometry, Position length, long long lines,
+                                              long long items, long long before = 0) {
+    Sources from;
+    for_each_operand([&](auto layout, auto& x, auto* begin) {
+        x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
+        if constexpr (layout.kShift > 0) x = moved_on(x);
+    }, from, operands);
+    return from;
 }
 
-// ---- tiles in shared memory
+// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a panel is
 constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kSlotAccesses = kRun * kLanes + kGap;  // accesses from one slot's rows to the next slot's
 constexpr int kWarpAccesses = 32 / kLanes * kSlotAccesses;
-
 // Accesses of a warp's part of a stage, with slack for misaligned rows.
 template <typename Item>
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
@@ -303,9 +366,22 @@ __device__ __forceinline__ int scanned_place(int k) {
     return warp * kPart<Item> + slot * kSlotAccesses + lane % kLanes + row * kLanes;
 }
 
-struct Ring {  // multistage ring of tiles
-    Access<Input> x[kStages][kStage<Input>];
-};
+// Exchange the rows that a thread scanned for those that it stores.
+template <typename Item>
+__device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
+    if (kRealigns) __syncwarp();  // all lanes have read the items overwritten below
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[copied_place<Item>(k)];
+    return rows;
+}
+
+template <class Item>
+using RingStages = Access<Item>[kStages][kStage<Item>];
+
+typedef Operands<RingStages> Ring;  // multistage ring of tiles
 
 // Copy a thread's rows of a tile, one access each.
 template <bool uneven = kUneven, typename Item>
@@ -323,39 +399,30 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
     }
 }
 
-// The rows that a thread scans of a tile that arrived; x: the operand, any tiles further.
+// Copy this lane's part of a tile of all operands.
+__device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, Position live) {
+    for_each_operand([&](auto layout, auto& slots, auto& x) {
+        copy_rows<(kUneven || layout.kShift > 0)>(slots[stage], x, live - layout.kShift);
+    }, ring, from);
+}
+
+// The rows that a thread scans of a tile that arrived.
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>& x) {
-    const int skew = kRealigns ? skew_of<16>(x.first) : 0;  // the same in all tiles
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        const Access<Item>* const from = stage + scanned_place<Item>(k) + skew / kVector;
-        rows.row[k] = kRealigns ? realign<kVector>(from[0], from[1], skew % kVector) : from[0];
-    }
+    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
-// Exchange the rows that a thread scanned for those that it stores.
-template <typename Item>
-__device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
-    if (kRealigns) __syncwarp();  // all lanes have read the items overwritten below
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[copied_place<Item>(k)];
+// This thread's rows of a tile that arrived.
+__device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Sources&) {
+    TileRows rows;
+    for_each_operand([&](auto, auto& to, auto& slots) { to = staged_rows(slots[stage]); }, rows, ring);
     return rows;
 }
 
-__device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from, Position live) {
-    copy_rows(ring.x[stage], from.x, live);
-}
-
-__device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Operands& from) {
-    return {staged_rows(ring.x[stage], from.x)};
-}
-// The operator's functions, column by column; its conditions hold where they hold for every column.
+// ---- the operator's functions, column by column; its conditions hold where they hold for every column
 __device__ __forceinline__ States combine(const States& older, const States& newer) {
     return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
@@ -380,10 +447,10 @@ __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     return s;
 }
 
-// The total of consecutive items, compensated; leaves their inclusive scan in place.
-__device__ __forceinline__ States scan_items(Items& s) {
-    States total = s.item[0];
-    States lost = {};
+// The total of a thread's consecutive items, with the rounding errors of its steps; leaves their inclusive scan in place.
+__device__ __forceinline__ ThreadState scan_items(Items& s) {
+    ThreadState total = s.item[0];
+    ThreadState lost = {};
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
         lost = lose(lost, total, s.item[k]);
@@ -402,12 +469,10 @@ __device__ __forceinline__ Results result_of(const States& states) {
     return results;
 }
 
-constexpr bool kExclusive = true;  // a result is the prefix before its item
-
 // Call use(k, result) for each item, in order, given the prefix before the items.
 template <class Use>
-__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
-    States last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -416,9 +481,14 @@ __device__ __forceinline__ void each_result(const States& prefix, const Items& s
     }
 }
 
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return exchange(s...);
+}
+
 // ---- lanes
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance); }, s);
 }
 
 __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
@@ -446,7 +516,6 @@ __device__ __forceinline__ States slots_before(const States& inclusive, int lane
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-constexpr int kWords = 2;  // status words of a tile
 static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
 struct Board {  // the workspace
@@ -506,7 +575,6 @@ constexpr int kTileLooks = !kHasPeers ? 0 : kGroup > kFoldLanes ? kGroup / kFold
 constexpr int kGroupLooks = !kHasGroups ? 0 : kStretch > kFoldLanes ? kStretch / kFoldLanes : 1;  // groups likewise
 constexpr int kLooks = kHasPeers || kHasGroups ? kTileLooks + kGroupLooks + kHasCarry : 1;
 static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
-
 // Number of groups of so many tiles, the last of which may be partial.
 __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
@@ -529,10 +597,12 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], 
 
 // Replace the carry-in of a panel's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
 // in an order that depends on the tile's position alone. Each total is published as soon as it is known, by the lane
-// that holds it, because other blocks wait for it. Called by the first kFoldWarps warps. `launch` stays in shared
+// that holds it, because other blocks wait for it. Called by the first kFoldWarps warps.
+// carry_of(column, begins): the carry-in of a column, where nothing is chained to it. `launch` stays in shared
 // memory, as registers are scarce.
+template <class CarryOf>
 __device__ __forceinline__ void look_back(const Board& board, const unsigned& launch, unsigned panel, int tile,
-                                          int tiles_a_line, States (*warp_total)[kLanes], States* ahead) {
+                                          int tiles_a_line, States (*warp_total)[kLanes], States* ahead, CarryOf carry_of) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
     const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
@@ -596,7 +666,7 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
     while (waiting(kTileLooks, kLooks)) look();
     if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
     if (last) {
-        State before = column_of(ahead, folded);
+        State before = carry_of(folded, !kHasCarry || stretch == 0);
         if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
         if (kHasGroups) before = combine(before, groups);
         if (kHasPeers) before = combine(before, tiles);
@@ -608,7 +678,15 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 prod_f64_n65536_inner6_exclusive_columns_lookback(
-    const Input* input, Output* output, long long lines, unsigned long long* workspace) {
+    const Input* input,
+    Output* output,
+    long long lines,
+    unsigned long long* workspace
+) {
+    const Operands<ConstPointerTo> operands = {input};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Geometry geometry = {};
+    constexpr Position length = kLength;
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
@@ -627,14 +705,11 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(
     const int tile = blockIdx.x % together / abreast;  // index in its panel
     const Place at = place_of(panel, (Position)tile * kTile, length);
     const int lane = at.lane, warp = at.warp, place = at.in_panel;
-    const Operands from = {
-        dense<false>(input, at, lines * length),
-    };
+    const Sources from = sources_of(operands, at, geometry, length, lines, length);
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
-    copy(ring, 0, from, at.live);
+    copy(ring, 0, from, items_in(at.live));
     copy_async_commit();
-
     copy_async_wait<0>();
     if constexpr (kExchanged) __syncwarp();
     Items copied = lift_items(staged(ring, 0, from));
@@ -646,11 +721,13 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(
     __syncthreads();
 
     // ---- look-back
-    if (warp < kFoldWarps) look_back(board, launch, panel, tile, tiles_a_line, warp_total, ahead);
+    const auto carry_of = [&](int folded, bool) { return column_of(ahead, folded); };
+    if (warp < kFoldWarps) look_back(board, launch, panel, tile, tiles_a_line, warp_total, ahead, carry_of);
     __syncthreads();
 
     // ---- store
-    const Outputs to = {output + at.item};
+    Outputs<PointerTo> to = outputs;
+    for_each_output([&](auto& y) { y += at.item; }, to);
     States prefix = combine(ahead[place], warp_total[warp][place]);
     if constexpr (kSlots > 1) prefix = combine(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));

@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  rule: persistent
 // target   sm_90
-// content  sha256 80cbd871ba9b142a of everything below this banner
+// content  sha256 0f9fa7e349ddd191 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -22,7 +22,7 @@ typedef Value State;  // scan state of a contiguous range of items
 
 struct State {  // operator state and segment bounds of a range
     unsegmented::State plain;
-    int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
+    int bounds;  // 1: a segment begins in the range, which hides older items; 2: one begins, or in reverse ends, at the newest
 };
 
 typedef int Offset;
@@ -33,7 +33,9 @@ struct Segments {
 
 // ---- the plan: persistent
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 20000;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 20000;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 384;  // threads per block
 constexpr int kWarps = 12;  // warps per block
@@ -48,38 +50,60 @@ constexpr int kWarpItems = 896;  // items per warp and tile
 constexpr int kTile = 10752;  // items per tile
 constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
 constexpr int kLead = 0;  // most items by which a vector load starts before its row
+constexpr bool kChecksEnd = true;  // vector loads may lie past the end of a row
+constexpr bool kGuards = false;  // vector loads may reach past a row's ends
+constexpr bool kInRuns = true;  // lanes exchange vectors, so that a thread's items are consecutive
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks per multiprocessor
 constexpr int kGroups = 1;  // groups of 32 tiles whose totals a block reads in one step of its look-back
 constexpr bool kShares = true;  // lanes read what others of the warp copied
-constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
 constexpr bool kClears = false;  // items that do not exist are 0
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
-
-#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
-// Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
+constexpr bool kAppends = false;  // a single item is appended by an operation of its own
+constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
+constexpr bool kEnds = false;  // a head flag ends a segment in scan order
+constexpr bool kFlagsNext = false;  // the item after a head begins a segment
+constexpr int kWords = 2;  // status words of a tile
+constexpr bool kLinked = false;  // other GPUs read status words
+constexpr bool kCopiesAsync = true;  // the target has cp.async
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+#ifdef __CUDACC__
+// Tile status words: relaxed 64-bit accesses, which L1 does not serve, at the scope of the GPU, or of the system where
+// other GPUs read them.
 __device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    if constexpr (kLinked)
+        asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    else
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
     unsigned long long value;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    if constexpr (kLinked)
+        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    else
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
+#endif
 
+#ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+#endif
 
+#ifdef __CUDACC__
 // Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
-// Fewer bytes pass through a register.
+// Fewer bytes pass through a register, and all of them where a target has no cp.async.
 template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (sizeof(Item) < 4)
+    if constexpr (!kCopiesAsync || sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
     else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
@@ -87,12 +111,14 @@ __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_async_commit() {
+    if constexpr (kCopiesAsync) asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+    if constexpr (kCopiesAsync) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 #endif
 
@@ -108,41 +134,53 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+__device__ __forceinline__ State append(State older, State newer) {
+    return combine(older, newer);
+}
 
 __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output output_of(State state) { return state; }
-}  // namespace unsegmented
+__device__ __forceinline__ Output output_of(State state) {
+    return state;
+}
 
-constexpr bool kEnds = false;  // a head flag ends a segment in scan order
+}  // namespace unsegmented
 
 __device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
+// A segment is the same items in both directions; scanned in reverse, it ends with the item that carries its head flag.
+// With carries of segments the first item in scan order carries the flag in both directions.
 __device__ __forceinline__ State combine(State older, State newer) {
     if constexpr (kEnds) {
-        const bool cut = newer.bounds & 1 || older.bounds & 2;
-        return {cut ? newer.plain
-                    : unsegmented::combine(older.plain, newer.plain),
-                newer.bounds & 2 | older.bounds & 1 | cut};
+        const bool cut = (newer.bounds & 1) || (older.bounds & 2);
+        return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+                (newer.bounds & 2) | (older.bounds & 1) | cut};
     } else {
-        return {newer.bounds ? newer.plain
-                             : unsegmented::combine(older.plain, newer.plain),
-                newer.bounds | older.bounds & 1};
+        return {newer.bounds ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds | (older.bounds & 1)};
     }
 }
 
 __device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Input x, bool b) {
-    return {unsegmented::element(x), b ? 3 : 0};
+    return {unsegmented::element(x), b ? (kEnds ? 2 : 3) : 0};
 }
 
 __device__ __forceinline__ Output output_of(State state) {
     return unsegmented::output_of(state.plain);
+}
+
+typedef unsigned Begins;  // a bit for each of a thread's items
+
+// Bit k: whether a segment begins at item k of run j.
+__device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
+    static_assert(kRun <= 32, "bits of two words");
+    const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
+    if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
+    return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
 }
 
 // The number of segments that begin before `place`, which all lanes of the warp name alike.
@@ -151,7 +189,7 @@ __device__ __forceinline__ int begun_before(const Segments& segments, long long 
     while (count > 0) {  // split the rest into 32 parts; count those that end before `place`
         const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
         const bool before = last < count && segments.begin[low + last] < place;
-        const int whole = __popc(__ballot_sync(0xffffffffu, before));
+        const int whole = __popc(__ballot_sync(kFullMask, before));
         low += whole * part;
         count = min(count - whole * part, part - 1);
     }
@@ -162,9 +200,10 @@ __device__ __forceinline__ int begun_before(const Segments& segments, long long 
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
     for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
+    if constexpr (kFlagsNext) ++first;  // an item begins a segment, in scan order, if the next in memory does
     int low = begun_before(segments, first, lane);
     __syncwarp();
-    for (bool inside = true; __all_sync(0xffffffffu, inside); low += 32) {
+    for (bool inside = true; __all_sync(kFullMask, inside); low += 32) {
         const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
         inside = item >= 0 && item < kWarpItems;  // offsets that were overwritten may fall
         if (inside) atomicOr(&marks[item / 32], 1u << item % 32);
@@ -172,31 +211,13 @@ __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& seg
     __syncwarp();
 }
 
-// Bit k: whether a segment begins at item k of run j.
-__device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
-    static_assert(kRun <= 32, "bits of two words");
-    const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
-    if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
-    return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
-}
-
-// The number of segments that begin before `place`.
-__device__ __forceinline__ int begun_before(const Segments& segments, long long place) {
-    int low = 0, high = segments.count;
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        if (segments.begin[middle] < place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
     return kReverse ? length - items - position : position;
 }
+
+// The items of a line, of which a complete scan has one less than results.
+__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
 // What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
 // instructions it computes, and so the bits of its results.
@@ -205,64 +226,120 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kClears) slot = {};
 }
 
-// ---- accesses hold items in memory order, Items hold states in scan order
+// ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
-struct alignas(count * sizeof(Item)) Vector {  // one access
+struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-struct Accesses {  // how a thread addresses its items of a tile
-    Vector<Input> x[kVectors];
-};
-struct Items {
-    State item[kRun];
-};
-struct Results {  // of Items
-    Vector<Output, kOutItems> y[kRun / kOutItems];
-};
-
-// Where an access of `items` items holds its item `k` in scan order.
-__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-// States of the items of run j; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, unsigned starts) {
+// Where a vector of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+};
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
+
+template <class Item>
+using Loads = Vector<Item>[kVectors];
+
+struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
+};
+
+typedef State ThreadState;  // of an item of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
+};
+
+template <class Item>
+using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
+
+typedef Outputs<Stores> Results;  // of Items
+
+struct ItemContext {  // where consecutive items lie in their line
+    Position rest = 0;       // items from the first of them to the line's end
+    int index = 0;           // of the first of them
+    Begins starts = 0;       // a bit for each that begins a segment
+    Begins next_starts = 0;  // the same of the items after them
+};
+
+// States of the items of run j.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j, const ItemContext& at) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[at], starts >> place_of(k, kRun) & 1);
+        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[place], at.starts >> place_of(k, kRun) & 1);
     }
     return s;
 }
 
+__device__ __forceinline__ State empty_state() { return identity(); }
+
 // ---- the items of a thread
-// The total of consecutive items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State total = s.item[0];
+// The total of a thread's consecutive items.
+__device__ __forceinline__ ThreadState scan_items(const Items& s) {
+    ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = append(total, s.item[k]);
-    }
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
-struct Result {  // of one item
-    Output y;
-};
+template <class Item>
+using One = Item;
+
+typedef Outputs<One> Result;  // of one item
 
 __device__ __forceinline__ Result result_of(State state) {
     return {output_of(state)};
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items. Each follows from the one before.
 template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -276,36 +353,23 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
     each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
+        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
     });
     return r;
 }
 
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return {exchange(s.plain...), exchange(s.bounds...)};
+}
+
 // ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes),
-            __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance, kLanes); }, s);
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes),
-            __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
-}
-
-__device__ __forceinline__ State pick(bool first, State a, State b) {
-    return {first ? a.plain : b.plain,
-            first ? a.bounds : b.bounds};
-}
-
-// Inclusive scan across the first `count` lanes.
-template <int count = kLanes>
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-#pragma unroll
-    for (int step = 1; step < count; step *= 2) {
-        const State older = shuffle_up(s, step);
-        s = pick(lane >= step, combine(older, s), s);
-    }
-    return s;
+__device__ __forceinline__ State shuffle(const State& s, int source) {
+    return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source, kLanes); }, s);
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -314,7 +378,30 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
 }
-struct Part {  // what a thread takes of a row
+
+// The older state combined with the newer one, or `otherwise`. Where combine is expensive, all lanes compute it and
+// select its result part by part, which costs less than a branch.
+__device__ __forceinline__ State combine_if(bool condition, State older, State newer, State otherwise) {
+    if constexpr (kSelects) {
+        const auto select = [&](auto part, auto other) { return condition ? part : other; };
+        return exchange_parts(select, combine(older, newer), otherwise);
+    } else {
+        return condition ? combine(older, newer) : otherwise;
+    }
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = combine_if(lane >= step, older, s, s);
+    }
+    return s;
+}
+
+struct Part {  // a thread's slice of a row
     Position first;   // scan position of its first item
     Position length;  // of the row
     Position end;     // of the items that it accesses
@@ -326,7 +413,7 @@ struct Part {  // what a thread takes of a row
 
     __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
 
-    __device__ __forceinline__ bool reaches(int j) const { return live && at(j) < end; }
+    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const { return live && (!kChecksEnd || at(j) < end); }
 
     // Scan position of the first item of run j.
     __device__ __forceinline__ Position begin(int j) const {
@@ -337,18 +424,13 @@ struct Part {  // what a thread takes of a row
     __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
-struct Row {  // addresses of a thread's first access of each operand and output
-    const Input* x;
-    Output* y;
-};
-
 // The first access of a contiguous tensor whose rows have this length.
 template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
     return items + line * length + memory_index(part.first, kItems, length);
 }
 
-// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+// ---- misaligned rows: vector accesses are aligned, those at both ends of a row are predicated
 __device__ __forceinline__ bool is_inside(Position position, Position end) {
     return (unsigned long long)position < (unsigned long long)end;
 }
@@ -357,21 +439,60 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
     return position >= 0 && position <= end - items;
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-// Place of an access in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
+struct Geometry {};  // all operands lie as the output
+
+template <class Layout, class Item>
+__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
+                                                    Position length, const Geometry&) {
+    return dense(from, line, part, length);
+}
+
+// Items from one of a line to the next.
+template <class Layout>
+__device__ __forceinline__ long long step_of(Layout, const Geometry&) {
+    return 1;
+}
+
+struct Row {  // addresses of a thread's first access of each operand and output
+    Operands<ConstPointerTo> from;
+    Outputs<PointerTo> to;
+};
+
+__device__ __forceinline__ Row row_of(const Operands<ConstPointerTo>& operands, const Outputs<PointerTo>& outputs,
+                                      long long line, const Part& part, Position length, const Geometry& geometry) {
+    Row row = {operands, outputs};
+    for_each_operand([&](auto layout, auto& from) {
+        from = first_access(layout, from, line, part, items_in(length), geometry);
+    }, row.from);
+    for_each_output([&](auto& to) { to = dense(to, line, part, length); }, row.to);
+    return row;
+}
+
+// ---- the lanes of a warp exchange vectors, so that the items of a lane are consecutive
+// Place of a vector in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
 template <int run>
 __device__ __forceinline__ int access_place(int number) {
     return number ^ (number >> 3 & (run - 1));
 }
 
-// ---- loads and stores
-// Whether accesses of operands may reach past the ends of a row.
-constexpr bool kGuards = false;
+template <class Held, class Slot>
+__device__ __forceinline__ void exchange_back(Held (&held)[kVectors], Slot* slots, int lane) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        reinterpret_cast<Held&>(slots[access_place<kTurns>(lane * kVectors + j)]) = held[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) held[j] = reinterpret_cast<Held&>(slots[access_place<kTurns>(lane + 32 * j)]);
+}
 
-// Read an item or an access: a copy in flight.
+// ---- loads and stores
 template <class To>
-__device__ __forceinline__ void fetch(To* to, const void* from) {
-    copy_async(to, from);
+__device__ __forceinline__ void fetch(To* to, const void* from) { copy_async(to, from); }  // in flight
+
+// Where the ring holds access j of a thread, and access j of an operand whose lanes share accesses.
+__device__ __forceinline__ int slot_of(int j, [[maybe_unused]] int lane) {
+    return kInRuns ? access_place<kTurns>(lane + 32 * j) : j * kThreads;
 }
 
 // Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
@@ -394,15 +515,26 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
 // `shift` items further on than the output.
 template <bool dense, int shift = 0, class Item>
 __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+    const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
         const int j = place_of(n, kVectors);
         const Item* const access = from + along(j * part.step) * step;
+        Vector<Item>& slot = to[slot_of(j, part.lane)];
         if (part.reaches(j))
-            read_access<dense, (kGuards || shift > 0)>(to + access_place<kTurns>(part.lane + 32 * j), access, step, part.at(j) + shift, part.end);
+            read_access<dense, (kGuards || shift > 0)>(&slot, access, step, part.at(j) + shift, end);
         else
-            leave_out(to[access_place<kTurns>(part.lane + 32 * j)]);
+            leave_out(slot);
     }
+}
+
+// Copy a thread's accesses of an operand that lie as those of the output, or whose items are strided.
+template <class Layout, class Item>
+__device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const Part& part, const Item* from,
+                                         const Geometry& geometry) {
+    constexpr bool dense = (layout.kIsDense || layout.kInRows) && layout.kShift == 0;
+    const long long step = step_of(layout, geometry);
+    read_row<dense, layout.kShift>(to, part, layout.kShift ? from + along(1) * step : from, step);
 }
 
 // Store an access: as a whole, or those of its items that are in the row.
@@ -422,7 +554,7 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutIt
 __device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
     const int access = kRuns == 1 ? j : 0;
     const Position step = along(j * part.step);
-    store_access(row.y + step, r.y[access], part.at(j), part.end);
+    for_each_output([&](auto* to, auto& y) { store_access(to + step, y[access], part.at(j), part.end); }, row.to, r);
 }
 
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,
@@ -441,6 +573,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
     p[0] = part.lane > 0 ? older : identity();
     return before;
 }
+
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kWarps][32 * kVectors];
@@ -448,12 +581,14 @@ struct Ring {  // accesses of the tiles in flight
 };
 
 // Copy the accesses of a tile to a stage of the ring.
-__device__ __forceinline__ void copy(Ring& ring, unsigned stage, int warp, const Part& part, const Row& row) {
-    read_row<true>(ring.x[stage][warp], part, row.x, 1);
+__device__ __forceinline__ void copy(Ring& ring, unsigned stage, [[maybe_unused]] int warp, const Part& part,
+                                     const Row& row, [[maybe_unused]] const Geometry& geometry) {
+    copy_row(OperandLayout<kDense | kFirst, 0, 0>(), ring.x[stage][warp], part, row.from.x, geometry);
 }
 
 // The accesses of a tile, from a stage of the ring: a thread's own, or those of its consecutive items.
-__device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int warp, int lane) {
+__device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, [[maybe_unused]] int warp,
+                                         [[maybe_unused]] int lane) {
     Accesses a;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -464,7 +599,6 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, int w
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-constexpr int kWords = 2;  // status words of a tile
 static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
 
 struct Board {  // the workspace
@@ -543,7 +677,16 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 sum_f32_n20000_offsets_i32_persistent(
-    const Input* input, Output* output, long long lines, const Segments segments, unsigned long long* workspace) {
+    const Input* input,
+    Output* output,
+    long long lines,
+    const Segments segments,
+    unsigned long long* workspace
+) {
+    const Operands<ConstPointerTo> operands = {input};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Geometry geometry = {};
+    constexpr Position length = kLength;
     const Board board = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
@@ -556,7 +699,7 @@ sum_f32_n20000_offsets_i32_persistent(
     const long long tiles = lines * tiles_a_line;
 
     // This thread's part of a tile.
-    const auto part_of = [&](long long line, int index) {
+    const auto part_of = [&]([[maybe_unused]] long long line, int index) {
         const Position first = (Position)index * kTile + place;
         return Part{first, length, length, lane};
     };
@@ -564,8 +707,7 @@ sum_f32_n20000_offsets_i32_persistent(
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
-            const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
-            copy(ring, stage, warp, part, row);
+            copy(ring, stage, warp, part, row_of(operands, outputs, line, part, length, geometry), geometry);
         }
         copy_async_commit();
     };
@@ -615,8 +757,7 @@ sum_f32_n20000_offsets_i32_persistent(
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
-                                  starts_of(ring.marks[arrived][warp], j, lane));
+                s[j] = lift_items(a, j, {part.rest(j), (int)memory_index(part.begin(j), 1, items_in(length)), starts_of(ring.marks[arrived][warp], j, lane)});
             const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
             if (lane == 31) warp_total[parity][warp] = total;
         }
@@ -666,18 +807,12 @@ sum_f32_n20000_offsets_i32_persistent(
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(a, j, (int)memory_index(part.begin(j), 1, length),
-                              starts_of(ring.marks[stage][warp], j, lane));
+            s[j] = lift_items(a, j, {part.rest(j), (int)memory_index(part.begin(j), 1, items_in(length)), starts_of(ring.marks[stage][warp], j, lane)});
 #pragma unroll
-        for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
+        for (int j = 0; j < kRuns && (false || !kSerial); ++j) scan_items(s[j]);
         Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
         auto* const slots = reinterpret_cast<Vector<Output, kOutItems>*>(ring.x[stage][warp]);  // of the items
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) slots[access_place<kTurns>(lane * kVectors + j)] = r.y[j];
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) r.y[j] = slots[access_place<kTurns>(lane + 32 * j)];
+        exchange_back(r.y, slots, lane);
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
@@ -686,7 +821,7 @@ sum_f32_n20000_offsets_i32_persistent(
 
         // ---- store
         if (tile[0].number >= 0) {
-            const Row row = {dense(input, line, part, length), dense(output, line, part, length)};
+            const Row row = row_of(operands, outputs, line, part, length, geometry);
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
                 const int j = place_of(n, kVectors);

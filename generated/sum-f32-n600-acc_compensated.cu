@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 8ba0a817df13cc15 of everything below this banner
+// content  sha256 d59aea82a38015d3 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,7 +23,9 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: staged
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 600;  // items per line
+constexpr int kWarpThreads = 32;  // threads per warp
+constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kLength = 600;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 32;  // threads per block
 constexpr int kWarps = 1;  // warps per block
@@ -39,19 +41,23 @@ constexpr int kRoom = 600;  // items of a warp's rows in shared memory
 constexpr int kSlack = 0;  // bytes by which rows may start after a 16-byte boundary
 constexpr bool kKept = false;  // a lane keeps its piece in registers while lanes exchange totals
 constexpr bool kInitial = false;  // rows have a carry-in
+constexpr int kRows = 1;  // rows per warp
+constexpr int kLaneBits = 5;  // log2 of the lanes per row
+constexpr int kPiece = 20;  // items per lane
+constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
-constexpr int rows = 1;  // rows per warp
-constexpr int lane_bits = 5;  // log2 of the lanes per row
-constexpr int piece = 20;  // items per lane
-static_assert(kThreads % 32 == 0, "blocks of whole warps");
-
-#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+constexpr bool kAppends = false;  // a single item is appended by an operation of its own
+constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
+constexpr bool kCopiesAsync = true;  // the target has cp.async
+static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+#ifdef __CUDACC__
 // Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
-// Fewer bytes pass through a register.
+// Fewer bytes pass through a register, and all of them where a target has no cp.async.
 template <bool bypasses = false, class Item>
 __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
     [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (sizeof(Item) < 4)
+    if constexpr (!kCopiesAsync || sizeof(Item) < 4)
         *shared = *static_cast<const Item*>(global);
     else if constexpr (bypasses && sizeof(Item) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
@@ -59,12 +65,14 @@ __device__ __forceinline__ void copy_async(Item* shared, const void* global) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
 }
 
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_async_commit() {
+    if constexpr (kCopiesAsync) asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+    if constexpr (kCopiesAsync) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 #endif
 
@@ -90,8 +98,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+__device__ __forceinline__ State append(State older, State newer) {
+    return combine(older, newer);
+}
 
 __device__ __forceinline__ State element(Input x) {
     return lift(x);
@@ -106,66 +115,116 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// ---- accesses hold items in memory order, Items hold states in scan order
+// The items of a line, of which a complete scan has one less than results.
+__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
+
+// ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
-struct alignas(count * sizeof(Item)) Vector {  // one access
+struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
-typedef Vector<Input> InputVector;
-typedef Vector<Output, kOutItems> OutputVector;
-struct Accesses {  // how a thread addresses its items of a tile
-    Vector<Input> x[kVectors];
-};
-struct Items {
-    State item[kRun];
-};
-struct Results {  // of Items
-    Vector<Output, kOutItems> y[kRun / kOutItems];
-};
-
-// Where an access of `items` items holds its item `k` in scan order.
-__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Where a vector of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+
+template <int flags, int geometry, int shift, int access = 1>
+struct OperandLayout {
+    static constexpr bool kIsDense = flags & kDense;            // lies as the output
+    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
+    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
+    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
+    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsFirst = flags & kFirst;
+    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
+    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
+    static constexpr int kGeometry = geometry;                  // its place in Geometry
+    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+};
+
+template <template <class> class Of>
+struct Operands {
+    Of<Input> x;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
+    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
+}
+
+template <template <class> class Of>
+struct Outputs {
+    Of<Output> y;
+};
+
+template <class Use, class... Packs>
+__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
+    use(packs.y...);
+}
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
+
+template <class Item>
+using Loads = Vector<Item>[kVectors];
+
+struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
+};
+
+typedef State ThreadState;  // of an item of a thread
+
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
+};
+
+template <class Item>
+using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
+
+typedef Outputs<Stores> Results;  // of Items
 
 // States of the items of run j.
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[at]);
+        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[place]);
     }
     return s;
 }
 
+__device__ __forceinline__ State empty_state() { return identity(); }
+
 // ---- the items of a thread
-// The total of consecutive items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State total = s.item[0];
+// The total of a thread's consecutive items.
+__device__ __forceinline__ ThreadState scan_items(const Items& s) {
+    ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) {
-        total = append(total, s.item[k]);
-    }
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
-struct Result {  // of one item
-    Output y;
-};
+template <class Item>
+using One = Item;
+
+typedef Outputs<One> Result;  // of one item
 
 __device__ __forceinline__ Result result_of(State state) {
     return {output_of(state)};
 }
 
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-
-// Call use(k, result) for each item, in order, given the prefix before the items.
+// Call use(k, result) for each item, in order, given the prefix before the items. Each follows from the one before.
 template <class Use>
-__device__ __forceinline__ void each_result(const State& prefix, const Items& s, Use use) {
-    State last = prefix;
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
@@ -179,15 +238,30 @@ __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
     each_result(prefix, s, [&](int k, Result result) {
         const int at = place_of(k % kOutItems, kOutItems);
-        r.y[k / kOutItems].item[at] = result.y;
+        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
     });
     return r;
 }
 
+template <class Exchange, class... States>
+__device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
+    return {exchange(s.value...), exchange(s.lost...)};
+}
+
 // ---- lanes of a row
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes),
-            __shfl_up_sync(0xffffffffu, s.lost, distance, kLanes)};
+__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
+    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance, kLanes); }, s);
+}
+
+// The older state combined with the newer one, or `otherwise`. Where combine is expensive, all lanes compute it and
+// select its result part by part, which costs less than a branch.
+__device__ __forceinline__ State combine_if(bool condition, State older, State newer, State otherwise) {
+    if constexpr (kSelects) {
+        const auto select = [&](auto part, auto other) { return condition ? part : other; };
+        return exchange_parts(select, combine(older, newer), otherwise);
+    } else {
+        return condition ? combine(older, newer) : otherwise;
+    }
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -196,27 +270,41 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
 #pragma unroll
     for (int step = 1; step < count; step *= 2) {
         const State older = shuffle_up(s, step);
-        s = lane >= step ? combine(older, s) : s;
+        s = combine_if(lane >= step, older, s, s);
     }
     return s;
 }
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
+template <class Item>
+struct alignas(16) StagedItems {
+    Item item[kRoom + kSlack / sizeof(Item)];
+};
+
 struct Staged {
     union {  // results overwrite the items that they come from
-        alignas(16) Input input[kRoom + kSlack / sizeof(Input)];
-        alignas(16) Output output[kRoom + kSlack / sizeof(Output)];
+        StagedItems<Input> input;
+        StagedItems<Output> output;
     };
+
+    __device__ __forceinline__ Operands<PointerTo> operands() {
+        return {input.item};
+    }
+
+    __device__ __forceinline__ Outputs<PointerTo> outputs() {
+        return {output.item};
+    }
 };
 
 struct Rows {  // one row or several in global or shared memory, by operand and output
-    const Input* input;
-    Output* output;
+    Operands<ConstPointerTo> from;
+    Outputs<PointerTo> to;
 };
 
-__device__ __forceinline__ Rows advance(const Rows& rows, long long items, long long results) {
-    return {rows.input + items,
-            rows.output + results};
+__device__ __forceinline__ Rows advance(Rows rows, long long items, long long results) {
+    for_each_operand([&](auto, auto& from) { from += items; }, rows.from);
+    for_each_output([&](auto& to) { to += results; }, rows.to);
+    return rows;
 }
 
 // Items between the preceding 16-byte boundary and the rows.
@@ -254,20 +342,71 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int count
     if (last < end) to[last] = from[last];
 }
 
-// Copy a warp's rows to shared memory, and return where they begin there.
+// Copy a warp's rows to shared memory, and return where they begin there. In reverse an item of a complete scan lies one
+// place before its result.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
-    copy_items<true>(staged.input + phase(rows.input), rows.input, count, lane);
+    const Operands<PointerTo> operands = staged.operands();
+    const Outputs<PointerTo> outputs = staged.outputs();
+    for_each_operand([&](auto layout, auto* to, auto* from) {
+        if constexpr (!layout.kIsRepeated) copy_items<true>(to + phase(from), from, count, lane);
+    }, operands, rows.from);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
-    return {staged.input + phase(rows.input),
-            staged.output + phase(rows.output)};
+    Rows copied = rows;
+    for_each_operand([&](auto, auto& from, auto* to) { from = to + phase(from) - (kComplete && kReverse); },
+                     copied.from, operands);
+    for_each_output([&](auto& to, auto* from) { to = from + phase(to); }, copied.to, outputs);
+    return copied;
 }
 
 // Copy the results of a warp's rows to global memory.
-__device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
+__device__ __forceinline__ void write_rows(const Rows& rows, Staged& staged, int count, int lane) {
+    const Outputs<PointerTo> outputs = staged.outputs();
     __syncwarp();
-    copy_items<false>(rows.output, staged.output + phase(rows.output), count, lane);
+    for_each_output([&](auto* to, auto* from) { copy_items<false>(to, from + phase(to), count, lane); }, rows.to, outputs);
+}
+
+template <class Item>
+__device__ __forceinline__ Vector<Item> read_vector(const Item* from) { return *reinterpret_cast<const Vector<Item>*>(from); }
+
+template <class Item>
+__device__ __forceinline__ Vector<Item> otherwise([[maybe_unused]] const Vector<Item> (&loads)[kVectors]) {
+    if constexpr (kComplete)
+        return {};
+    else
+        return loads[0];
+}
+
+template <class Item, int count>
+__device__ __forceinline__ void store_vector(Item* to, const Vector<Item, count>& items) {
+    *reinterpret_cast<Vector<Item, count>*>(to) = items;
+}
+
+// The accesses of a run that begins with item i of a lane's piece; `rest`: items that remain of the piece.
+__device__ __forceinline__ Accesses read_run(const Rows& at, int i, [[maybe_unused]] int rest, int start, Position length) {
+    Accesses a;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        // Accesses past the piece repeat the first one: no stored result depends on them, and their items are as great
+        // as those of the row.
+        const bool inside = kComplete ? start + i + j * kItems < length - 1 : j == 0 || j * kItems < rest;
+        for_each_operand([&](auto layout, auto& loads, auto* from) {
+            if constexpr (!layout.kIsRepeated)
+                loads[j] = inside ? read_vector(from + along(i + j * kItems)) : otherwise(loads);
+        }, a, at.from);
+    }
+    return a;
+}
+
+__device__ __forceinline__ void write_run(const Rows& at, int i, int rest, const Results& r) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        if (j > 0 && j * kItems >= rest) continue;
+        for_each_output([&](auto* to, auto& y) {
+            store_vector(to + along(i + j * kItems), y[j]);
+        }, at.to, r);
+    }
 }
 
 // Scan a row, of which read(i, rest) gives the run of items that begins with item i of a lane's piece, and `rest` items
@@ -279,7 +418,7 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
     const int rest = length - part * piece;  // items to the end of the row
     const int items = rest < piece ? rest : piece;
     constexpr bool kept = kKept && !alone;  // the items stay in registers in between
-    constexpr int steps = kept ? kRuns : kUnroll;
+    [[maybe_unused]] constexpr int steps = kept ? kRuns : kUnroll;
     const int end = kept ? kRuns * kRun : items;
     Items s[kept ? kRuns : 1];
     if constexpr (!alone) {
@@ -307,7 +446,16 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 sum_f32_n600_acc_compensated_staged(
-    const Input* input, Output* output, long long lines) {
+    const Input* input,
+    Output* output,
+    long long lines
+) {
+    const Operands<ConstPointerTo> operands = {input};
+    const Outputs<PointerTo> outputs = {output};
+    constexpr Position length = kLength;
+    constexpr int rows = kRows;
+    constexpr int lane_bits = kLaneBits;
+    constexpr int piece = kPiece;
     // ---- a warp has `rows` rows, independent of other warps
     __shared__ Staged of_warp[kWarps];
     const int lane = threadIdx.x % 32;
@@ -317,9 +465,8 @@ sum_f32_n600_acc_compensated_staged(
 
     // ---- copy the rows to shared memory
     const int count = (int)(lines - line < rows ? lines - line : rows);  // rows that exist
-    const Rows all = {input, output};
-    const Rows global = advance(all, line * length, line * length);
-    const Rows copied = read_rows(of_warp[warp], global, count * length, lane);
+    const Rows global = advance({operands, outputs}, line * items_in(length), line * length);
+    const Rows copied = read_rows(of_warp[warp], global, count * items_in(length), lane);
 
     // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
     const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
@@ -328,28 +475,14 @@ sum_f32_n600_acc_compensated_staged(
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
         const Position first = memory_index(start, kItems, length);  // of the lane's piece
-        const Rows at = advance(copied, row * length + first, row * length + first);
+        const Rows at = advance(copied, row * items_in(length) + first, row * length + first);
         const State begin = identity();
-        const auto read = [&](int i, int rest) {
-            Accesses a;
-#pragma unroll
-            for (int j = 0; j < kVectors; ++j) {
-                // Accesses past the piece repeat the first one: no stored result depends on them, and their items are
-                // as great as those of the row.
-                const bool inside = j == 0 || j * kItems < rest;
-                const Rows from = advance(at, along(i + j * kItems), 0);
-                a.x[j] = inside ? *reinterpret_cast<const InputVector*>(from.input) : a.x[0];
-            }
+        const auto read = [&](int i, int rest) {  // `i` counts the items of a lane's piece in scan order
+            Accesses a = read_run(at, i, rest, start, length);
             return lift_items(a, 0);
         };
         const auto write = [&](int i, int rest, State prefix, const Items& s) {
-            const Results r = make_results(prefix, s);
-#pragma unroll
-            for (int j = 0; j < kVectors; ++j) {
-                if (j > 0 && j * kItems >= rest) continue;
-                const Rows to = advance(at, 0, along(i + j * kItems));
-                *reinterpret_cast<OutputVector*>(to.output) = r.y[j];
-            }
+            write_run(at, i, rest, make_results(prefix, s));
         };
         if (lane_bits == 0)
             scan_row<true>(read, write, begin, length, 0, length);

@@ -68,7 +68,7 @@ _CPU_FLAGS = (
     "-fno-gnu-unique",
 )
 _CUDA_FLAGS = ("-std=c++17", "-O3")
-_CUBIN_FLAGS = ("-std=c++17",)
+_CUBIN_FLAGS = ("-std=c++17", "-default-device")  # NVRTC takes lambdas without the name of a side for the host's
 _HOST_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden")
 # Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.

@@ -22,7 +22,7 @@ from scanops.build_request import CPU, BuildRequest, expressions, plan_for
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.lines import are_few
 from scanops.codegen.operators import OPERATORS, Operator, operator_named, register_operator
-from scanops.codegen.source import environment, render, tidied
+from scanops.codegen.source import environment, link, render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan
 from scanops.emulator import emulate
@@ -159,7 +159,7 @@ class Check:
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
         plan = plan_for(spec, CPU)
-        text = tidied(environment().get_template("laws.j2").render(plan=plan))
+        text = link(environment().get_template("laws.j2").render(plan=plan))
         library = load(self._built(f"laws-{spec.input.tag}", plan, text))
         assert isinstance(library, Library)
         for law in laws:

@@ -219,7 +219,7 @@ print(max(sum(name[0] != "_" for name in dir(make_plan(ScanSpec.parse(slug)))) f
 def structure() -> list[Figure]:
     """Return the figures that follow from the sources, and from one first call with the compiler stubbed."""
     package, tests = sources("scanops", without="scanops/emulator"), sources("tests")
-    templates = [path for path in tracked("templates") if path.suffix == ".j2"]
+    templates = [path for path in tracked("templates") if path.suffix in (".j2", ".cuh")]
     kernels = [path for path in tracked("generated") if path.suffix == ".cu"]
     short = list(short_docstrings([*package, *sources("codegen"), *sources("tools"), *sources("benchmarks")]))
     long = [path for path in package if lines([path]) > LONG_FILE]

@@ -41,7 +41,7 @@ COMMANDS = """# Commands
 """
 UNINDEXED = ("pages.md",)  # beside copies of sources: what only names other pages would bury them
 FIRST = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")  # pages of the navigation
-LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
+LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".cuh": "cpp", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "javascripts/worker.js"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 DOCTEST = re.compile(r"(?:^ *>>> .*\n?(?: *\S.*\n?)*)+", re.MULTILINE)

@@ -46,6 +46,11 @@ class Constant(NamedTuple):
     value: int
     meaning: str  # what the number counts, printed as a comment
 
+    @property
+    def type(self) -> str:
+        """Its C type."""
+        return "bool" if type(self.value) is bool else "int" if self.value < 2**31 else "long long"
+
 
 class Result(NamedTuple):
     """Names of one output of a kernel in its text."""
@@ -124,6 +129,121 @@ class Plan:
     def constants(self) -> tuple[Constant, ...]:
         """The numbers of the strategy that the kernel's text names, in the order in which it declares them."""
         return ()
+
+    def every_constant(self) -> tuple[Constant, ...]:
+        """The numbers that headers may name, each once, in the order of their declaration."""
+        spec, operator = self.spec, self.spec.operator
+        further = [source.geometry for source in spec.sources]
+        uneven = spec.length is None or spec.complete or spec.length % self.tile != 0
+        found = (
+            Constant("kWarpThreads", WARP, "threads per warp"),
+            Constant("kFullMask", 2**32 - 1, "all threads of a warp"),
+            Constant("kLength", spec.length or 0, "items per line"),
+            Constant("kReverse", spec.reverse, "scan from the last item to the first"),
+            Constant("kThreads", self.threads, "threads per block"),
+            Constant("kWarps", self.warps, "warps per block"),
+            *self.constants(),
+            Constant("kClears", self.extends or not hasattr(self, "stages"), "items that do not exist are 0"),
+            Constant("kExclusive", spec.exclusive, "a result is the prefix before its item"),
+            Constant("kComplete", spec.complete, "a line has one result more than items"),
+            Constant("kAligned", spec.aligned, "dense operands start on a 16-byte boundary"),
+            Constant("kUneven", uneven, "the last tile of a line is partial"),
+            Constant("kSeveralOperands", len(spec.streams) > 1, "each item is made of several operands"),
+            Constant("kGuarded", self.guarded, "some tile reaches past the end of its line"),
+            Constant("kSerial", self.serial, "each result is computed from the one before it"),
+            Constant("kAppends", bool(operator.append), "a single item is appended by an operation of its own"),
+            Constant("kSelects", self.uses_select, "lanes select each field of a state instead of branching"),
+            Constant("kSeveralTiles", self.tiles > 1, "a line has several tiles"),
+            Constant("kInner", spec.inner, "lines side by side in the output"),
+            Constant("kThreadLines", getattr(self, "vector", 1), "lines per thread"),
+            Constant("kStridedOperands", 1 + max(3, *further), "operands that may have strides of their own"),
+            Constant("kEnds", spec.reverse and not spec.per_segment, "a head flag ends a segment in scan order"),
+            Constant("kFlagsNext", spec.reverse and spec.per_segment, "the item after a head begins a segment"),
+            Constant("kResumes", spec.per_segment and spec.initial, "segments have a carry-in"),
+            Constant("kLooksOn", -1 if spec.reverse else 1, "from a begin in memory to that of what follows"),
+            Constant("kWords", max(1, self.code.state_bytes // STATUS_BYTES), "status words of a tile"),
+            Constant("kLinked", spec.linked, "other GPUs read status words"),
+            Constant("kCopiesAsync", self.target.copies_async, "the target has cp.async"),
+            Constant("kConvertsBfloat", self.target.bfloat_convert, "the target converts to bfloat16"),
+            Constant("kConvertsFloat8", self.target.float8_convert, "the target converts 8-bit floats"),
+        )
+        return tuple({constant.name: constant for constant in reversed(found)}.values())[::-1]
+
+    def layout_of(self, source: Source) -> str:
+        """Arguments of OperandLayout: how an operand lies in memory."""
+        flags = {
+            "kDense": source.layout == "dense",
+            "kContiguous": source.layout == "rows",
+            "kMisaligned": source in getattr(self, "shifted", ()),
+            "kFlat": self.is_flat(source),
+            "kRepeated": source.pointer == "e",
+            "kFirst": source == self.spec.streams[0],
+        }
+        return f"{' | '.join(name for name, holds in flags.items() if holds) or 0}, {source.geometry}, {source.shift}"
+
+    def is_flat(self, source: Source) -> bool:
+        """Whether a warp copies its rows of an operand as one range."""
+        return False
+
+    @property
+    def flat(self) -> bool:
+        """Whether a warp copies its rows of some operand as one range."""
+        return any(map(self.is_flat, self.spec.streams))
+
+    @property
+    def visited(self) -> tuple[Source, ...]:
+        """The operands with an item for each of a line, in the order in which a thread reads them."""
+        return self.spec.streams
+
+    @property
+    def locates_items(self) -> bool:
+        """Whether the state of an item depends on where it lies in its line."""
+        return self.spec.looks_ahead or self.takes_place or self.spec.by_offsets
+
+    @property
+    def items_header(self) -> str:
+        """The header of a thread's items."""
+        kind = "_extended" if self.extends else "_resumed" if self.spec.per_segment and self.spec.initial else ""
+        return f"headers/thread_items{kind}.cuh"
+
+    @property
+    def scan_header(self) -> str:
+        """The header of the scan of a thread's items."""
+        kind = "_extended" if self.extends else "_serial" if self.serial else "_compensated" if self.compensates else ""
+        return f"headers/thread_scan{kind}.cuh"
+
+    @property
+    def results_header(self) -> str:
+        """The header of the results of a thread's items."""
+        within = self.spec.exclusive and (self.spec.segments is not None or self.spec.operator.own)
+        kind = "_serial" if self.serial else ""
+        if self.extends and self.spec.operator.behind:
+            kind = "_quick" if self.quick else "_extended"
+        elif within:
+            kind = "_resumed" if self.spec.per_segment and self.spec.initial else "_within"
+        return f"headers/thread_results{kind}.cuh"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The declarations of the kernel's parameters."""
+        spec = self.spec
+        declared = {
+            "output": "Output* output",
+            "geometry": "const __grid_constant__ Geometry geometry",
+            "neighbours": "const Neighbours neighbours",
+            "lines": "long long lines",
+            "carry_in": "const Carry* carry_in",
+            "carry_in_step": "long long carry_in_step",
+            "carry_out": "Carry* carry_out" if spec.final else "unsigned long long* next_rank",
+            "offsets": "const Link link" if spec.linked else "const Segments segments",
+            "length": "Position length",
+            "workspace": "unsigned long long* workspace",
+        }
+        for name, out in zip(("indices", "third", "fourth"), self.results[1:], strict=False):
+            declared[name] = f"{out.type}* {out.name}"
+        names = self.launch.parameters[len(spec.sources) :]
+        operands = (f"const {source.type}* {source.name}" for source in spec.sources)
+        return (*operands, *(declared.get(name, f"int {name}") for name in names))
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""

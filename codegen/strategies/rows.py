@@ -68,10 +68,8 @@ class RowPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        lanes, chosen = getattr(self, "lanes", WARP), self.launch.chosen  # a whole warp, unless rows share one
+        lanes = getattr(self, "lanes", WARP)  # a whole warp, unless rows share one
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
-        lane_bits = Constant("lane_bits", lanes.bit_length() - 1, "log2 of the lanes per row")
-        stripe = Constant("stripe", lanes * self.items, "items that the lanes of a row load with one vector load each")
         return (
             Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "items per vector load"),
@@ -85,13 +83,41 @@ class RowPlan(Plan):
                 gcd(self.vectors, BANK_ACCESSES),
                 "vector loads of a run after which shared memory banks repeat",
             ),
-            *([] if "lane_bits" in chosen else [stripe, lane_bits]),
-            *([] if "stripes" in chosen else [Constant("stripes", self.vectors, "vector loads per lane of a warp")]),
-            Constant("kWarpItems", stripe.value * self.vectors, "items per warp and tile"),
+            Constant("kStripe", lanes * self.items, "items that the lanes of a row load with one vector load each"),
+            Constant("kLaneBits", lanes.bit_length() - 1, "log2 of the lanes per row"),
+            Constant("kStripes", self.vectors, "vector loads per lane of a warp"),
+            Constant("kWarpItems", lanes * self.items * self.vectors, "items per warp and tile"),
             Constant("kTile", self.tile, "items per tile"),
             Constant("kBoundary", self.boundary, "items; vector loads of misaligned rows start at multiples of this"),
             Constant("kLead", self._lead, "most items by which a vector load starts before its row"),
+            Constant("kChecksEnd", self.guarded and not self.boundary, "vector loads may lie past the end of a row"),
+            Constant("kGuards", self.boundary > 0 or self.spec.complete, "vector loads may reach past a row's ends"),
+            Constant("kInRuns", self.in_runs, "lanes exchange vectors, so that a thread's items are consecutive"),
+            Constant("kExchangedBytes", self._exchanged_bytes, "bytes of the widest vector that lanes exchange"),
         )
+
+    @property
+    def _exchanged_bytes(self) -> int:
+        return self.items * max(*(source.dtype.bytes for source in self.spec.streams), *self.spec.result_bytes)
+
+    @property
+    def visited(self) -> tuple[Source, ...]:
+        """In a block that fills the registers, the input is realigned last: else its accesses live beside its items."""
+        full = self.boundary and not hasattr(self, "stages") and getattr(self, "one_block_per_sm", False)
+        return self.spec.streams[::-1] if full else self.spec.streams
+
+    @property
+    def load_header(self) -> str:
+        """The header of a thread's loads: of operands that lie as the output, of others, or of both."""
+        streams = [source for source in self.spec.streams if source not in self.spec.next_starts]
+        shifted = [source for source in streams if source in self.shifted]
+        kind = "_shifted" if len(shifted) == len(streams) else "_mixed" if shifted else ""
+        return f"headers/row_load{kind}.cuh"
+
+    @property
+    def chooses_stripes(self) -> bool:
+        """Whether the number of warps and of their vector loads follows from the length of a call."""
+        return "stripes" in self.launch.chosen
 
     @property
     def _reads_on(self) -> bool:

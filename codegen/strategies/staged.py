@@ -13,8 +13,18 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, ceil_div, count_of, is_power_of_two, require
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
+from scanops.codegen.strategies.base import (
+    WARP,
+    Constant,
+    Launch,
+    Plan,
+    Result,
+    ceil_div,
+    count_of,
+    is_power_of_two,
+    require,
+)
 from scanops.codegen.strategies.rows import reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -76,9 +86,9 @@ class StagedPlan(Plan):
         """The numbers that the kernel's text names, in the order in which it declares them."""
         turns = 1 if self.spec.takes_length else self.rows * self.lanes // WARP
         chosen = (
-            Constant("rows", self.rows, "rows per warp"),
-            Constant("lane_bits", self.lanes.bit_length() - 1, "log2 of the lanes per row"),
-            Constant("piece", self.piece, "items per lane"),
+            Constant("kRows", self.rows, "rows per warp"),
+            Constant("kLaneBits", self.lanes.bit_length() - 1, "log2 of the lanes per row"),
+            Constant("kPiece", self.piece, "items per lane"),
         )
         return (
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
@@ -102,6 +112,11 @@ class StagedPlan(Plan):
             Constant("kSerial", self.serial, "each result of a vector load is computed from the one before it"),
             *(() if self.spec.takes_length else chosen),
         )
+
+    @property
+    def staged(self) -> tuple[Source | Result, ...]:
+        """The operands and outputs that have shared memory of their own."""
+        return (*self.spec.sources[self.in_place :], *self.results[self.in_place :])
 
     @property
     def launch(self) -> Launch:

@@ -26,7 +26,7 @@ class Slab(NamedTuple):
     bytes: int  # of an item
     order: Literal["Along", "Across"]  # contiguous are items of a line, or those of neighbouring lines
     access: int  # items that a lane moves at once
-    apart: bool  # it has shared memory of its own
+    has_own_memory: bool  # it does not overwrite that of the input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +109,24 @@ class TransposedPlan(Plan):
             for source in self.spec.sources
         )
 
+    def layout_of(self, source: Source) -> str:
+        """Arguments of OperandLayout: how an operand lies in memory, and how lanes copy it."""
+        slab = self.slabs[self.spec.sources.index(source)]
+        order = " | kAlongLine" if slab.order == "Along" else ""
+        flags, rest = Plan.layout_of(self, source).split(",", 1)
+        return f"{flags}{order},{rest}, {slab.access}"
+
     @property
     def result_slabs(self) -> tuple[Slab, ...]:
-        """The slabs of the outputs. Those that are not apart overwrite the input's."""
+        """The slabs of the outputs. Those without memory of their own overwrite the input's."""
         pairs = zip(self.results, self.spec.result_bytes, strict=True)
         first = self.to_rows and not _overwrites(self.spec)
         return tuple(
-            self._slab(out, size, self.to_rows, apart=self.to_rows if at else first)
+            self._slab(out, size, self.to_rows, own=self.to_rows if at else first)
             for at, (out, size) in enumerate(pairs)
         )
 
-    def _slab(self, item: Source | Result, size: int, along: bool, aligned: bool = True, apart: bool = True) -> Slab:
+    def _slab(self, item: Source | Result, size: int, along: bool, aligned: bool = True, own: bool = True) -> Slab:
         """Return a slab of items of ``size`` bytes, accessed as widely as copies, runs and alignment allow."""
         run, spec = self.items if along else self.lines, self.spec
         sizes = [wide // size for wide in COPY_BYTES if size <= wide <= run * size]
@@ -138,7 +145,7 @@ class TransposedPlan(Plan):
             bytes=size,
             order="Along" if along else "Across",
             access=next(fitting, 1),
-            apart=apart,
+            has_own_memory=own,
         )
 
 

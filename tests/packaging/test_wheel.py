@@ -24,7 +24,7 @@ from scanops.store.entry import FILES, MANIFEST
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
 FOLDERS = {"scanops": "scanops", "codegen": "scanops/codegen", "templates": "scanops/templates"}
-SHIPPED = {".py", ".j2", ".json", ".h", ".cpp", ".cu"}
+SHIPPED = {".py", ".j2", ".cuh", ".json", ".h", ".cpp", ".cu"}
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 

@@ -1,0 +1,49 @@
+//@
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+//@ kColumns
+constexpr int kColumns = kLanes * kVector;
+//@ kTile
+constexpr int kTile = kThreads / kLanes * kRun;
+//@ kWarpRows
+constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
+//@ kStep
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+//@ kPitch
+constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
+//@ kSpacing
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
+//@ kStride
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
+//@ kLanes
+static_assert(32 % kLanes == 0, "whole rows of a panel");
+//@
+
+//@ alignment_of
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+//@ Access
+template <typename Item, int count = kVector>
+struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
+    Item column[count];
+};
+
+//@ Rows
+template <typename Item>
+struct Rows {
+    Access<Item> row[kRun];
+};
+
+//@ TileRows
+typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
+
+//@ Results
+template <class Item>
+using OneRow = Access<Item>;
+
+typedef Outputs<OneRow> Results;  // of a thread's columns in one row
+
+//@ States, ThreadState
+typedef Access<State> States;  // one per column
+typedef States ThreadState;    // of a row of a thread
+

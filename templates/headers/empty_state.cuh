@@ -1,0 +1,3 @@
+//@ empty_state
+__device__ __forceinline__ State empty_state() { return identity(); }
+

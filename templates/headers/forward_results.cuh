@@ -1,0 +1,34 @@
+//@ results
+// The result before each item.
+__device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
+    FormerVector f;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+        f.item[place_of(k, kItems)] = output_of(prefix);
+        prefix = append(prefix, s.item[k]);
+    }
+    return f;
+}
+
+//@ find
+// Set the results before a thread's items.
+__device__ __forceinline__ void find(Accesses& a, const Part& part, int warp, int warps, State* warp_total) {
+    Items s[kVectors];
+    State prefix[kVectors], ahead = identity();
+    const int lane = part.lane, later = kLanes - 1 - lane;  // lanes that precede this one in the forward scan
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+        s[j] = forward_prefix::lift_items(a, j);
+        if constexpr (kGuarded) begin_row(s[j], part.end - part.at(j) - kItems);
+        prefix[j] = scan_lanes(scan_items(s[j]), later);
+    }
+#pragma unroll
+    for (int j = kVectors - 1; j >= 0; --j) prefix[j] = chain_lanes(ahead, prefix[j], later, 0);
+    if (lane == 0) warp_total[warp] = ahead;
+    __syncthreads();
+    const State all = scan_lanes(lane < warps ? warp_total[lane] : identity(), later);
+    const State behind = warps_before(all, warp);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) a.f[j] = results(combine(behind, prefix[j]), s[j]);
+}
+

@@ -1,0 +1,3 @@
+//@ is_nan
+__device__ __forceinline__ bool is_nan(Value x) { return x != x; }
+

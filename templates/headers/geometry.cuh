@@ -1,0 +1,23 @@
+//@ Geometry, Strides
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Strides {
+    long long stride[24], step;  // a step is the stride of the scanned dimension
+};
+
+struct Geometry {
+    int rank;
+    long long size[24];
+    Strides operand[kStridedOperands];
+};
+
+//@ line_offset
+__device__ __forceinline__ long long line_offset(long long line, const Geometry& geometry, const Strides& strides) {
+    long long offset = 0;
+    for (int d = geometry.rank - 1; d >= 0; --d) {
+        const long long rest = line / geometry.size[d];  // one division: it takes dozens of instructions
+        offset += (line - rest * geometry.size[d]) * strides.stride[d];
+        line = rest;
+    }
+    return offset;
+}
+

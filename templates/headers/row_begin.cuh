@@ -1,0 +1,8 @@
+//@ begin_row
+// Items before the row's first are ignored.
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
+}
+

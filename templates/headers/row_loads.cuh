@@ -1,0 +1,45 @@
+//@ read_access
+// Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
+template <bool dense, bool guarded, class Item>
+__device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
+                                            Position end) {
+    if (dense && (!guarded || is_whole(position, kItems, end))) {
+        fetch(to, from);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItems), end))
+                fetch(&to->item[k], from + k * step);
+            else
+                leave_out(to->item[k]);
+    }
+}
+
+//@ read_row
+// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
+// `shift` items further on than the output.
+template <bool dense, int shift = 0, class Item>
+__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+    const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = place_of(n, kVectors);
+        const Item* const access = from + along(j * part.step) * step;
+        Vector<Item>& slot = to[slot_of(j, part.lane)];
+        if (part.reaches(j))
+            read_access<dense, (kGuards || shift > 0)>(&slot, access, step, part.at(j) + shift, end);
+        else
+            leave_out(slot);
+    }
+}
+
+//@ spread
+// Fill all accesses with the one item of a line.
+template <class Item>
+__device__ __forceinline__ void spread(Vector<Item> (&a)[kVectors], Item item) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) a[j].item[k] = item;
+}
+

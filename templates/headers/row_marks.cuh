@@ -1,0 +1,5 @@
+//@ Marks
+struct Marks {  // bits of a warp's items at which segments begin
+    unsigned word[kWarpItems / 32 + 1];
+};
+

@@ -1,0 +1,17 @@
+//@ Geometry
+struct Geometry {};  // all operands lie as the output
+
+//@ first_access
+template <class Layout, class Item>
+__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
+                                                    Position length, const Geometry&) {
+    return dense(from, line, part, length);
+}
+
+//@ step_of
+// Items from one of a line to the next.
+template <class Layout>
+__device__ __forceinline__ long long step_of(Layout, const Geometry&) {
+    return 1;
+}
+

@@ -1,0 +1,5 @@
+//@ Items
+struct Items {  // states of a thread's consecutive items, or rows
+    ThreadState item[kRun];
+};
+

@@ -1,0 +1,25 @@
+//@ each_result
+// Call use(k, result) for each item, in order, given the prefix before the items. Each follows from the one before.
+template <class Use>
+__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
+    ThreadState last = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        if constexpr (kExclusive) use(k, result_of(last));
+        last = append(last, s.item[k]);
+        if constexpr (!kExclusive) use(k, result_of(last));
+    }
+}
+
+//@ state_after
+// The state after the first `count` items, of which there is one at least.
+__device__ __forceinline__ ThreadState state_after(int count, const ThreadState& prefix, const Items& s) {
+    ThreadState last = prefix, after = prefix;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        last = append(last, s.item[k]);
+        if (count == k + 1) after = last;
+    }
+    return after;
+}
+

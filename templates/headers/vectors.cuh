@@ -1,0 +1,12 @@
+//@ Vector
+// ---- a vector load holds items in memory order, Items hold states in scan order
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
+};
+
+//@ along
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
