@@ -14,6 +14,7 @@ COMMANDS = {
     "bounds": "what bounds each of the variants that is slower than a copy: hardware counters",
     "workloads": "scans of twenty real programs against the code that their users run today",
     "patched": "unmodified programs with and without patch_torch: results, host times, steps",
+    "drop_ins": "functions of scanops.compat beside the formulas they replace, and the originals where installed",
     "fusion": "scans with map and then against the same expressions around torch's scans, eager and compiled",
     "plans": "search the fastest plans on this GPU and write the table that the planner reads",
     "gradients": "forward and backward passes: time in copies, peak memory",

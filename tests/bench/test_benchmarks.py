@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, forward, patched, soak, training
+from benchmarks import accuracy, drop_ins, forward, patched, soak, training
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import Row
 from benchmarks.peers import cub, triton
@@ -22,6 +23,7 @@ from benchmarks.readme import results
 from benchmarks.report import TIE, best_peer, notes, summary, table
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
+from scanops import compat
 from scanops.codegen.figures import item_bytes
 from tools.performance import report
 
@@ -206,6 +208,18 @@ def test_a_report_holds_every_class_and_needs_nothing_else() -> None:
     for found, count in ((row(), 2), (row(error="no <memory>", ok=False), 0)):
         assert report(made(found), "a < b").count("<svg") == count
     assert "<pre>a &lt; b</pre>" in report(made(row()), "a < b")
+
+
+def test_drop_ins_are_held_to_the_formulas_that_they_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = tmp_path / "drop_ins.jsonl"
+    assert drop_ins.main(["--small", "-o", str(written)]) == 0
+    _, *lines = map(json.loads, written.read_text(encoding="utf-8").splitlines())
+    names = {line["name"].split()[0].rstrip(",") for line in lines}
+    assert names == set(compat.__all__)
+    first = next(drop_ins.drop_ins("cpu", small=True))
+    wrong = dataclasses.replace(first, ours=lambda *given: first.formula(*given) * 1.01)
+    monkeypatch.setattr(drop_ins, "drop_ins", lambda device, small: iter([wrong]))
+    assert drop_ins.main(["--small"]) == 1
 
 
 def test_unmodified_programs_have_the_same_results_when_patched(tmp_path: Path) -> None:
