@@ -10,6 +10,7 @@ from scanops.errors import ScanopsError, UnsupportedRequest
 
 COMMANDS = {
     "grid": "float32 sums and products of every shape against a copy, torch, torch.compile, Triton and CUB",
+    "report": "measure this GPU in a minute and write one HTML page about it",
     "variants": "other operators, gates, segments, carries and dtypes against a copy",
     "bounds": "what bounds each of the variants that is slower than a copy: hardware counters",
     "workloads": "scans of twenty real programs against the code that their users run today",

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from benchmarks.common import RESULTS, ROOT, Row, markdown
-from benchmarks.report import best_peer, summary_lines
+from benchmarks.verdicts import best_peer, summary_lines
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -1,141 +1,41 @@
-"""Results of a grid run, as pure functions of its rows: summary, merged documents, table on the terminal."""
+"""Measure this GPU in about a minute, and write one HTML page with pictures, a table and the versions.
+
+The page needs no other file and opens from a folder, light or dark. ``--all`` measures every cell of
+``python -m benchmarks grid``; ``--from`` draws figures that it wrote before, without a GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks.common import Row, aligned
-from benchmarks.timing import percentile
-from scanops.errors import UnsupportedRequest
+from benchmarks.common import result_file, surroundings, write
+from benchmarks.grid import measure_grid, read_grid, text_of
+from benchmarks.table import GROUPS
+from tools.performance import report
 
-__all__ = ["TIE", "best_peer", "merged", "notes", "summary", "summary_lines", "table"]
+__all__ = ["main"]
 
-TIE = 0.005  # medians of one kernel differ by as much within a run; a peer must be ahead by more
-GENERIC = 0.93  # the least speed of a kernel with the length as an argument, relative to the specialised one
-
-
-def best_peer(row: Row) -> tuple[str, Row] | None:
-    """Return (name, figures) of the fastest peer whose result is right, or None."""
-    right = [(name, peer) for name, peer in row.get("peers", {}).items() if peer and peer["ok"]]
-    return min(right, key=lambda pair: pair[1]["ms"], default=None)
+PAGE = Path("scanops-report.html")
 
 
-def notes(row: Row) -> list[str]:
-    """Return what is wrong with a row: wrong result, below floor, below a peer; empty when nothing is."""
-    if "error" in row:
-        return ["NOT MEASURED"]
-    found = [] if row["ok"] else ["WRONG"] if row["repeats"] else ["OTHER BITS"]
-    if row["fraction"] < row["floor"]:
-        found.append("below floor")
-    best = best_peer(row)
-    if best and _slower(row, best):
-        found.append(f"below {best[0]}")
-    generic = row.get("generic_of_specialised")
-    if generic is not None and generic < GENERIC:
-        found.append("any length: slow")
-    return found
-
-
-def _slower(row: Row, best: tuple[str, Row] | None) -> bool:
-    return best is not None and row["ms"] > best[1]["ms"] * (1 + TIE)
-
-
-def summary(rows: Sequence[Row], seed: int) -> Row:
-    """Return the verdict on a run as a JSON object."""
-    measured = [row for row in rows if "error" not in row]
-    drawn = [row["fraction"] for row in measured if row["group"] == "random"]
-    generic = [row["generic_of_specialised"] for row in measured if row.get("generic_of_specialised") is not None]
-    return {
-        "cells": len(rows),
-        "wrong": [row["cell"] for row in rows if not row["ok"]],
-        "not_measured": [row["cell"] for row in rows if "error" in row],
-        "below_floor": [row["cell"] for row in measured if row["fraction"] < row["floor"]],
-        "below_best_peer": [row["cell"] for row in measured if _slower(row, best_peer(row))],
-        "random_lengths": {
-            "seed": seed,
-            "cells": len(drawn),
-            "median": percentile(drawn, 50) if drawn else None,
-            "p05": percentile(drawn, 5) if drawn else None,
-            "worst": min(drawn, default=None),
-        },
-        "length_as_argument": {
-            "cells": len(generic),
-            "worst_of_specialised": min(generic, default=None),
-            "slow": sum(part < GENERIC for part in generic),
-        },
-    }
-
-
-def merged(earlier: Row, later: Row) -> Row:
-    """Return an earlier document with the cells of a later run in place of those of the same names.
-
-    Replaced cells carry the date of the later run. Raises UnsupportedRequest where device or versions differ, or
-    where the later run has a cell that the earlier one lacks.
-    """
-    for name in ("device", "versions"):
-        if earlier[name] != later[name]:
-            raise _apart(f"a run whose {name} are those of the earlier one, {earlier[name]}", later[name])
-    again = {row["cell"]: row | {"date": later["date"]} for row in later["cells"]}
-    if strange := sorted(again.keys() - {row["cell"] for row in earlier["cells"]}):
-        raise _apart("cells of the earlier run", ", ".join(strange))
-    rows = [again.get(row["cell"], row) for row in earlier["cells"]]
-    return {**earlier, "summary": summary(rows, earlier["seed"]), "cells": rows}
-
-
-def _apart(allowed: str, value: object) -> UnsupportedRequest:
-    return UnsupportedRequest(
-        "to put figures among those of an earlier run",
-        allowed=allowed,
-        value=str(value),
-        hint="write them to a file of their own with -o; the random cells of a run come back with its --seed",
-    )
-
-
-def summary_lines(verdict: Row) -> list[str]:
-    """Return the summary as lines of text."""
-    drawn, generic = verdict["random_lengths"], verdict["length_as_argument"]
-    lines = [
-        f"{verdict['cells']} cells: {len(verdict['wrong'])} wrong, {len(verdict['not_measured'])} not measured, "
-        f"{len(verdict['below_floor'])} below floor, {len(verdict['below_best_peer'])} below their best peer."
-    ]
-    if drawn["cells"]:
-        lines.append(
-            f"{drawn['cells']} random lengths, seed {drawn['seed']}: median {drawn['median']:.3f} of a copy, "
-            f"5th percentile {drawn['p05']:.3f}, worst {drawn['worst']:.3f}."
-        )
-    if generic["cells"]:
-        lines.append(
-            f"Length as an argument: {generic['cells']} cells, worst {generic['worst_of_specialised']:.3f} of the "
-            f"specialised kernel's speed, {generic['slow']} below {GENERIC}."
-        )
-    return lines
-
-
-def table(rows: Iterable[Row]) -> str:
-    """Return a table of all rows but the random lengths with nothing wrong, which the summary covers."""
-    lines = [["cell", "ms", "10 to 90 %", "of a copy", "floor", "goal", "any length", "best peer", "of a copy", ""]]
-    family = None
-    for row in rows:
-        if row["group"] == "random" and not notes(row):
-            continue
-        if row["family"] != family:
-            family = row["family"]
-            lines.append([f"-- {family}"])
-        lines.append(_line(row))
-    return aligned(lines)
-
-
-def _line(row: Row) -> list[str]:
-    said = ", ".join(notes(row))
-    if "error" in row:
-        return [row["cell"], *[""] * 8, said]
-    best = best_peer(row)
-    fractions = [row["fraction"], row["floor"], row["goal"], row.get("generic_fraction")]
-    return [
-        row["cell"],
-        f"{row['ms']:.4f}",
-        f"{row['p10']:.4f} {row['p90']:.4f}",
-        *("" if fraction is None else f"{fraction:.3f}" for fraction in fractions),
-        *((best[0], f"{best[1]['fraction']:.3f}") if best else ("", "")),
-        said,
-    ]
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page and return the exit status: 1 where a result is wrong."""
+    options = argparse.ArgumentParser(prog="python -m benchmarks report", description=(__doc__ or "").splitlines()[0])
+    options.add_argument("page", nargs="?", type=result_file, default=PAGE, help=f"the file to write; {PAGE}")
+    options.add_argument("-o", "--output", type=result_file, help="write the figures to this file as JSON, too")
+    options.add_argument("--all", action="store_true", help="every cell, in about 25 minutes")
+    options.add_argument("--no-peers", action="store_true", help="only scanops and the copy")
+    options.add_argument("--from", dest="figures", type=Path, help="draw the figures that `grid -o` wrote to this file")
+    given = options.parse_args(arguments)
+    if given.figures is not None:
+        document = read_grid(given.figures)
+    else:
+        found = measure_grid(secrets.randbelow(2**31), list(GROUPS), "", not given.all, not given.no_peers)
+        write(given.output, found)
+        document = surroundings() | found
+    given.page.write_text(report(document, text_of(document)), encoding="utf-8")
+    print(f"{given.page.absolute()}: {len(document['cells'])} cells, {document['device']}")
+    return 1 if document["summary"]["wrong"] else 0

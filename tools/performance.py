@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.committed import ROOT
 
-__all__ = ["performance_files", "report"]
+__all__ = ["performance_files", "pictures", "report"]
 
 Row = tuple[str, Sequence[float | None]]  # a label, and a value for each series
 EXAMPLES = {  # cells of the first picture
@@ -75,8 +75,10 @@ class Chart:
                     shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
                     end = self._x(value, width)
                     size = f'width="{max(1, end - EDGE):.1f}" height="{BAR - 2}"'
+                    words = f"{label}, {self.series[place]}: {value:,.4g}{self.unit}"
+                    parts.append(f"<g><title>{escape(words)}</title>")  # what a browser shows on a bar
                     parts.append(f'<rect x="{EDGE}" y="{y}" {size} fill="{COLOURS[place]}"/>')
-                    parts.append(f'<text x="{end + 4:.1f}" y="{y + 10}" font-size="{SMALL}">{shown}</text>')
+                    parts.append(f'<text x="{end + 4:.1f}" y="{y + 10}" font-size="{SMALL}">{shown}</text></g>')
                     y += BAR
             y += LINE + 5
         bottom = y - LINE + 4
@@ -105,21 +107,36 @@ class Chart:
 def performance_files() -> dict[str, str]:
     """Path under docs/ and text of the page and of its pictures."""
     files, sections = {}, []
-    for name, (chart, words) in _charts().items():
+    for name, (chart, words, below) in _charts().items():
         for theme, colours in THEMES.items():
             files[f"pictures/{name}-{theme}.svg"] = chart.svg(*colours)
             files[f"pictures/{name}-narrow-{theme}.svg"] = chart.svg(*colours, NARROW)
-        sections.append(f"## {chart.title}\n\n{words}\n\n{picture(name, chart.title)}")
+        sections.append(f"## {chart.title}\n\n{words}\n\n{picture(name, chart.title)}{below}")
     return {"performance.md": PAGE + "\n".join(sections), **files}
+
+
+def pictures(name: str) -> str:
+    """The HTML of a picture as a part of a page, in its colour of text: for a wide screen and for a narrow one."""
+    chart = _charts()[name][0]
+    widths = (("wide", WIDE), ("narrow", NARROW))
+    drawings = [(word, chart.svg("currentColor", "#8886", width)) for word, width in widths]
+    return "".join(f'<div class="chart {word}">{drawing}</div>' for word, drawing in drawings)
 
 
 PAGE = """<!-- written by python -m tools.pages -->
 # Performance
 
-The pictures are drawn from the results in [benchmarks/results](../benchmarks/README.md); `make docs` draws them again,
-and a test fails where they are stale. All figures with their peers and limits: [benchmarks](benchmarks.md).
-`python -m benchmarks grid --quick --report out.html`, in a checkout, measures your own GPU in about a minute and draws
-the second and the third for it; [performance tuning](tuning.md) says what to do where a call is slow.
+How fast scans are, beside a copy of the bytes that they read and write and beside the code that people run today. On
+the site, point at a bar to see its figure. [Benchmarks](benchmarks.md) has all figures with their peers and limits, and
+[performance tuning](tuning.md) says what to do where a call is slow.
+
+To measure your own GPU, run this in a checkout. It takes about a minute and writes one HTML page:
+
+```sh
+python -m benchmarks report  # writes scanops-report.html
+```
+
+The pictures are drawn by `make docs` from the results in [benchmarks/results](../benchmarks/README.md).
 
 """
 
@@ -216,7 +233,61 @@ def _examples(grid: dict[str, Any]) -> Chart:
     )
 
 
-def _charts() -> dict[str, tuple[Chart, str]]:
+def _training() -> tuple[Chart, list[str]]:
+    """Forward and backward passes beside a copy of their least bytes, and the lines of a table of all figures."""
+    cells = _read_lines("training_h100")
+    peers = sorted({name for cell in cells for name in cell["us"]} - {"copy", "scanops"})
+    fla = [name for name in peers if name.endswith("_hgrn")]
+
+    def fractions(cell: dict[str, Any]) -> tuple[float | None, ...]:
+        us = cell["us"]
+        best = min((us[name] for name in fla if name in us), default=None)
+        found = (us.get("scanops"), us.get("accelerated-scan"), best)
+        return tuple(None if each is None else us["copy"] / each for each in found)
+
+    source = f"{cells[0]['device']}, torch {cells[0]['versions']['torch']}, {max(cell['date'] for cell in cells)}"
+    chart = Chart(
+        title="Training: forward and backward pass, fraction of the bandwidth of a copy",
+        source=f"{source}; a copy of the least bytes that both passes read and write is 1",
+        series=("scanops", "accelerated-scan", "fla-core"),
+        rows=tuple((cell["cell"], fractions(cell)) for cell in cells),
+        unit="",
+        ticks=(0, 0.25, 0.5, 0.75, 1),
+    )
+    headings = ["scan", "bytes per item", "copy, us", "scanops, us", *(f"{name}, us" for name in peers), "of a copy"]
+    table = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
+    for cell in cells:
+        figures = [f"{cell['us'][name]:,.0f}" if name in cell["us"] else "" for name in ("copy", "scanops", *peers)]
+        table.append(f"| {cell['cell']} | {cell['bytes']} | {' | '.join(figures)} | {cell['fraction']:.2f} |")
+    return chart, table
+
+
+def _sharded() -> Chart:
+    """Sharded scans on four GPUs, in times of one GPU's own part."""
+    header, *cells = _read_lines("distributed_h100_x4")
+    large = [cell for cell in cells if cell["dtype"] == "torch.float32" and cell["one_gpu_ms"] > LEAST_SHARDED_MS]
+    rows = []
+    for cell in large:
+        passes = ", forward and backward" if cell.get("backward") else ""
+        times = (cell.get(f"{way}_ms") for way in ("onepass", "twopass", "torch"))
+        parts = tuple(None if each is None else each / cell["one_gpu_ms"] for each in times)
+        rows.append((f"{cell['op']}, {cell['cell']}{passes}", parts))
+    return Chart(
+        title="Sharded scans on 4 GPUs, in times of one GPU for its own part",
+        source=f"{header['ranks']} x {header['gpu']}, torch {header['torch']}, {header['date']}, float32",
+        series=("one pass", "two passes", "plain PyTorch"),
+        rows=tuple(rows),
+        unit="x",
+        ticks=(0, 2, 4, 6, 8),
+    )
+
+
+LEAST_SHARDED_MS = 0.4  # smaller scans wait for the host
+
+
+def _charts() -> dict[str, tuple[Chart, str, str]]:
+    """Each picture by name, with the words above it and what stands below it."""
+    training, table = _training()
     grid, programs, passes = (_read(f"{name}_h200") for name in ("bench", "workloads", "gradients"))
     store, nvrtc = _read("store_speed_h200"), _read("build_cost_nvrtc")
     classes, lengths = _grid_charts(grid)
@@ -238,12 +309,24 @@ def _charts() -> dict[str, tuple[Chart, str]]:
         for name, row in passes["passes"].items()
     ]
     return {
-        "examples": (_examples(grid), "Bars that are not drawn were not measured."),
+        "examples": (_examples(grid), "A series without a bar was not measured.", ""),
         "classes": (
             classes,
             "Sums and products; the best peer of a cell is the fastest of torch, torch.compile, Triton and CUB.",
+            "",
         ),
-        "lengths": (lengths, "Contiguous rows of large tensors."),
+        "lengths": (lengths, "Contiguous rows of large tensors.", ""),
+        "training": (
+            training,
+            "Both passes of a scan with gradients. `python -m benchmarks training` measures them.",
+            "\n" + "\n".join(table) + "\n",
+        ),
+        "sharded": (
+            _sharded(),
+            "A scan along a dimension that is [sharded over GPUs](distributed.md). At 1 it takes as long as one\n"
+            "GPU needs for its own part. Shorter is better.",
+            "",
+        ),
         "workloads": (
             Chart(
                 title="Speed-up over the code that people run today",
@@ -255,6 +338,7 @@ def _charts() -> dict[str, tuple[Chart, str]]:
                 logarithmic=True,
             ),
             "Scans of real programs; the [table](benchmarks.md#real-programs) has microseconds and torch.compile.",
+            "",
         ),
         "passes": (
             Chart(
@@ -267,6 +351,7 @@ def _charts() -> dict[str, tuple[Chart, str]]:
                 logarithmic=True,
             ),
             'Shorter is better; lines that end with "again" include the second derivative.',
+            "",
         ),
         "builds": (
             Chart(
@@ -279,12 +364,18 @@ def _charts() -> dict[str, tuple[Chart, str]]:
                 logarithmic=True,
             ),
             "A kernel is built once per machine or comes with a [pack](deployment.md); later processes load it.",
+            "",
         ),
     }
 
 
 def _source(document: dict[str, Any]) -> str:
     return f"{document['device']}, torch {document['versions']['torch']}, {document['date']}"
+
+
+def _read_lines(name: str) -> list[dict[str, Any]]:
+    lines = (ROOT / f"benchmarks/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def _read(name: str) -> dict[str, Any]:

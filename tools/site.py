@@ -20,6 +20,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 import scanops
+from tools.performance import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = "build/typed"  # the packages in the folders of their import names
@@ -107,20 +108,16 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     def moved(found: re.Match[str]) -> str:
         return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")
 
-    markdown = PICTURE.sub(themed, markdown)
+    markdown = PICTURE.sub(inline_picture, markdown)
     if uri == "README.md":  # whose links on a host of repositories have no reference to lead to
         markdown = markdown.replace("[**API**](operators/README.md)", "[**API**](reference/index.md)")
     markdown = re.sub(r"^(```\w+) .*$", r"\1", markdown, flags=re.M)  # what a block needs is for its test
     return "".join(part if CODE.match(part) else LINK.sub(moved, part) for part in CODE.split(markdown))
 
 
-def themed(found: re.Match[str]) -> str:
-    """A picture for each theme of the site, which a reader may choose other than that of the system."""
-    shown = []
-    for theme in ("light", "dark"):
-        narrow = f'<source media="(max-width: 600px)" srcset="{found[1]}-narrow-{theme}.svg">'
-        shown.append(f'<picture>{narrow}<img src="{found[1]}-{theme}.svg#only-{theme}" alt="{found[2]}"></picture>')
-    return f'<p class="chart">{"".join(shown)}</p>'
+def inline_picture(found: re.Match[str]) -> str:
+    """A picture as a part of the page, in the theme that a reader chose; a bar says its figure when pointed at."""
+    return pictures(posixpath.basename(found[1]))
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

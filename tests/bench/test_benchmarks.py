@@ -15,16 +15,18 @@ import torch
 
 import scanops
 from benchmarks import accuracy, drop_ins, forward, patched, soak, training
+from benchmarks import report as report_command
 from benchmarks.cells import VARIANTS, Cell, allocate
-from benchmarks.common import Row
+from benchmarks.common import RESULTS, Row
 from benchmarks.peers import cub, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.readme import results
-from benchmarks.report import TIE, best_peer, notes, summary, table
 from benchmarks.scans import poison, same_bits
 from benchmarks.table import GROUPS, SLACK, cells, row_floor
+from benchmarks.verdicts import TIE, best_peer, notes, summary, table
 from scanops import compat
 from scanops.codegen.figures import item_bytes
+from scanops.errors import UnsupportedRequest
 from tools.performance import report
 
 GRID = cells(seed=7)
@@ -208,6 +210,18 @@ def test_a_report_holds_every_class_and_needs_nothing_else() -> None:
     for found, count in ((row(), 2), (row(error="no <memory>", ok=False), 0)):
         assert report(made(found), "a < b").count("<svg") == count
     assert "<pre>a &lt; b</pre>" in report(made(row()), "a < b")
+
+
+def test_a_report_of_figures_that_were_measured_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    status = report_command.main([str(page), "--from", str(RESULTS / "bench_h200.json")])
+    assert status == bool(MEASURED["summary"]["wrong"])
+    text = page.read_text(encoding="utf-8")
+    assert MEASURED["device"] in text and text.count("<svg") == 2
+    assert str(page) in capsys.readouterr().out
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UnsupportedRequest, match=r"other\.json"):
+        report_command.main([str(page), "--from", str(tmp_path / "other.json")])
 
 
 def test_drop_ins_are_held_to_the_formulas_that_they_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
