@@ -238,7 +238,7 @@ def precompile(
 ) -> list[Built]:
     """Build each (spec, target, few) into the store at ``folder``, and complete the folder as a pack.
 
-    Kernels that the folder has are left alone, so that a run that was stopped can be repeated. A kernel that cannot be
+    Kernels that the folder already has are skipped, so a run that was stopped can be continued. A kernel that cannot be
     built stops no other. Outcomes are returned in the order asked for; ``said`` is called with each as soon as it is
     known. With ``native`` the C++ call path is built too, for this torch and Python. ``builder`` as in ``compile``.
     Raises BadStoreEntry for a folder that cannot be made or used.

@@ -15,7 +15,7 @@ __all__ = ["main"]
 def main() -> None:
     """Prefix scans for PyTorch, as CUDA kernels generated for the request.
 
-    Every command takes --json. Exit codes: 0 success, 1 failure, 2 a wrong request, 130 Ctrl-C.
+    Every command takes --json. Exit codes: 0 success, 1 failure, 2 invalid arguments, 130 Ctrl-C.
     """
 
 

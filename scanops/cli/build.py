@@ -58,7 +58,7 @@ STDERR = 2  # file descriptor
     example="scanops build sum-f32-n32768-reverse prod-f32-n32768 --target sm_80 --target sm_90",
 )
 @click.argument("specs", metavar="SPEC...", type=Spec(), nargs=-1, required=True)
-@target_option("By default that of the GPU here, else sm_90 if something builds for it here, else cpu.")
+@target_option("Default: the target of this machine's GPU; without one sm_90 if a compiler for it works, else cpu.")
 @click.option("--lines", type=int, help="Build only the kernel for so many lines.")
 @builder_option
 @import_option
@@ -149,7 +149,7 @@ def precompile(
     """Build the kernels of a spec file into a folder.
 
     Builds several kernels at a time; - reads the file from standard input. Needs nvcc or NVRTC and no GPU. Kernels
-    that the folder has are left alone, so that a run that was stopped can be repeated. The folder has the layout of a
+    that the folder already has are skipped, so a run that was stopped can be continued. The folder has the layout of a
     store and can be packed; with --builder nvrtc its kernels run on hosts of every kind. Exits with 1 when a kernel
     could not be built, after all others.
     """

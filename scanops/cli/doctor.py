@@ -92,7 +92,7 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Diagnosis:
 
 @click.command("doctor", cls=Command, example="scanops doctor\nscanops doctor --json > machine.json")
 def command() -> Answer:
-    """Show what this machine has and lacks for scanops.
+    """Check this machine's GPU, compilers, packs and settings.
 
     Says what to type for anything that is missing or broken, and lists the environment variables. Exits with 0 when
     scans can run here in some way and nothing is broken; something that is merely missing is no failure.

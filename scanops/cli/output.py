@@ -1,7 +1,7 @@
 """What commands take and print: specs, text for people, JSON for programs, errors in four parts, exit codes.
 
 Standard output carries the result and nothing else; progress and errors go to standard error. Exit codes: 0 success,
-1 failure, 2 a wrong request, 130 interrupted by Ctrl-C.
+1 failure, 2 invalid arguments, 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Spec(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
 
 def builder_option(command: F) -> F:
     """Give a command ``--builder``: who builds kernels for GPUs."""
-    meaning = "Who builds for GPUs; nvrtc makes cubins. By default SCANOPS_BUILDER, else the first that works here."
+    meaning = "The builder of GPU kernels; nvrtc makes cubins. Default: SCANOPS_BUILDER, or the first that works."
     return click.option("--builder", type=click.Choice(BUILDERS), default=AUTO, help=meaning)(command)
 
 
