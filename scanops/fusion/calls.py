@@ -17,11 +17,11 @@ from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.functions import handed_on, key_of, text_of, traced
 from scanops.fusion.gradients import differentiated, operated, run
-from scanops.fusion.kernels import Tensors, Work, remember, shape_of
+from scanops.fusion.kernels import Tensors, Work, computed, remember, shape_of
 from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
-from scanops.requests.call import SHARDED, Call, runs_kernels
+from scanops.requests.call import SHARDED, Call, is_recorded, runs_kernels
 from scanops.requests.geometry import line_shape
 from scanops.runtime import call_cache, native
 from scanops.runtime.call_cache import Key
@@ -128,7 +128,9 @@ def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
             return None
     elif native.repeated(launcher) and len(tensors) <= len(native.SLOTS):
         native.learn(key, native.slots(tensors), launcher, slots=native.SLOTS)
-    found = differentiated(work, tensors, lambda work, tensors: launcher.outputs(tensors))
+    # A pass with gradients may write the states as well, by another kernel than the call without.
+    has_gradient = is_recorded() and any(each.requires_grad for each in tensors)
+    found = differentiated(work, tensors, computed) if has_gradient else launcher.outputs(tensors)
     return found[0] if len(found) == 1 else found
 
 

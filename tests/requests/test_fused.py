@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 
 import scanops
+from scanops.runtime import call_cache
 
 UNARY = (torch.tanh, torch.sigmoid, torch.sin, torch.square, torch.erf, torch.neg, torch.detach, F.softplus, F.silu)
 UNARY += (lambda x: torch.exp(-x.abs()), lambda x: (x * x + 1).log() ** 1.5, lambda x: x.clamp(-1, 1) + x.floor())
@@ -128,6 +129,20 @@ def test_states_that_were_saved(
     near = 4e-2 if dtype == torch.bfloat16 else 1e-5
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=near, atol=near * float(other.abs().max()))
+
+
+def test_repeated_passes_take_the_kernels_of_the_first() -> None:
+    """The states that the first call saved are saved by every call: no kernel is added that computes them again."""
+    leaves = tuple(torch.rand((2, 300, 8), requires_grad=True) for _ in range(2))
+    asked, passes = [], []
+    with scanops.emulate():
+        for _ in range(3):
+            y = scanops.scan(leaves, "linear", 1, map=lambda g, x: (torch.sigmoid(g), x))
+            passes.append(torch.autograd.grad(y.square().sum(), leaves))
+            asked.append(len(call_cache.FUSED))
+    assert asked == asked[:1] * 3
+    for each in passes[1:]:
+        assert all(map(torch.equal, each, passes[0]))
 
 
 def test_states_that_were_saved_have_second_derivatives() -> None:
