@@ -229,8 +229,8 @@ def _own(examples: Mapping[str, str]) -> str:
     )
     return f"""{_written()}# Your own operator
 
-An operator is a few Python functions, of one or several tensors, that are traced and rendered to CUDA, with gradients;
-or a few C++ expressions and the same recurrence in Python.
+Write a custom operator where torch has none: as a few Python functions of one or several tensors, which are traced and
+rendered to CUDA with their gradients, or as a few C++ expressions and the same recurrence in Python.
 
 ## Python functions
 

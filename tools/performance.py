@@ -33,7 +33,7 @@ THEMES = {"light": ("#1f2933", "#d0d7de"), "dark": ("#e6edf3", "#444c56")}  # te
 WIDE, NARROW = 688, 352
 TEXT, SMALL, LINE = 13, 12, 17
 BAR, EDGE, VALUE = 14, 8, 66  # height of a bar; margin; room for the figure behind the longest bar
-CHARACTER = 0.56  # width of a character, of the size of the text
+CHARACTER, BOLD = 0.56, 0.64  # width of a character, of the size of the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Chart:
 
         def say(words: str, *, size: int = TEXT, weight: str = "") -> None:
             nonlocal y
-            for each in textwrap.wrap(words, int((width - 2 * EDGE) / (size * CHARACTER))):
+            for each in textwrap.wrap(words, int((width - 2 * EDGE) / (size * (BOLD if weight else CHARACTER)))):
                 parts.append(f'<text x="{EDGE}" y="{y}" font-size="{size}"{weight}>{escape(each)}</text>')
                 y += LINE
 
@@ -278,11 +278,11 @@ def _sharded() -> Chart:
         series=("one pass", "two passes", "plain PyTorch"),
         rows=tuple(rows),
         unit="x",
-        ticks=(0, 2, 4, 6, 8),
+        ticks=(0, 2.5, 5, 7.5, 10),
     )
 
 
-LEAST_SHARDED_MS = 0.4  # smaller scans wait for the host
+LEAST_SHARDED_MS = 0.45  # smaller scans wait for the host
 
 
 def _charts() -> dict[str, tuple[Chart, str, str]]:

@@ -41,6 +41,7 @@ COMMANDS = """# Commands
     :style: plain
 """
 UNINDEXED = ("pages.md",)  # beside copies of sources: what only names other pages would bury them
+BOOSTED = {"own-operators.md": 2}  # found before pages that name their subject in passing
 FIRST = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")  # pages of the navigation
 LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".cuh": "cpp", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "javascripts/worker.js"
@@ -104,6 +105,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     origin = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
     if uri in UNINDEXED or (outside(origin) and origin not in FIRST):
         page.meta["search"] = {"exclude": True}
+    elif uri in BOOSTED:
+        page.meta["search"] = {"boost": BOOSTED[uri]}
 
     def moved(found: re.Match[str]) -> str:
         return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")

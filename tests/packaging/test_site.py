@@ -45,6 +45,14 @@ WORDS = {  # what people type: the page that comes first
     "cumsum": "reference/cumsum.html",
     "patch_torch": "reference/patch_torch.html",
     "glossary": "glossary.html",
+    "bfloat16 training": "recurrences.html",
+    "deploy without compiler": "deployment.html",
+    "custom operator": "own-operators.html",
+    "replace torch.cumsum": "quickstart.html",
+    "decoding": "uses/selective-scan.html",
+    "why is it slow": "troubleshooting.html",
+    "report a bug": "troubleshooting.html",
+    "shard sequence": "distributed.html",
 }
 
 
