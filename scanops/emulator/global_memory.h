@@ -2,7 +2,6 @@
 #pragma once
 #pragma GCC system_header
 
-#include <sched.h>
 #include <time.h>
 
 #include "state.h"
@@ -57,9 +56,9 @@ void land_copies(unsigned groups_in_flight);
 }
 
 [[maybe_unused]] static inline unsigned long long nanoseconds() {
-    timespec now;
-    scanops_emulator::note_change();  // another process may be the one that is waited for
-    sched_yield();
+    timespec now, pause = {0, 100000};
+    scanops_emulator::note_change();  // another process may be the one that is waited for, or be compiling its kernel
+    nanosleep(&pause, nullptr);
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<unsigned long long>(now.tv_sec) * 1000000000ull + static_cast<unsigned long long>(now.tv_nsec);
 }

@@ -126,7 +126,7 @@ class _Contents:
         return self._place
 
     def seek(self, place: int) -> None:
-        """Read up to ``place``."""
+        """Read forward, up to the byte at ``place``."""
         self.read(place - self._place)
 
 

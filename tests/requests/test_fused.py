@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -107,12 +108,20 @@ def walk(gate: torch.Tensor, x: torch.Tensor, *, reverse: bool, exclusive: bool)
     return torch.stack(results, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("reverse", "exclusive"), [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("shape", [(3, 31), (2, 700), (2, 150, 12), (1, 300, 64)])
-@pytest.mark.parametrize("weighs", [False, True], ids=["results", "functions of results"])
+SAVED = list(
+    itertools.product(
+        ((3, 31), (2, 700), (2, 150, 12), (1, 300, 64)), ({}, {"reverse": True}, {"exclusive": True}), (False, True)
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "direction", "weighs", "dtype"),
+    [(*each, (torch.float32, torch.bfloat16)[(at // 2 + at) % 2]) for at, each in enumerate(SAVED)],
+    ids=str,
+)
 def test_states_that_were_saved(
-    weighs: bool, shape: tuple[int, ...], reverse: bool, exclusive: bool, dtype: torch.dtype
+    shape: tuple[int, ...], direction: dict[str, bool], weighs: bool, dtype: torch.dtype
 ) -> None:
     """The kernel of the gradient reads the states before its items where the forward kernel has written them."""
     g = torch.Generator().manual_seed(3)
@@ -120,11 +129,11 @@ def test_states_that_were_saved(
     given = torch.randn(shape, generator=g).to(dtype)
     then = (lambda y, g, x: y * torch.sigmoid(x)) if weighs else None
     with scanops.emulate(), scanops.record() as used:
-        options = {"map": lambda g, x: (torch.sigmoid(g), x), "reverse": reverse, "exclusive": exclusive}
-        found = torch.autograd.grad(scanops.scan(leaves, "linear", 1, then=then, **options), leaves, given)
+        options = {"map": lambda g, x: (torch.sigmoid(g), x), "then": then, **direction}
+        found = torch.autograd.grad(scanops.scan(leaves, "linear", 1, **options), leaves, given)
     assert len(used.counts) == 2
     wide = tuple(each.detach().double().requires_grad_() for each in leaves)
-    y = walk(torch.sigmoid(wide[0]), wide[1], reverse=reverse, exclusive=exclusive)
+    y = walk(torch.sigmoid(wide[0]), wide[1], **{"reverse": False, "exclusive": False, **direction})
     expected = torch.autograd.grad(then(y, *wide) if then else y, wide, given.double())
     near = 4e-2 if dtype == torch.bfloat16 else 1e-5
     for one, other in zip(found, expected, strict=True):
