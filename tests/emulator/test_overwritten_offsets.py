@@ -48,16 +48,16 @@ SHAPES = {  # short and long rows, few columns, columns; the dtype of offsets ch
 }
 
 
+DOORS: tuple[dict[str, Any], ...] = ({}, {"return_final": "segments"}, {"chunk": 5})
+
+
 def call_every_kernel(offsets: torch.Tensor) -> None:
-    """Scan with flags, carries, chunks and gradients."""
-    for shape in SHAPES[offsets.dtype]:
+    """Scan with flags, carries, chunks and gradients, in either direction by turns."""
+    for number, shape in enumerate(SHAPES[offsets.dtype]):
         x = torch.ones(shape)
         start = torch.ones(shape[0], len(offsets) - 1, *shape[2:])
-        for reverse in (False, True):
-            options: dict[str, Any] = {"offsets": offsets, "reverse": reverse}
-            scanops.cumsum(x, 1, **options)
-            scanops.cumsum(x, 1, return_final="segments", **options)
-            scanops.cumsum(x, 1, chunk=5, **options)
+        for turn, options in enumerate(DOORS):
+            scanops.cumsum(x, 1, offsets=offsets, reverse=(number + turn) % 2 == 1, **options)
         scanops.cumsum(x, 1, offsets=offsets, initial=start)
         scanops.cumsum(x, 1, offsets=offsets, initial=start, return_final=True, exclusive=True)
         scanops.cumsum(x, 1, offsets=offsets, chunk=shape[1] // 2)
