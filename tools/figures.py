@@ -384,6 +384,7 @@ print(hops + 1)
 
 
 @functools.cache
+@functools.cache
 def first_call(call: str = PLAIN) -> tuple[frozenset[str], frozenset[str]]:
     """Return the functions and the files of this repository that run in a first call, the compiler stubbed."""
     with tempfile.TemporaryDirectory() as folder:
