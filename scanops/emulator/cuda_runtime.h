@@ -22,6 +22,7 @@
 //
 // Compile with: -std=c++20 -Og -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off
 //               -fsanitize=bounds-strict,alignment,float-cast-overflow
+//               -fno-sanitize-recover=bounds-strict,alignment
 // Link with host.cpp and without -fsanitize: the handlers are there and libubsan is not wanted.
 #pragma once
 #pragma GCC system_header  // generated text is compiled with -Wall -Wextra -Wconversion -Werror; this is not

@@ -1,4 +1,5 @@
-// The handlers that code compiled with -fsanitize=bounds-strict,alignment,float-cast-overflow calls. Hidden, so that
+// The handlers that code compiled with -fsanitize=bounds-strict,alignment,float-cast-overflow calls, the first two
+// without -fsanitize-recover: they do not return. Hidden, so that
 // each library has its own and a libubsan in the process stays out of it. The records are g++'s, as libubsan reads them.
 #pragma once
 
@@ -110,7 +111,7 @@ double number_value(const TypeDescriptor& type, const void* handle) {
     extern "C" __attribute__((visibility("hidden"), used)) void name(void* data, void* value) {           \
         scanops_emulator::report(*static_cast<const scanops_emulator::record*>(data), value);             \
     }
-SCANOPS_HANDLER(__ubsan_handle_out_of_bounds, OutOfBounds, report_out_of_bounds)
-SCANOPS_HANDLER(__ubsan_handle_type_mismatch_v1, TypeMismatch, report_type_mismatch)
+SCANOPS_HANDLER(__ubsan_handle_out_of_bounds_abort, OutOfBounds, report_out_of_bounds)
+SCANOPS_HANDLER(__ubsan_handle_type_mismatch_v1_abort, TypeMismatch, report_type_mismatch)
 SCANOPS_HANDLER(__ubsan_handle_float_cast_overflow, FloatCastOverflow, report_float_cast_overflow)
 #undef SCANOPS_HANDLER
