@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ __all__ = ["main"]
 
 ROUNDS, QUICK = 3, 0.04  # measurements of a cell; seconds of one
 COMPARED = 50  # repeats, of which one result is compared
+TOGETHER = 6  # groups of ranks of which one fails, at a time
 HIDING = 30_000_000  # cycles that a GPU sleeps while the host queues calls
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "rows 32768 x 32768": ((32768, 32768), 1),
@@ -329,24 +331,36 @@ def run_fault(rank: int, ranks: int, folder: str, victim: int, moment: float, ki
 
 
 def count_faults(ranks: int, trials: int, own: Rank) -> None:
-    """Let a rank be killed, absent or wrong at random moments, and count how the others end."""
+    """Let a rank be killed, absent or wrong at random moments, a few groups at a time, and count how the others end."""
     make = torch.Generator().manual_seed(0)
-    for trial in range(trials):
-        kind = ("killed", "absent", "refuses")[trial % 3]
-        victim, moment = int(torch.randint(ranks, (), generator=make)), float(torch.rand((), generator=make))
-        with tempfile.TemporaryDirectory() as folder:
-            context: Any = torch.multiprocessing.get_context("spawn")
-            given = (ranks, folder, victim, moment, kind)
-            processes = [context.Process(target=run_fault, args=(rank, *given)) for rank in range(ranks)]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join(60)
-            hung = [process for process in processes if process.is_alive()]
-            for process in hung:
-                process.kill()
-            said = {path.name: path.read_text() for path in sorted(Path(folder).glob("rank*"))}
-        own.write(fault=kind, victim=victim, moment=round(moment, 2), hung=len(hung), ended=said)
+    drawn = [
+        (
+            ("killed", "absent", "refuses")[trial % 3],
+            int(torch.randint(ranks, (), generator=make)),
+            float(torch.rand((), generator=make)),
+        )
+        for trial in range(trials)
+    ]
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for row in pool.map(lambda each: fault(ranks, *each), drawn):
+            own.write(**row)
+
+
+def fault(ranks: int, kind: str, victim: int, moment: float) -> dict[str, Any]:
+    """Start a group of ranks of which one fails, and return how the others ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        context: Any = torch.multiprocessing.get_context("spawn")
+        given = (ranks, folder, victim, moment, kind)
+        processes = [context.Process(target=run_fault, args=(rank, *given)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(90)
+        hung = [process for process in processes if process.is_alive()]
+        for process in hung:
+            process.kill()
+        said = {path.name: path.read_text() for path in sorted(Path(folder).glob("rank*"))}
+    return {"fault": kind, "victim": victim, "moment": round(moment, 2), "hung": len(hung), "ended": said}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
