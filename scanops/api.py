@@ -1,4 +1,4 @@
-"""The public functions ``scan``, ``cumsum`` and ``linear_scan``, and ``called``, which all public functions call."""
+"""The public functions ``scan``, ``cumsum`` and ``linear_scan``, and ``run_scan``, which all public functions call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["cumsum", "linear_scan", "scan"]
 
 
-def called(
+def run_scan(
     tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
@@ -50,17 +50,17 @@ def called(
     x = tensors[0]
     if type(x) is not torch.Tensor and is_jagged(x):
         inner = unpack_nested(tensors, outs, complete, options, chunk)
-        return inner.restore(called(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+        return inner.restore(run_scan(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
     if chunk is not None:
         inner = split_chunks(tensors, outs, complete, options, chunk)
-        return inner.restore(_call(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
-    return _call(tensors, outs, complete, options)  # type: ignore[no-any-return]
+        return inner.restore(_run_plain(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+    return _run_plain(tensors, outs, complete, options)  # type: ignore[no-any-return]
 
 
-def _call(
+def _run_plain(
     tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
 ) -> Any:
-    """Return the results of ``called`` for a scan of plain tensors, whose chunks are not a view."""
+    """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
     # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
     # to Python.
     known = tensors[4] is None and complete is False and outs[0] is None and chunk is None
@@ -72,13 +72,13 @@ def _call(
     if eager:
         found = served(call, given, outs, eager=True)
     elif any([type(each).__name__ == "DTensor" for each in given]):
-        found = _placed(call, given, outs)
+        found = _run_on_shards(call, given, outs)
     else:
         found = followed(call, given, outs)
     return found if call.final or len(outs) > 1 else found[0]
 
 
-def _placed(call: Call, given: Inputs, outs: Tensors) -> Outputs:
+def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     """Return the results of a scan of DTensors."""
     load_late("scanops.distributed.placed")  # which takes long to import
     scan_placed: Callable[..., Outputs] = LATE["scanops.distributed.placed"].scan_placed
@@ -202,7 +202,7 @@ def scan(
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
-    return called(tensors, (out,), complete, options, chunk)
+    return run_scan(tensors, (out,), complete, options, chunk)
 
 
 @overload
@@ -305,7 +305,7 @@ def cumsum(
         op = phase_of(x, modulo, dtype)
         return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, **others)  # type: ignore[no-any-return]
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate), chunk)
+    return run_scan(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate), chunk)
 
 
 @overload
@@ -399,4 +399,4 @@ def linear_scan(
     """
     gate, dtype = (a, dtype) if isinstance(a, Tensor) else gate_of(a, b, dtype, out)
     tensors = (broadcast_gates(gate, b), mask, gate, segment_starts, offsets, initial)
-    return called(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))
+    return run_scan(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))

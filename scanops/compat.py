@@ -97,7 +97,9 @@ def selective_scan_fn(
     check("z", z, (batch, channels, length))
     groups = next((each.shape[1] for each in (B, C) if each.ndim == 4), 1)
     if channels % groups:
-        raise _refused("selective_scan_fn", f"groups that divide {channels} channels", f"{groups} groups", "repeat B")
+        raise _make_error(
+            "selective_scan_fn", f"groups that divide {channels} channels", f"{groups} groups", "repeat B"
+        )
 
     def by_channel(tensor: Tensor) -> Tensor:  # batch, group, channel of the group, state, time
         return tensor.reshape(1, groups, channels // groups, -1, 1)
@@ -115,7 +117,7 @@ def selective_scan_fn(
     b, c = varying("B", B), varying("C", C)
     inputs, steps = (each.reshape(batch, groups, -1, 1, length) for each in (u, delta))
     bias = () if delta_bias is None else (by_channel(delta_bias),)
-    size = functional.softplus if delta_softplus else _unchanged
+    size = functional.softplus if delta_softplus else _keep
 
     def gate_and_item(
         u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *bias: Tensor
@@ -234,9 +236,9 @@ def _cumsum(
     checks.check_tensor(who, "the input", x)
     if x.ndim not in (3, 4):
         hint = "add a dimension: x.unsqueeze(-1)"
-        raise _refused(who, "[batch, time, heads] or [batch, time, heads, dim]", f"shape {tuple(x.shape)}", hint)
+        raise _make_error(who, "[batch, time, heads] or [batch, time, heads, dim]", f"shape {tuple(x.shape)}", hint)
     if cu_seqlens is not None and x.shape[0] != 1:
-        raise _refused(
+        raise _make_error(
             who, "a batch of 1 beside cu_seqlens", f"a batch of {x.shape[0]}", "pack the batch: flatten(0, 1)"
         )
     dim = 2 if head_first else 1
@@ -370,11 +372,13 @@ def associative_scan(
     who = "associative_scan"
     leaves, tree = pytree.tree_flatten(xs)
     if not callable(combine_fn):
-        raise _refused(who, "a function of two trees", f"combine_fn={shown(combine_fn)}", "pass combine_fn=torch.add")
+        raise _make_error(
+            who, "a function of two trees", f"combine_fn={shown(combine_fn)}", "pass combine_fn=torch.add"
+        )
     if combine_mode not in ("pointwise", "generic"):
-        raise _refused(who, "'pointwise' or 'generic'", f"combine_mode={shown(combine_mode)}", "leave it out")
+        raise _make_error(who, "'pointwise' or 'generic'", f"combine_mode={shown(combine_mode)}", "leave it out")
     if not 1 <= len(leaves) <= MOST_TENSORS:
-        raise _refused(who, f"1 to {MOST_TENSORS} tensors", f"{len(leaves)} tensors", "scan in several calls")
+        raise _make_error(who, f"1 to {MOST_TENSORS} tensors", f"{len(leaves)} tensors", "scan in several calls")
     for each in leaves:
         checks.check_tensor(who, "xs", each)
         _check_shape(who, "xs", each, tuple(leaves[0].shape))
@@ -394,7 +398,7 @@ def associative_scan(
         (x,) = leaves
         results = (api.scan(x, name, dim, reverse=reverse, dtype=None if x.dtype == torch.bool else x.dtype),)
     else:
-        found = api.scan(tuple(leaves), _completed(combine, leaves), dim, reverse=reverse)
+        found = api.scan(tuple(leaves), _make_operator(combine, leaves), dim, reverse=reverse)
         results = found if isinstance(found, tuple) else (found,)
     return pytree.tree_unflatten(list(results), tree)
 
@@ -441,11 +445,11 @@ def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, CombineTerm]) -> Combi
     return (name, *sorted(known, key=repr)) if len(known) == 2 else None
 
 
-def _completed(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
+def _make_operator(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
     """Return an operator with an identity: a state tells whether it is of any item, else the other one counts."""
     fields = {f"field{n}": each.dtype for n, each in enumerate(leaves)}
 
-    def joined(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+    def combine_fields(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
         (*before, met), (*after, meets) = older, newer
         both = combine(tuple(before), tuple(after))
         states = zip(both, before, after, strict=True)
@@ -454,7 +458,7 @@ def _completed(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
 
     return operator_of_fields(
         fields={**fields, "met": torch.bool},
-        combine=joined,
+        combine=combine_fields,
         lift=lambda *items: (*items, torch.logical_or(items[0] == 0, items[0] != 0)),  # True, also of NaN
         project=lambda state: tuple(state)[:-1],
         name="associative_scan",
@@ -464,22 +468,22 @@ def _completed(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
 # ---- checks
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def _keep(x: Tensor) -> Tensor:
     return x
 
 
 def _sizes(who: str, name: str, tensor: Any, allowed: str, count: int) -> tuple[int, ...]:
     checks.check_tensor(who, name, tensor)
     if tensor.ndim != count:
-        raise _refused(who, f"{name} of shape {allowed}", f"{name}.shape={tuple(tensor.shape)}", f"reshape {name}")
+        raise _make_error(who, f"{name} of shape {allowed}", f"{name}.shape={tuple(tensor.shape)}", f"reshape {name}")
     return tuple(tensor.shape)
 
 
 def _check_shape(who: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
     if tensor is not None and tuple(tensor.shape) != shape:
         value = f"{name}.shape={tuple(tensor.shape)}"
-        raise _refused(who, f"{name} of shape {shape}", value, f"pass {name} with the shape of the other tensors")
+        raise _make_error(who, f"{name} of shape {shape}", value, f"pass {name} with the shape of the other tensors")
 
 
-def _refused(who: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:
+def _make_error(who: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:
     return UnsupportedRequest(f"{who}: an argument is not as described", allowed=allowed, value=value, hint=hint)

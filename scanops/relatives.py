@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from scanops.api import called
+from scanops.api import run_scan
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.reductions import reduce_segments
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
@@ -115,7 +115,7 @@ def cumprod(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return called(tensors, (out,), complete, options, chunk)
+    return run_scan(tensors, (out,), complete, options, chunk)
 
 
 @overload
@@ -203,7 +203,7 @@ def logcumsumexp(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return called(tensors, (out,), complete, options, chunk)
+    return run_scan(tensors, (out,), complete, options, chunk)
 
 
 @overload
@@ -383,7 +383,7 @@ def _extreme(
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     options = (op, dim, reverse, exclusive, return_final, None, None)  # no dtype, the default accumulator
-    found: Any = called(tensors, tuple(out or (None, None)), False, options)
+    found: Any = run_scan(tensors, tuple(out or (None, None)), False, options)
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if return_final else pair
 
@@ -448,5 +448,5 @@ def reduce_by_key(
         found = reduce_segments(checked(call, given), counts)
         if found is not None:
             return unique, found
-    y, final = called(tensors, (None,), False, options)
+    y, final = run_scan(tensors, (None,), False, options)
     return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

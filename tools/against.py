@@ -60,18 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_intermixed_args(arguments)  # options between versions and tests
     if given.here:
         given.tests = ([given.torch] if given.torch else []) + given.tests
-        row = tested(Path(sys.executable), given)
+        row = run_tests(Path(sys.executable), given)
     elif given.torch is None:
         parser.error("name a version of torch, or --here")
     else:
         with tempfile.TemporaryDirectory(prefix="scanops-against-") as folder:
-            row = tested(installed(Path(folder), given.python, given.torch), given)
+            row = run_tests(install(Path(folder), given.python, given.torch), given)
     record(row)
     print(json.dumps(row))
     return int(row["failed"] > 0)
 
 
-def installed(folder: Path, python: str, torch: str, extra: str = "[test]") -> Path:
+def install(folder: Path, python: str, torch: str, extra: str = "[test]") -> Path:
     """Return the interpreter of a new environment with this torch, and with scanops as it is here, with an extra."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     interpreter, limits = folder / "venv" / "bin" / "python", folder / "constraints.txt"
@@ -84,7 +84,7 @@ def installed(folder: Path, python: str, torch: str, extra: str = "[test]") -> P
     return interpreter
 
 
-def tested(python: Path, given: argparse.Namespace) -> dict[str, Any]:
+def run_tests(python: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Run the tests in an environment and return the row of the table that they make."""
     facts = json.loads(subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True).stdout)
     paths = given.tests or (["tests"] if given.gpu else list(TESTS))

@@ -54,7 +54,7 @@ class Figure:
 # ---- what git tracks ----
 
 
-def tracked(*folders: str) -> list[Path]:
+def list_tracked(*folders: str) -> list[Path]:
     """Return the files below these folders that git tracks and that exist."""
     command = ["git", "ls-files", "-z", "--cached", "--", *folders]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -64,7 +64,7 @@ def tracked(*folders: str) -> list[Path]:
 def sources(folder: str, without: str | None = None) -> list[Path]:
     """Return the tracked sources below ``folder``, less those below ``without``."""
     left_out = ROOT / without if without else None
-    found = [path for path in tracked(folder) if path.suffix in COUNTED]
+    found = [path for path in list_tracked(folder) if path.suffix in COUNTED]
     return [path for path in found if left_out is None or left_out not in path.parents]
 
 
@@ -211,7 +211,7 @@ import sys
 from scanops import ScanSpec, make_plan
 print(max(sum(name[0] != "_" for name in dir(make_plan(ScanSpec.parse(slug)))) for slug in sys.argv[1:]))
 """
-    slugs = [path.stem for path in tracked("generated") if path.suffix == ".cu"]
+    slugs = [path.stem for path in list_tracked("generated") if path.suffix == ".cu"]
     with tempfile.TemporaryDirectory() as folder:
         return int(_run(program, folder, *slugs))
 
@@ -219,8 +219,8 @@ print(max(sum(name[0] != "_" for name in dir(make_plan(ScanSpec.parse(slug)))) f
 def structure() -> list[Figure]:
     """Return the figures that follow from the sources, and from one first call with the compiler stubbed."""
     package, tests = sources("scanops", without="scanops/emulator"), sources("tests")
-    templates = [path for path in tracked("templates") if path.suffix in (".j2", ".cuh")]
-    kernels = [path for path in tracked("generated") if path.suffix == ".cu"]
+    templates = [path for path in list_tracked("templates") if path.suffix in (".j2", ".cuh")]
+    kernels = [path for path in list_tracked("generated") if path.suffix == ".cu"]
     short = list(short_docstrings([*package, *sources("codegen"), *sources("tools"), *sources("benchmarks")]))
     long = [path for path in package if lines([path]) > LONG_FILE]
     large = [path for path in sources("codegen") if lines([path]) > LONG_FILE]
@@ -283,13 +283,13 @@ from scanops import build_request, builders
 root, stub = sys.argv[1], sys.argv[2]
 text = open(stub + ".c").read() % build_request.ABI
 subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", stub], input=text, text=True, check=True)
-def stubbed(request, directory):
+def stub_build(request, directory):
     library = directory / "kernel.so"
     shutil.copy(stub, library)
     return build_request.BuildReport(file=library, seconds=0.0, resources=None, toolchain={"route": "stub"})
-builders.build = stubbed
+builders.build = stub_build
 ran, importing = set(), 0
-def profiled(frame, event, _):
+def profile(frame, event, _):
     global importing
     code = frame.f_code
     if event in ("call", "return") and code.co_name == "<module>":
@@ -302,7 +302,7 @@ def profiled(frame, event, _):
 x = torch.randn(8, 1024)
 call = eval("lambda: " + sys.argv[3])
 with scanops.emulate():
-    sys.setprofile(profiled)
+    sys.setprofile(profile)
     call()
     sys.setprofile(None)
 print(json.dumps(sorted(ran)))
@@ -315,14 +315,14 @@ import os, sys, torch, torch.distributed as dist, scanops.distributed
 child = os.fork()
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(child == 0), world_size=2)
 x, ran = torch.randn(8, 1024), set()
-def profiled(frame, event, _):
+def profile(frame, event, _):
     code = frame.f_code
     if event == "call" and code.co_filename.startswith(sys.argv[1]) and code.co_name[0] != "<":
         ran.add((code.co_filename, code.co_name, code.co_firstlineno))
 with scanops.emulate():
     for _ in range(4):
         scanops.distributed.cumsum(x, -1)
-    sys.setprofile(profiled)
+    sys.setprofile(profile)
     scanops.distributed.cumsum(x, -1)
     sys.setprofile(None)
 dist.destroy_process_group()
@@ -370,13 +370,13 @@ from scanops.runtime import native
 native.get(build=True)
 x = torch.randn(8, 1024)
 hops = 0
-def profiled(frame, event, _):
+def profile(frame, event, _):
     global hops
     hops += event == "call" and frame.f_code.co_filename.startswith(sys.argv[1])
 with scanops.emulate():
     for _ in range(4):
         scanops.cumsum(x, -1)
-    sys.setprofile(profiled)
+    sys.setprofile(profile)
     scanops.cumsum(x, -1)
     sys.setprofile(None)
 print(hops + 1)

@@ -124,10 +124,10 @@ def golden_files() -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check ``generated/`` and return the exit status."""
-    return run(__doc__, "generated", lambda _: golden_files(), _owned, arguments)
+    return run(__doc__, "generated", lambda _: golden_files(), _list_owned, arguments)
 
 
-def _owned(directory: Path) -> Iterable[str]:
+def _list_owned(directory: Path) -> Iterable[str]:
     """Return the kernels in a folder that a generator wrote, as opposed to files of somebody's own."""
     return [path.name for path in directory.glob("*.cu") if path.read_text(encoding="utf-8").startswith(BANNER)]
 

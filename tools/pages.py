@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def render(directory: Path) -> Mapping[str, str]:
         return docs_files({name: (directory / f"examples/{name}.py").read_text(encoding="utf-8") for name in EXAMPLES})
 
-    def owned(directory: Path) -> list[str]:
+    def list_owned(directory: Path) -> list[str]:
         return [f"operators/{path.name}" for path in directory.glob("operators/*.md")]
 
-    return run(__doc__, "docs", render, owned, arguments)
+    return run(__doc__, "docs", render, list_owned, arguments)
 
 
 def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
@@ -100,7 +100,7 @@ def _of_module(module: ModuleType) -> Family:
     return Family(title=title, rows=module.ROWS, rules=rules, source=source, example=module.EXAMPLE)
 
 
-def _written() -> str:
+def _banner() -> str:
     return f"<!-- written by {COMMAND} -->\n"
 
 
@@ -111,7 +111,7 @@ def _index(families: Mapping[str, Family]) -> str:
     ]
     return "\n".join(
         (
-            f"{_written()}# Operators",
+            f"{_banner()}# Operators",
             "",
             "Each page states the formula, the dtypes, what NaN, ties and masked-out items do, and an example.",
             "Every operator runs in every layout and direction, with masks, segments and carries.",
@@ -128,7 +128,7 @@ def _index(families: Mapping[str, Family]) -> str:
 
 
 def _family(family: Family) -> str:
-    parts = [f"{_written()}# {family.title}\n"]
+    parts = [f"{_banner()}# {family.title}\n"]
     parts += [f"{family.rules}\n"] if family.rules else []
     parts += [_operator(row, family.example) for row in family.rows]
     parts += [f"Source: {family.source}\n"] if family.source else []
@@ -203,12 +203,12 @@ def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     ends = f"{call[:-1]}, exclusive=True)"
     lines = [f"x = torch.tensor([{listed}]{f', dtype=torch.{dtype}' if dtype != 'float32' else ''})"]
     values = ".values" if row.indices else ""
-    lines += [_printed(f"{call}{values}", shown[1:])]
-    lines += [_printed(f"{call}.indices", [str(state[1]) for state in states[1:]])] if row.indices else []
-    return [*lines, _printed(f"{ends}{values}", shown[:-1])]
+    lines += [_render_call(f"{call}{values}", shown[1:])]
+    lines += [_render_call(f"{call}.indices", [str(state[1]) for state in states[1:]])] if row.indices else []
+    return [*lines, _render_call(f"{ends}{values}", shown[:-1])]
 
 
-def _printed(call: str, shown: Sequence[str]) -> str:
+def _render_call(call: str, shown: Sequence[str]) -> str:
     return f"print({call}.tolist())  # [{', '.join(shown)}]"
 
 
@@ -227,7 +227,7 @@ def _own(examples: Mapping[str, str]) -> str:
         f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python g++ slow\n{examples[name]}```\n"
         for name, title in EXAMPLES.items()
     )
-    return f"""{_written()}# Your own operator
+    return f"""{_banner()}# Your own operator
 
 Write a custom operator where torch has none: as a few Python functions of one or several tensors, which are traced and
 rendered to CUDA with their gradients, or as a few C++ expressions and the same recurrence in Python.
@@ -390,7 +390,7 @@ C++ that does not compile raises `BuildFailure` with the expressions and the com
 
 
 @contextmanager
-def _added(row: Operator) -> Iterator[None]:
+def _register(row: Operator) -> Iterator[None]:
     known = dict(OPERATORS)
     OPERATORS[row.name] = row
     try:
@@ -404,11 +404,11 @@ def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
     text = Path(bits.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # there if a reader has followed the page
     more = text.removesuffix(")\n") + ADDED + ")\n"
-    with _added(row):
+    with _register(row):
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
     sibling = generate(ScanSpec.parse(f"bitwise_xor-{ADDED_SPEC}"))
     name = f"generated/{row.name}-{ADDED_SPEC}.cu"
-    return f"""{_written()}# Adding an operator to the table
+    return f"""{_banner()}# Adding an operator to the table
 
 One row in a module of `codegen/operators`:
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.against import ROOT, installed
+from tools.against import ROOT, install
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     for version in given.torch:
         with tempfile.TemporaryDirectory(prefix="scanops-prebuilt-") as folder:
-            python = installed(Path(folder), given.python, version, extra="")
+            python = install(Path(folder), given.python, version, extra="")
             environment = {**os.environ, "SCANOPS_STORE": str(STORE)}
             subprocess.run([python, "-m", "scanops.runtime.native.building"], check=True, env=environment)
     return 0

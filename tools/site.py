@@ -71,7 +71,7 @@ class Doctests(griffe.Extension):
 
 def on_config(config: Any) -> Any:
     """Put the pages of the reference into the navigation, behind its index."""
-    package = loaded()
+    package = load_package()
     sections: list[Any] = ["reference/index.md"]
     for title, names in REFERENCE.items():
         pages: list[Any] = []
@@ -108,14 +108,14 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     elif uri in BOOSTED:
         page.meta["search"] = {"boost": BOOSTED[uri]}
 
-    def moved(found: re.Match[str]) -> str:
+    def move_link(found: re.Match[str]) -> str:
         return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")
 
     markdown = PICTURE.sub(inline_picture, markdown)
     if uri == "README.md":  # whose links on a host of repositories have no reference to lead to
         markdown = markdown.replace("[**API**](operators/README.md)", "[**API**](reference/index.md)")
     markdown = re.sub(r"^(```\w+) .*$", r"\1", markdown, flags=re.M)  # what a block needs is for its test
-    return "".join(part if CODE.match(part) else LINK.sub(moved, part) for part in CODE.split(markdown))
+    return "".join(part if CODE.match(part) else LINK.sub(move_link, part) for part in CODE.split(markdown))
 
 
 def inline_picture(found: re.Match[str]) -> str:
@@ -173,14 +173,14 @@ def text_of(path: str) -> str | None:
 
 
 @functools.cache
-def loaded() -> griffe.Object | griffe.Alias:
+def load_package() -> griffe.Object | griffe.Alias:
     """The package as its sources describe it."""
     return griffe.load("scanops", search_paths=[ROOT / PACKAGES], resolve_aliases=True, try_relative_path=False)
 
 
 def reference() -> Iterator[tuple[str, str]]:
     """Name and text of each page made of docstrings. Raises PluginError where one is missing."""
-    package = loaded()
+    package = load_package()
     listed = {name for names in REFERENCE.values() for name in names.split()}
     bare = [path for name in listed for path in undocumented(package[name])]
     if bare or (missing := set(scanops.__all__) - listed - {"__version__"}):

@@ -644,7 +644,7 @@ def _scan_local(
 def answered(
     tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
 ) -> Any:
-    """Return what a call returns that the innermost block shards; None for others. The arguments are ``called``'s."""
+    """Return what a call returns that the innermost block shards; None for others. The arguments are ``run_scan``'s."""
     block, x, (op, dim, *_) = SHARDED[-1], tensors[0], options
     if type(x).__name__ == "DTensor" or not block.covers(dim, getattr(x, "ndim", 0)):
         return None

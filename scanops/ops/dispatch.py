@@ -46,7 +46,7 @@ def call_of(
 ) -> tuple[Call, Inputs, bool]:
     """Return the call and the tensors of a public function, and whether this is eager code that kernels may serve.
 
-    Nothing is checked yet. The arguments are those of ``scanops.api.called``.
+    Nothing is checked yet. The arguments are those of ``scanops.api.run_scan``.
     """
     op, dim, reverse, exclusive, final, *others = options
     given = Inputs(*tensors)

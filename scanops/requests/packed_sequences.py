@@ -21,7 +21,7 @@ Outs = tuple[Tensor | None, ...]
 
 
 class PlainCall(NamedTuple):
-    """The call of a plain scan, as ``scanops.api.called`` takes it, and what makes the packed results of its own."""
+    """The call of a plain scan, as ``scanops.api.run_scan`` takes it, and what makes the packed results of its own."""
 
     tensors: tuple[Any, ...]
     outs: Outs
