@@ -25,15 +25,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cells import allocate
-from benchmarks.common import Row, Wanted, parser, write
+from benchmarks.common import Row, parser, write
 from benchmarks.table import cells
 from benchmarks.timing import percentile
-from scanops import ScanSpec, make_plan
+from scanops import ScanSpec
 from scanops.build_request import BuildRequest
 from scanops.builders import nvrtc
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
+from scanops.codegen.kernel_key import KernelKey, variant_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.source import render
+from scanops.codegen.targets import DEFAULT_TARGET
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # nvcc 13 knows no sm_70
 BOUNDS: dict[str, float] = {"text_bytes": 64 * 1024, "cubin_bytes": 128 * 1024, "spill_bytes": 0, "cpu_seconds": 2.5}
@@ -81,14 +84,14 @@ QUICK = re.compile(r"-n(4|257|1024|32768|1048576|4096-inner64)\b")
 STARTED = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec")  # events of Python's audit
 
 
-def specs(*, wide: bool) -> list[Wanted]:
-    """Return the specs of the sweep with whether lines are few, each pair once."""
+def keys(*, wide: bool) -> list[KernelKey]:
+    """Return the kernels of the sweep, each once, for the default target."""
     grid = [cell for cell in cells(SEED) if cell.group != "random"]
     grid += [cell for cell in cells(SEED) if cell.group == "random"][::RANDOM_STEP]
-    wanted = {cell: allocate(cell, "meta", filled=False).wanted(MULTIPROCESSORS) for cell in grid}
+    wanted = {cell: allocate(cell, "meta", filled=False).key(DEFAULT_TARGET, MULTIPROCESSORS) for cell in grid}
     found = dict.fromkeys(wanted.values())
     table = dict.fromkeys(
-        (spec.length, spec.inner, few) for cell, (spec, few) in wanted.items() if cell.group == "table"
+        (key.spec.length, key.spec.inner, key.is_few) for cell, key in wanted.items() if cell.group == "table"
     )
     shapes: list[Row] = [dict(zip(("length", "inner", "few"), shape, strict=True)) for shape in table]
     masks = itertools.cycle((None, "bool", "same", "float64"))
@@ -103,7 +106,7 @@ def specs(*, wide: bool) -> list[Wanted]:
             if mask is None and "mask_layout" in layout:
                 layout = {**layout, "mask_layout": "dense"}
             spec = ScanSpec(dtype=dtype, mask=mask, **shape, **layout, **next(turns))
-            found[spec, few] = None
+            found[KernelKey(spec, DEFAULT_TARGET, variant_for(few))] = None
         next(turns)  # masks meet other turns at the next shape
     return list(found)
 
@@ -184,24 +187,23 @@ class Cost:
         return ", ".join(f"{name} {value}" for name, value in values.items() if value > BOUNDS[name])
 
 
-def measure(wanted: Wanted, target: str, compiler: str) -> Cost:
-    """Compile one spec for one target. Raises Refusal."""
-    spec, few = wanted
-    plan = make_plan(spec, target, few)
+def measure(key: KernelKey, compiler: str) -> Cost:
+    """Compile one kernel. Raises Refusal."""
+    target, plan = key.target, plan_kernel(key)
     text = render(plan)
     done = COMPILERS[compiler](text, target)
     used = parse_ptxas(done.words)
     assert used is not None, done.words
     spills = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0) or used.stack_bytes or 0
     return Cost(
-        spec=spec.slug + ", few lines" * few,
+        spec=key.spec.slug + ", few lines" * key.is_few,
         target=target,
         strategy=plan.strategy,
         plan=plan.describe(),
         registers=used.registers or 0,
         stack_bytes=used.stack_bytes or 0,
         spill_bytes=spills,
-        nvcc_spill_bytes=measure(wanted, target, "nvcc").spill_bytes if spills and compiler != "nvcc" else 0,
+        nvcc_spill_bytes=measure(key, "nvcc").spill_bytes if spills and compiler != "nvcc" else 0,
         shared_bytes=(used.shared_bytes or 0) + plan.shared_bytes,
         text_bytes=len(text.encode()),
         cubin_bytes=len(done.cubin),
@@ -212,15 +214,16 @@ def measure(wanted: Wanted, target: str, compiler: str) -> Cost:
 
 
 def sweep(
-    wanted: Iterable[Wanted], targets: Iterable[str], jobs: int, compiler: str, refused: list[str]
+    wanted: Iterable[KernelKey], targets: Iterable[str], jobs: int, compiler: str, refused: list[str]
 ) -> Iterator[Cost]:
     """Yield the costs in the order of the specs, and add what is refused to ``refused``."""
 
-    def measured(each: Wanted, target: str) -> Cost | None:
+    def measured(key: KernelKey, target: str) -> Cost | None:
+        key = key._replace(target=target)
         try:
-            return measure(each, target, compiler)
+            return measure(key, compiler)
         except Refusal as problem:
-            refused.append(f"{each[0].slug}{', few lines' * each[1]} for {target}: {problem}")
+            refused.append(f"{key}: {problem}")
             return None
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -274,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
 
     targets = given.targets.split(",")
-    wanted = [each for each in specs(wide=given.wide) if re.search(given.match, each[0].slug)]
+    wanted = [key for key in keys(wide=given.wide) if re.search(given.match, key.spec.slug)]
     wanted = [each for each in wanted if not given.quick or QUICK.search(each[0].slug)]
     version = f"nvcc {find_nvcc().version}" if given.builder == "nvcc" else str(nvrtc.require(targets[0]))
     sys.addaudithook(lambda event, _: event in STARTED and CHILDREN.update([threading.get_ident()]))

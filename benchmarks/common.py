@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 
 import scanops
 from scanops.builders.toolchain import find_cxx, find_nvcc
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.kernel_key import KernelKey
 from scanops.errors import BuildFailure, MissingRequirement
 from scanops.precompile import record
 from scanops.processes import at_once, jobs_that_fit
@@ -145,40 +145,37 @@ def aligned(rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-Wanted = tuple[ScanSpec, bool]  # a spec, and whether lines are few
-
-
 def build_kernels(
-    kernels: Iterable[Wanted], target: str, said: Callable[[int, int], object] = lambda done, of: None
-) -> dict[Wanted, str]:
+    kernels: Iterable[KernelKey], said: Callable[[int, int], object] = lambda done, of: None
+) -> dict[KernelKey, str]:
     """Build the kernels that the store lacks, on all cores; return the error of each that could not be built.
 
     ``said(done, total)`` is called after each kernel.
     """
     wanted, done = list(dict.fromkeys(kernels)), itertools.count(1)
-    problems = at_once(partial(_build, target=target), wanted, jobs_that_fit(), lambda _: said(next(done), len(wanted)))
+    problems = at_once(_try_to_build, wanted, jobs_that_fit(), lambda _: said(next(done), len(wanted)))
     return {each: problem for each, problem in zip(wanted, problems, strict=True) if problem}
 
 
-def build_kernels_of(runs: Iterable[Callable[[], object]], target: str) -> dict[Wanted, str]:
-    """Build the kernels that these calls ask for. Each is called once, computed by PyTorch's own operators."""
+def build_kernels_of(runs: Iterable[Callable[[], object]], target: str) -> dict[KernelKey, str]:
+    """Build for a target what these calls ask for. Each is called once, computed by PyTorch's own operators."""
     with policy("fallback"), record() as used, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # every call warns of a missing kernel
         for run in runs:
             run()
-    return build_kernels([(spec, few) for spec, _, few in used.counts], target)
+    return build_kernels(key._replace(target=target) for key in used.counts)
 
 
-def kernel_of(wanted: Wanted, target: str) -> Kernel:
-    """Return the kernel of a spec for few or for many lines, built if the store lacks it."""
-    kernel = obtain(wanted[0], target, STRICT, few=wanted[1])
+def kernel_of(key: KernelKey) -> Kernel:
+    """Return a kernel, built if the store lacks it."""
+    kernel = obtain(key, STRICT)
     assert kernel is not None
     return kernel
 
 
-def _build(wanted: Wanted, target: str) -> str:
+def _try_to_build(key: KernelKey) -> str:
     try:
-        kernel_of(wanted, target)
+        kernel_of(key)
     except Exception as problem:  # one failed kernel is a result, not the end of the run
         return f"{type(problem).__name__}: {problem}"
     return ""

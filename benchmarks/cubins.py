@@ -28,8 +28,8 @@ AGAIN = 6  # times the budget
 def launch_of(scan: Scan) -> tuple[Callable[[], object], Outputs]:
     """Return a launch of a scan's kernel, without the checks of a call, and the results that it writes."""
     request, device = scan.request, device_of(scan.inputs.x)
-    outs, wanted = places_for(request), scan.wanted(device.multiprocessors)
-    launcher = Launcher(kernel_of(wanted, device.target), request, device, *wanted)
+    outs, key = places_for(request), scan.key(device.target, device.multiprocessors)
+    launcher = Launcher(kernel_of(key), request, device, key)
     return functools.partial(launcher, request.inputs, outs), outs
 
 

@@ -10,10 +10,11 @@ from functools import partial
 import torch
 
 from benchmarks.cells import Case, Cell, allocate
-from benchmarks.common import Row, Wanted, build_kernels, kernel_of
+from benchmarks.common import Row, build_kernels, kernel_of
 from benchmarks.peers import Candidate, Peer, all_peers
 from benchmarks.scans import poison, same_bits
 from benchmarks.timing import SLOW_MS, Timer
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.measure import require_gpu
@@ -38,7 +39,7 @@ def measure_all(
         preparing = [
             pool.submit(peer.prepare, [cell for cell in cells if not peer.reason(cell)], target) for peer in others
         ]
-        build_kernels(_wanted(cells, multiprocessors), target, partial(said, "building kernels"))
+        build_kernels(_keys_of(cells, target, multiprocessors), partial(said, "building kernels"))
         for waiting in preparing:
             waiting.result()
     timer = Timer(budget)
@@ -56,13 +57,13 @@ def measure_all(
             torch.cuda.empty_cache()
 
 
-def _wanted(cells: Iterable[Cell], multiprocessors: int) -> Iterator[Wanted]:
+def _keys_of(cells: Iterable[Cell], target: str, multiprocessors: int) -> Iterator[KernelKey]:
     """Yield the kernels of the cells: specialised, and with the length as an argument where that kernel exists."""
     for cell in cells:
         try:
-            spec, few = allocate(cell, filled=False).wanted(multiprocessors)
-            yield spec, few
-            yield any_length(spec, few), few
+            key = allocate(cell, filled=False).key(target, multiprocessors)
+            yield key
+            yield any_length(key)
         except (ScanopsError, torch.OutOfMemoryError):
             continue  # the row of the cell reports it
 
@@ -76,22 +77,22 @@ def _failed(cell: Cell, problem: Exception) -> Row:
 def measure(cell: Cell, timer: Timer, peers: Sequence[Peer], target: str, multiprocessors: int) -> Row:
     """Return a cell as a JSON object. Raises the ScanopsError of its scan, and torch's error when memory runs out."""
     case = allocate(cell)
-    wanted = case.wanted(multiprocessors)
-    plan = kernel_of(wanted, target).plan
+    key = case.key(target, multiprocessors)
+    plan = kernel_of(key).plan
     row: Row = {
         **{name: getattr(cell, name) for name in ("group", "family", "variant", "dim", "offset", "view", "bytes")},
         **{"cell": cell.name, "shape": list(cell.shape)},
-        **{"spec": wanted[0].slug, "strategy": plan.strategy, "plan": plan.describe()},
+        **{"spec": key.spec.slug, "strategy": plan.strategy, "plan": plan.describe()},
         **_checked(case),
         **dict.fromkeys(("generic_ms", "generic_fraction", "generic_of_specialised")),
     }
     runs: dict[str, Callable[[], object]] = {"scanops": case.run, "copy": timer.copy(cell.bytes)}
     try:
-        generic = any_length(*wanted), wanted[1]
-        run = partial(kernel_of(generic, target), case.x, cell.dim, mask=case.mask, out=poison(case.y))
+        generic = any_length(key)
+        run = partial(kernel_of(generic), case.x, cell.dim, mask=case.mask, out=poison(case.y))
         run()
         runs["generic"] = run
-        row |= {"generic_spec": str(generic[0]), "generic_ok": case.is_right((case.y,))}
+        row |= {"generic_spec": str(generic.spec), "generic_ok": case.is_right((case.y,))}
         row["ok"] = row["ok"] and row["generic_ok"]
     except (UnsupportedRequest, BuildFailure, TypeError) as problem:
         row["generic_reason"] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"

@@ -38,8 +38,9 @@ import torch
 from benchmarks.common import ROOT, Row, child, result_file, write
 from scanops import emulator, environment
 from scanops.codegen.figures import lines_for
-from scanops.codegen.lines import any_length, situations
-from scanops.codegen.plan import make_plan
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import any_length, keys_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import ScanopsError, UnsupportedRequest
@@ -91,23 +92,26 @@ def specs(count: int) -> list[ScanSpec]:
         options |= {"aligned": pick(OFTEN), "gate": dtype if op == "linear" else None}
         try:
             spec = ScanSpec(op=op, dtype=dtype, length=length, inner=inner, **options)
-            operands = operands_of(spec, False, "meta")
+            operands = operands_of(KernelKey(spec, DEFAULT_TARGET), "meta")
             spec = checked(Call.of_spec(spec, 1), inputs_of(operands)).spec(operands.out)
-            spec = any_length(spec) if pick(RARELY) else spec
-            for few in situations(spec, DEFAULT_TARGET):
-                make_plan(spec, few=few)
+            spec = any_length(KernelKey(spec, DEFAULT_TARGET)).spec if pick(RARELY) else spec
+            for key in keys_for(spec, DEFAULT_TARGET):
+                plan_kernel(key)
             found[spec] = None
         except UnsupportedRequest:
             continue  # no meaning, or no kernel
     return list(found)
 
 
-def operands_of(spec: ScanSpec, few: bool, device: str) -> Operands:
+def operands_of(key: KernelKey, device: str) -> Operands:
     """Return tensors for a kernel; for one that takes the length as an argument, of some length that it takes."""
+    spec = key.spec
     if spec.takes_length:
         length = min(spec.capacity, LENGTH) // spec.multiple * spec.multiple
         spec = replace(spec, length=length, at_most=None, multiple=1)
-    lines = max(2 * spec.inner, lines_for(spec, MULTIPROCESSORS, ITEMS, few))  # one row is dense in any layout
+    lines = max(
+        2 * spec.inner, lines_for(key._replace(spec=spec), MULTIPROCESSORS, ITEMS)
+    )  # one row is dense in any layout
     return Operands(spec, lines, device)
 
 
@@ -198,11 +202,11 @@ def run(given: argparse.Namespace) -> Row:
     slugs = dict.fromkeys(each["name"] for each in read(pack)["entries"].values() if each["target"] == target)
     rows: list[Row] = []
     for spec in map(ScanSpec.parse, slugs):
-        for few in situations(spec, DEFAULT_TARGET):
-            rows.append({"slug": spec.slug, "few": few, "loaded": False, "right": False})
+        for key in keys_for(spec, target):
+            rows.append({"slug": spec.slug, "few": key.is_few, "loaded": False, "right": False})
             try:
                 began = time.perf_counter()
-                kernel = kernels.obtain(spec, target, policies.strict(), few=few)
+                kernel = kernels.obtain(key, policies.strict())
                 assert kernel is not None
                 kernel.code.ready(0 if device == "cuda" else -1)
                 load_ms = 1e3 * (time.perf_counter() - began)
@@ -224,7 +228,7 @@ def run(given: argparse.Namespace) -> Row:
 
 def is_right(kernel: kernels.Kernel, device: str) -> bool:
     """Whether a kernel gives the results of torch's operations, of the same bits unless it takes logarithms."""
-    operands = operands_of(kernel.spec, kernel.few, device)
+    operands = operands_of(kernel.key, device)
     operands.fill_exactly()
     inputs = inputs_of(operands)
     found = run_kernel(kernel, dim=1, out=operands.out, **inputs._asdict())

@@ -26,9 +26,9 @@ from benchmarks.fusion import fused
 from benchmarks.timing import Timer
 from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
 from scanops.codegen.figures import item_bytes, lines_for
-from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, make_plan, measured_plan, strategy_of
+from scanops.codegen.kernel_key import KernelKey, variant_for
+from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, measured_plan, plan_kernel, strategy_of
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError
 from scanops.measure import GpuLaboratory, require_gpu
 from scanops.precompile import record
@@ -73,30 +73,31 @@ RUNS, LAST_RUNS = 5, 11
 GAIN = 0.99  # a plan must take less than this part of the time of the rule's
 
 
-def specs() -> Iterator[tuple[ScanSpec, bool, int]]:
-    """Yield the specs of the table with whether lines are few, and how many: every kind on every shape; fused scans."""
+def keys() -> Iterator[tuple[KernelKey, int]]:
+    """Yield the kernels of the table, and a number of lines for each: every kind on every shape; fused scans."""
+    target, _, multiprocessors = require_gpu()
     for length, inner, few in SHAPES:
         for kind in KINDS:
-            spec = ScanSpec(**kind, length=length, inner=inner)
-            yield spec, few, lines_for(spec, require_gpu()[2], ITEMS, few)
+            key = KernelKey(ScanSpec(**kind, length=length, inner=inner), target, variant_for(few))
+            yield key, lines_for(key, multiprocessors, ITEMS)
     for each in fused("cuda"):
         each.ours(*each.inputs)
         asked = next(reversed(FUSED.values()))
-        yield asked.kernel.spec, asked.few, each.inputs[0].numel() // asked.kernel.spec.capacity
+        yield asked.asked, each.inputs[0].numel() // asked.kernel.spec.capacity
 
 
-def specs_of(benchmark: str, chosen: str) -> Iterator[tuple[ScanSpec, bool, int]]:
-    """Yield the specs of the kernels that the chosen cells of a benchmark ask for, each once; with their lines."""
-    seen = set[tuple[ScanSpec, bool]]()
+def keys_of(benchmark: str, chosen: str) -> Iterator[tuple[KernelKey, int]]:
+    """Yield the kernels that the chosen cells of a benchmark ask for, each once; with their lines."""
+    seen = set[KernelKey]()
     for name, items, run in training.calls() if benchmark == "training" else forward.calls():
         if not re.search(chosen, name):
             continue
         with record() as used:
             run()
-        for spec, _, few in used.counts:
-            if (spec, few) not in seen and not spec.takes_length and not spec.ragged:
-                seen.add((spec, few))
-                yield spec, few, max(1, items // spec.capacity)
+        for key in used.counts:
+            if key not in seen and not key.spec.takes_length and not key.spec.ragged:
+                seen.add(key)
+                yield key, max(1, items // key.spec.capacity)
         torch.cuda.empty_cache()
 
 
@@ -104,7 +105,7 @@ def drawn(own: Plan, count: int) -> list[Plan]:
     """Return the table's plan and random ones of every strategy that serves the spec, half of them of the rule's."""
     first = list(starts(own))
     weights = [max(1, len(first) - 1), *[1] * (len(first) - 1)]
-    known = measured_plan(own.spec, own.target, own.few)
+    known = measured_plan(own.key)
     found: dict[Plan, None] = dict.fromkeys([known] if known else [])
     for _ in range(200 * count):
         start = random.choices(first, weights)[0]
@@ -120,9 +121,9 @@ def drawn(own: Plan, count: int) -> list[Plan]:
 class Search:
     """The plans of one spec and the median times of those that were measured; the first is the rule's, unless given."""
 
-    def __init__(self, spec: ScanSpec, few: bool, target: str, lines: int, own: Plan | None = None) -> None:
-        row = target_named(target)
-        self.own = own or by_rule(strategy_of(spec, row, few), spec, row, few)
+    def __init__(self, key: KernelKey, lines: int, own: Plan | None = None) -> None:
+        spec = key.spec
+        self.own = own or by_rule(strategy_of(key), key)
         self.moved = lines * spec.capacity * item_bytes(spec)
         self.laboratory, self.times = GpuLaboratory(spec, lines, jobs_that_fit()), dict[Plan, float]()
 
@@ -171,20 +172,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     began = time.monotonic()
     random.seed(2026)
-    (target, gpu, _), timer = require_gpu(), Timer(0.0)
+    (_, gpu, _), timer = require_gpu(), Timer(0.0)
     entries = {(entry.spec, entry.few): entry for entry in (read(given.output) if given.output else {}).values()}
-    for key, entry in entries.items():  # under its class as the planner now tells classes apart
+    for name, entry in entries.items():  # under its class as the planner now tells classes apart
         if "-map_" not in entry.spec:  # whose expressions no name is parsed back to
-            entries[key] = replace(entry, kind=class_of(ScanSpec.parse(entry.spec), entry.few))
-    for spec, few, lines in specs_of(given.cells, given.only) if given.cells else specs():
+            measured = KernelKey(ScanSpec.parse(entry.spec), entry.target, variant_for(entry.few))
+            entries[name] = replace(entry, kind=class_of(measured))
+    for key, lines in keys_of(given.cells, given.only) if given.cells else keys():
+        spec = key.spec
         if not re.search(given.filter, spec.slug):
             continue
         if time.monotonic() - began > given.seconds:
             print(f"{given.seconds:.0f} seconds are over before {spec}", flush=True)
             break
-        own = make_plan(spec, target, few) if given.cells else None
+        own = plan_kernel(key) if given.cells else None
         try:
-            search = Search(spec, few, target, lines, own)
+            search = Search(key, lines, own)
             search.measure(drawn(search.own, DRAWN))
             for _ in range(ROUNDS):
                 search.measure(search.near(NEAR))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.common import Wanted
-from scanops.codegen.lines import are_few
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import choose_variant
 from scanops.fallback import scans
 from scanops.ops.dispatch import served
 from scanops.requests.call import Call, runs_kernels
@@ -49,12 +49,12 @@ class Scan:
         read = sum(each.nbytes for each in self.inputs if each is not None)
         return read + sum(shape.numel() * dtype.itemsize for _, shape, dtype in self.request.places)
 
-    def wanted(self, multiprocessors: int) -> Wanted:
-        """Return the spec of the kernel that serves the call on such a GPU, and whether its lines are few."""
+    def key(self, target: str, multiprocessors: int) -> KernelKey:
+        """Return the key of the kernel that serves the call on such a GPU."""
         request, x = self.request, self.inputs.x
         out = torch.empty(x.shape, dtype=request.dtype, device=x.device) if self.out is None else self.out
         spec = request.spec(out)
-        return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
+        return KernelKey(spec, target, choose_variant(spec, request.line_shape.numel(), multiprocessors))
 
     def is_right(self, outputs: Outputs) -> bool:
         """Whether slices of the outputs equal PyTorch's own: integers exactly, others to within rounding of float64's.

@@ -173,10 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.filter not in case.name:
             continue
         watch.case = case.name
-        wanted = case.wanted(multiprocessors)
-        strategy = kernel_of(wanted, target).plan.strategy
+        key = case.key(target, multiprocessors)
+        strategy = kernel_of(key).plan.strategy
         watch.alive()
-        rows.append({"case": case.name, "spec": wanted[0].slug, "strategy": strategy})
+        rows.append({"case": case.name, "spec": key.spec.slug, "strategy": strategy})
         rows[-1] |= soak(case, given.repeats, busy, watch.alive)
         print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     bad = [row["case"] for row in rows if row["mismatches"] or not row["right"]]

@@ -28,6 +28,7 @@ from benchmarks.forms import BUILDERS, PRETENDED, forms, no_driver
 from benchmarks.timing import milliseconds, percentile
 from scanops import ScanSpec, build_request
 from scanops.builders import unavailable
+from scanops.codegen.kernel_key import KernelKey
 from scanops.runtime import kernels
 from scanops.store.packs import finish
 
@@ -43,12 +44,13 @@ import torch
 began = time.perf_counter()
 import scanops
 imported = time.perf_counter() - began
+from scanops.codegen.kernel_key import KernelKey
 from scanops.runtime import kernels
 torch.zeros(1, device="cuda")
 spec = scanops.ScanSpec.parse(sys.argv[1])
 target = kernels.default_target()
 started = time.perf_counter()
-kernel = kernels.find(spec, target)
+kernel = kernels.find(KernelKey(spec, target))
 found = time.perf_counter()
 assert kernel is not None, "no kernel"
 kernel.code.ready(0)
@@ -119,7 +121,7 @@ def from_disk(form: str, processes: int) -> dict[str, dict[str, float]]:
         Path(empty).mkdir(mode=0o700)
         with forms(form, place) as variables:
             for slug in SPECS:
-                kernel_of((ScanSpec.parse(slug), False), target)
+                kernel_of(KernelKey(ScanSpec.parse(slug), target))
         finish(Path(place))
         cases = {
             "store": {"SCANOPS_STORE": place, "SCANOPS_PACKS": ""},

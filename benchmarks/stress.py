@@ -65,6 +65,7 @@ class Lines(logging.Handler):
 def ask(length: int, start: float, target: str) -> dict[str, Any]:
     """Get the kernel of a length at the time ``start`` and run it; called in a process of its own."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # torch must not be needed
+    from scanops.codegen.kernel_key import KernelKey
     from scanops.codegen.spec import ScanSpec
     from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import POLICIES, STRICT
@@ -77,7 +78,7 @@ def ask(length: int, start: float, target: str) -> dict[str, Any]:
     time.sleep(max(0.0, start - time.time()))
     began = time.perf_counter()
     policy = POLICIES["build"] if os.getpid() % 2 else STRICT
-    kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), target, policy, Store())
+    kernel = obtain(KernelKey(ScanSpec(op="sum", dtype="float32", length=length), target), policy, Store())
     assert kernel is not None
     code = kernel.code
     seconds = time.perf_counter() - began

@@ -242,8 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = build_kernels_of(
         (partial(_once, cell._replace(shape=_fewer(cell))) for cell in wanted), default_target()
     )
-    for (spec, _), problem in problems.items():
-        print(f"{spec}: {problem.splitlines()[0]}", flush=True)
+    for key, problem in problems.items():
+        print(f"{key.spec}: {problem.splitlines()[0]}", flush=True)
     timer, wrong = Timer(BUDGET), 0
     for cell in wanted:
         try:

@@ -72,7 +72,7 @@ def built(shape: tuple[int, ...], dim: int, names: Sequence[str] | None = None, 
     """Return the scans of a shape that have one of these names, or one with this text in it, with kernels built."""
     target, _, multiprocessors = require_gpu()
     chosen = [scan for scan in scans(shape, dim) if (text in scan.name if names is None else scan.name in names)]
-    build_kernels((scan.wanted(multiprocessors) for scan in chosen), target)
+    build_kernels(scan.key(target, multiprocessors) for scan in chosen)
     return chosen
 
 

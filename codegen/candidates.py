@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
-from scanops.codegen.plan import STRATEGIES, by_rule, make_plan, rebuilt
+from scanops.codegen.kernel_key import MANY, KernelKey
+from scanops.codegen.plan import STRATEGIES, by_rule, plan_kernel, rebuilt
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
-from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest, shown
 
 MOST = 48  # candidates of a spec
@@ -28,14 +28,14 @@ REACH = 2  # values up or down that two numbers of a plan go together
 IDLE = 0.15  # fraction of the tiles that may lie past the end of the line, unless the start has more
 
 
-def candidates(spec: ScanSpec, target: str, few: bool = False) -> Iterator[Plan]:
+def candidates(key: KernelKey) -> Iterator[Plan]:
     """Yield the planner's plan, then up to 47 alternatives, those of its own strategy first.
 
     A pure function: nothing is built or measured. Raises UnsupportedRequest for an unknown target.
     """
-    own = make_plan(spec, target, few)
+    own = plan_kernel(key)
     yield own
-    if spec.takes_length:
+    if key.spec.takes_length:
         return  # a kernel for any length has one shape
     seen = {own}
     ranked: list[list[Plan]] = []  # of the planner's strategy first, then of others, each by distance from its start
@@ -47,17 +47,17 @@ def candidates(spec: ScanSpec, target: str, few: bool = False) -> Iterator[Plan]
     yield from map(_explained, [*ranked[0][: MOST - 1 - len(kept)], *kept])
 
 
-def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object], few: bool = False) -> Plan:
-    """Return the plan with these numbers. Raises UnsupportedRequest unless this version makes such a plan.
+def restored(key: KernelKey, strategy: str, numbers: Mapping[str, object]) -> Plan:
+    """Return the plan of a kernel with these numbers. Raises UnsupportedRequest unless this version makes such a plan.
 
     The numbers come from a file and are not trusted: whatever the values, only the strategy's own plan and plans of
     values worth a try are accepted, and only those are computed.
     """
-    row = target_named(target)
-    serving = [] if spec.takes_length else _serving(spec, row, few)
+    spec = key.spec
+    serving = [] if spec.takes_length else _serving(key)
     if strategy not in serving:
         raise _gone(spec, f"a strategy that serves it: {', '.join(serving)}", repr(strategy))
-    start = by_rule(strategy, spec, row, few)
+    start = by_rule(strategy, key)
     now, free = start.numbers(), STRATEGIES[strategy].free
     if {name: type(value) for name, value in numbers.items()} == {name: type(value) for name, value in now.items()}:
         known = all(numbers[name] in (now[name], *values) for name, values in free.items())
@@ -77,18 +77,18 @@ def _gone(spec: ScanSpec, allowed: str, value: str) -> UnsupportedRequest:
     )
 
 
-def _serving(spec: ScanSpec, target: Target, few: bool) -> list[str]:
-    """The names of the strategies whose plans for a spec are worth a measurement."""
-    if spec.recomputes:  # one strategy scans a tile twice
-        return [make_plan(spec, target.name).strategy]
-    return [name for name, strategy in STRATEGIES.items() if strategy.fits(spec, target, few)]
+def _serving(key: KernelKey) -> list[str]:
+    """The names of the strategies whose plans for a kernel are worth a measurement."""
+    if key.spec.recomputes:  # one strategy scans a tile twice
+        return [plan_kernel(key._replace(variant=MANY)).strategy]
+    return [name for name, strategy in STRATEGIES.items() if strategy.fits(key)]
 
 
 def starts(own: Plan) -> Iterator[Plan]:
     """Yield a plan, then the plans of the other strategies that serve its spec, by their rules."""
     yield own
-    for name in _serving(own.spec, own.target, own.few):
-        other = None if name == own.strategy else _worth(by_rule, name, own.spec, own.target, own.few)
+    for name in _serving(own.key):
+        other = None if name == own.strategy else _worth(by_rule, name, own.key)
         if other is not None:
             yield other
 

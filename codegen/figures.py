@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.lines import PANEL_LINES, are_few
+from scanops.codegen.kernel_key import FEW, KernelKey
+from scanops.codegen.lines import PANEL_LINES, choose_variant
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
 from scanops.codegen.targets import Occupancy, occupancy
@@ -15,12 +16,13 @@ ITEMS = 2**28  # of a tensor, about: some twenty times an L2
 PER_THREAD = ("items", "vectors", "vector", "unroll")  # of a plan: their product is a thread's items in a tile
 
 
-def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS, few: bool = False) -> int:
-    """Return the number of lines of so many items in all, about; with ``few`` no more than are few."""
+def lines_for(key: KernelKey, multiprocessors: int, items: int = ITEMS) -> int:
+    """Return the number of lines of so many items in all, about: no more than are few where the kernel is for few."""
+    spec = key.spec
     lines = max(1, items // (spec.capacity * spec.inner)) * spec.inner
     if spec.input_layout == "transposed" and spec.inner == 1:
         lines = ceil_div(lines, PANEL_LINES) * PANEL_LINES  # side by side: in whole accesses
-    while few and lines > spec.inner and not are_few(spec, lines, multiprocessors):
+    while key.is_few and lines > spec.inner and choose_variant(spec, lines, multiprocessors) != FEW:
         lines = lines // spec.inner // 2 * spec.inner
     return lines
 

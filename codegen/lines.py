@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scanops.codegen.kernel_key import FEW, MANY, KernelKey, Variant
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import WARP, target_named
+from scanops.codegen.targets import WARP
 from scanops.errors import UnsupportedRequest
 
 PANEL_LINES = 32  # adjacent lines per block where tiles are transposed
@@ -17,13 +18,18 @@ COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one blo
 FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)
 
 
-def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
-    """Return whether so many lines would leave the GPU idle with one block per line, or per 64 columns.
+def choose_variant(spec: ScanSpec, lines: int, multiprocessors: int) -> Variant:
+    """Return the variant of the kernel for so many lines.
 
-    Of transposed lines: whether their panels would leave half of it idle, so that items are read one by one instead.
-    False where no plan would differ, so that one kernel serves both. Where the length is an argument, whether the lines
-    of some length are few.
+    Lines are few if they would leave the GPU idle with one block per line, or per 64 columns. Transposed ones are if
+    their panels would leave half of it idle, so that items are read one by one instead. Where no plan would differ
+    they are many, so that one kernel serves both. Where the length is an argument, lines are few if those of some
+    length are.
     """
+    return FEW if _are_few(spec, lines, multiprocessors) else MANY
+
+
+def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
     if spec.ragged:
         return False
     if spec.input_layout == "transposed":
@@ -38,21 +44,22 @@ def are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 
 
-def few_for(spec: ScanSpec, target: str, lines: int | None) -> bool:
-    """Return whether ``lines`` are few on ``target``; False for None, which stands for as many as fill the GPU.
+def key_for(spec: ScanSpec, target: str, lines: int | None = None) -> KernelKey:
+    """Return the key of the kernel for ``lines``; None stands for as many as fill the GPU.
 
     Raises UnsupportedRequest for an unknown target and for an impossible number of lines.
     """
+    key = KernelKey(spec, target)
     if lines is None:
-        return False
+        return key
     check_lines(spec, lines)
-    return are_few(spec, lines, target_named(target).multiprocessors)
+    return key._replace(variant=choose_variant(spec, lines, key.architecture.multiprocessors))
 
 
-def situations(spec: ScanSpec, target: str, lines: int | None = None) -> tuple[bool, ...]:
-    """Return the values of ``few`` that kernels of ``spec`` are built for: that of ``lines``, else all that occur."""
-    few = few_for(spec, target, spec.inner if lines is None else lines)
-    return (False, True) if few and lines is None else (few,)
+def keys_for(spec: ScanSpec, target: str, lines: int | None = None) -> tuple[KernelKey, ...]:
+    """Return the keys of the kernels that are built of ``spec``: of that for ``lines``, else one for each variant."""
+    key = key_for(spec, target, spec.inner if lines is None else lines)
+    return (key._replace(variant=MANY), key) if key.is_few and lines is None else (key,)
 
 
 def check_lines(spec: ScanSpec, lines: int) -> None:
@@ -81,25 +88,27 @@ FILLED = 0.75  # of the lanes per row: 100 has 0.95 of the speed of its own kern
 FEW_BUCKETS = (65536, 2**30)  # small tiles, large ones
 
 
-def any_length(spec: ScanSpec, few: bool = False) -> ScanSpec:
-    """Return the spec of the variable-length kernel that serves ``spec`` on many or on few lines.
+def any_length(key: KernelKey) -> KernelKey:
+    """Return the key of the variable-length kernel that serves what the kernel of ``key`` does.
 
-    >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
-    'sum-f32-any-le1024-by4'
+    >>> print(any_length(KernelKey(ScanSpec(op="sum", dtype="float32", length=1000), "sm_90")))
+    sum-f32-any-le1024-by4 for sm_90
 
-    A gradient that recomputes forward results exists for fixed lengths only: its spec is returned as is.
+    A gradient that recomputes forward results exists for fixed lengths only: its key is returned as is.
     """
+    spec = key.spec
     if spec.recomputes:
-        return spec
+        return key
     length = spec.capacity
-    buckets = FEW_BUCKETS if few and spec.inner == 1 and spec.input_layout != "transposed" else BUCKETS
-    return replace(
+    buckets = FEW_BUCKETS if key.is_few and spec.inner == 1 and spec.input_layout != "transposed" else BUCKETS
+    any_spec = replace(
         spec,
         length=None,
         at_most=next((bucket for bucket in buckets if length <= bucket), None),
         # Rows that all start on an access boundary need fewer guards.
         multiple=spec.access_items if _on_accesses(spec) else 1,
     )
+    return key._replace(spec=any_spec)
 
 
 def _on_accesses(spec: ScanSpec) -> bool:

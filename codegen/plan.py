@@ -20,6 +20,7 @@ from typing import Any
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.former_names import translate_plan
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import MANY, KernelKey, variant_for
 from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies import (
@@ -36,7 +37,7 @@ from scanops.codegen.strategies.base import WARP, ceil_div, require
 from scanops.codegen.strategies.base import Plan as Plan
 from scanops.codegen.strategies.rows import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
-from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
+from scanops.codegen.targets import DEFAULT_TARGET, target_named
 from scanops.errors import UnsupportedRequest
 
 SHORT_BYTES = 2560  # of a row; longer ones fit neither a warp nor its part of shared memory
@@ -65,8 +66,8 @@ PANEL: Mapping[str, Sequence[int]] = {
 class Strategy:
     """A way to scan lines, whose plans differ in some numbers."""
 
-    plan: Callable[[ScanSpec, Target, bool], Plan]  # by the strategy's own rule, for few lines or many
-    fits: Callable[[ScanSpec, Target, bool], bool]  # whether its plans for a spec are worth a measurement
+    plan: Callable[[KernelKey], Plan]  # by the strategy's own rule
+    fits: Callable[[KernelKey], bool]  # whether its plans for a spec are worth a measurement
     # The numbers that a measured plan gives, with the values worth a try; the others follow from them and from the spec
     free: Mapping[str, Sequence[int]]
 
@@ -74,27 +75,27 @@ class Strategy:
 STRATEGIES: Mapping[str, Strategy] = {
     "warp": Strategy(
         plan=warp.plan,
-        fits=lambda spec, target, few: spec.inner == 1 and warp.fits(spec),
+        fits=lambda key: key.spec.inner == 1 and warp.fits(key.spec),
         free={"threads": POWERS[6:10], "lanes": POWERS[:6]},
     ),
     "staged": Strategy(
         plan=staged.plan,
-        fits=lambda spec, target, few: staged.fits(spec),
+        fits=lambda key: staged.fits(key.spec),
         free={"threads": POWERS[5:9], "rows": POWERS[:10], "lanes": POWERS[:6]},
     ),
     "block": Strategy(
         plan=block.plan,
-        fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= WARP and block.fits(spec, target),
+        fits=lambda key: key.spec.inner == 1 and key.spec.capacity >= WARP and block.fits(key.spec, key.architecture),
         free={"vectors": range(1, 17)},
     ),
     "split": Strategy(
         plan=block.split,
-        fits=lambda spec, target, few: spec.inner == 1 and bool(few or spec.fusion) and spec.capacity >= LONG,
+        fits=lambda key: key.spec.inner == 1 and bool(key.is_few or key.spec.fusion) and key.spec.capacity >= LONG,
         free={"threads": (128, 256, 384, 512, 768, 1024), "vectors": range(1, 17)},
     ),
     "persistent": Strategy(
         plan=persistent.plan,
-        fits=lambda spec, target, few: spec.inner == 1 and spec.capacity >= LONG,
+        fits=lambda key: key.spec.inner == 1 and key.spec.capacity >= LONG,
         free={
             "threads": (*range(96, 513, 32), 640, 768, 1024),
             "vectors": range(1, 17),
@@ -105,7 +106,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     ),
     "transposed": Strategy(
         plan=transposed.plan,
-        fits=lambda spec, target, few: transposed.fits(spec),
+        fits=lambda key: transposed.fits(key.spec),
         free={
             "threads": POWERS[5:10],
             "items": POWERS[2:6],
@@ -114,10 +115,10 @@ STRATEGIES: Mapping[str, Strategy] = {
             "blocks": range(1, 17),
         },
     ),
-    "columns": Strategy(plan=columns.plan, fits=lambda spec, target, few: spec.inner > 1, free=PANEL),
+    "columns": Strategy(plan=columns.plan, fits=lambda key: key.spec.inner > 1, free=PANEL),
     "columns_lookback": Strategy(
         plan=columns_lookback.plan,
-        fits=lambda spec, target, few: spec.inner > 1 and spec.capacity >= WARP,
+        fits=lambda key: key.spec.inner > 1 and key.spec.capacity >= WARP,
         free={**PANEL, "abreast": POWERS, "group": (1, 8, 32), "stretch": (1, 4, 8, 32)},
     ),
 }
@@ -133,7 +134,7 @@ def make_plan(spec: ScanSpec | str, target: str = DEFAULT_TARGET, few: bool = Fa
 
     Args:
         spec: what to compute, a ScanSpec or its short name.
-        target: an architecture such as ``"sm_90"``, or ``"cpu"``.
+        target: an architecture such as ``"sm_90"``.
         few: plan for so few lines that one block for each line would leave the GPU idle.
 
     Returns:
@@ -146,29 +147,33 @@ def make_plan(spec: ScanSpec | str, target: str = DEFAULT_TARGET, few: bool = Fa
         >>> print(make_plan(ScanSpec(op="sum", dtype="float32", length=4)).describe())
         warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
     """
-    spec = spec_of(spec)
-    row = target_named(target)
-    return measured_plan(spec, row, few) or by_rule(strategy_of(spec, row, few), spec, row, few)
+    return plan_kernel(KernelKey(spec_of(spec), target_named(target).name, variant_for(few)))
 
 
-def by_rule(strategy: str, spec: ScanSpec, target: Target, few: bool) -> Plan:
-    """Return the plan that the rule of a strategy makes for few lines or for many."""
-    plan = STRATEGIES[strategy].plan(spec, target, few)
-    return replace(plan, few=True) if few else plan
+def plan_kernel(key: KernelKey) -> Plan:
+    """Return the plan of a kernel: a measured one, else that of the strategy that fits."""
+    return measured_plan(key) or by_rule(strategy_of(key), key)
 
 
-def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
+def by_rule(strategy: str, key: KernelKey) -> Plan:
+    """Return the plan that the rule of a strategy makes."""
+    plan = STRATEGIES[strategy].plan(key)
+    return replace(plan, variant=key.variant) if key.is_few else plan
+
+
+def strategy_of(key: KernelKey) -> str:
     """Return the name of the strategy whose rule makes the plan where none was measured."""
+    spec, few = key.spec, key.is_few
     if spec.recomputes:
         return "block"  # the one strategy that scans a tile twice
     if spec.input_layout == "transposed":
         if transposed.fits(spec) and not few:
             return "transposed"
-        few = False  # their items are read one by one
+        key, few = key._replace(variant=MANY), False  # their items are read one by one
     if spec.inner > 1 and spec.linked:  # a block that walks down its columns keeps the next rank waiting
-        return "columns_lookback" if columns_lookback.plan(spec, target, few).tiles > 1 else "columns"
+        return "columns_lookback" if columns_lookback.plan(key).tiles > 1 else "columns"
     if spec.inner > 1:
-        return "columns_lookback" if columns_lookback.fits(spec, target, few) else "columns"
+        return "columns_lookback" if columns_lookback.fits(key) else "columns"
     if spec.capacity * max(spec.input.bytes, *spec.result_bytes) <= SHORT_BYTES and not spec.linked:
         if staged.fits(spec):
             return "staged"
@@ -176,15 +181,16 @@ def strategy_of(spec: ScanSpec, target: Target, few: bool) -> str:
             return "warp"
     if few and spec.capacity >= SPLIT_LENGTH:
         return "split"
-    return "block" if block.fits(spec, target) else "persistent"
+    return "block" if block.fits(spec, key.architecture) else "persistent"
 
 
-def class_of(spec: ScanSpec, few: bool) -> str:
+def class_of(key: KernelKey) -> str:
     """Return what the best shape depends on besides the length, in words; empty where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
     """
+    spec = key.spec
     if spec.takes_length or spec.recomputes or spec.views or not spec.aligned:
         return ""
     if spec.linked and spec.inner > 1:  # their lines have to end one after another, which no plan was measured for
@@ -193,7 +199,7 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
     traits = ["map"] * bool(spec.fusion) + traits + ["ahead"] * spec.looks_ahead
     whole = spec.divides(spec.access_items) if spec.inner == 1 else column_tile.column_width(spec) == spec.access_items
-    traits += ["misaligned"] * (not whole) + ["few"] * few
+    traits += ["misaligned"] * (not whole) + ["few"] * key.is_few
     numbers = {
         "state": f"{fragments(spec).state_bytes}/{len(operator.fields)}",
         "value": f"{'complex' if value.kind == 'complex' else ''}{value.bytes}",  # float64 takes other registers
@@ -209,9 +215,10 @@ def class_of(spec: ScanSpec, few: bool) -> str:
     return " ".join([*traits, *(f"{name}={number}" for name, number in numbers.items() if number)])
 
 
-def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
-    """Return the measured plan for ``spec``, or None where no entry near it gives one."""
-    entries = _entries(class_of(spec, few), _table(target.name))
+def measured_plan(key: KernelKey) -> Plan | None:
+    """Return the measured plan of a kernel, or None where no entry near it gives one."""
+    spec = key.spec
+    entries = _entries(class_of(key), _table(key.architecture.name))
     for _, length in sorted((abs(math.log2(spec.capacity / length)), length) for length in entries):
         entry, factor = entries[length], spec.capacity / length
         tiled = entry["plan"]["tiles"] > 1
@@ -219,7 +226,7 @@ def measured_plan(spec: ScanSpec, target: Target, few: bool) -> Plan | None:
         most = NEAR if tiled else NEAR_TILE
         if 1 / most <= factor <= (math.inf if beyond else most):
             faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]  # than the strategy's own rule
-            plan = _carried(spec, target, few, entry) if faster else None
+            plan = _carried(key, entry) if faster else None
             if plan is not None or not faster:
                 return plan
     return None
@@ -237,10 +244,10 @@ def _entries(kind: str, table: Mapping[str, Mapping[int, TableEntry]]) -> Mappin
     return {**table.get(kind.removeprefix("map "), {}), **found}
 
 
-def _carried(spec: ScanSpec, target: Target, few: bool, entry: TableEntry) -> Plan | None:
-    """The plan of an entry for a spec of its class, or None where it does not serve that length."""
+def _carried(key: KernelKey, entry: TableEntry) -> Plan | None:
+    """The plan of an entry for a kernel of its class, or None where it does not serve that length."""
     try:
-        start = by_rule(entry["strategy"], spec, target, few)
+        start = by_rule(entry["strategy"], key)
         plan = rebuilt(start, **{name: entry["plan"][name] for name in STRATEGIES[start.strategy].free})
         return replace(plan, origin=f"measured: {entry['spec']}")
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
@@ -267,7 +274,7 @@ def rebuilt(plan: Plan, **free: Any) -> Plan:
     numbers: dict[str, Any] = {**plan.numbers(), **free}
     if isinstance(plan, StagedPlan):
         shape = {name: numbers[name] for name in ("threads", "rows", "lanes", "items")}
-        return replace(staged.shaped(plan.spec, plan.target, **shape), few=plan.few)
+        return replace(staged.shaped(plan.spec, plan.target, **shape), variant=plan.variant)
     reach = plan.spec.capacity + max(0, numbers.get("boundary", 0) - 1)
     if plan.strategy == "warp":  # a row lies within its lanes
         numbers["vectors"] = ceil_div(reach, numbers["lanes"] * numbers["items"])

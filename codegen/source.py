@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 import jinja2
 
 from scanops.codegen.abi import ABI
-from scanops.codegen.lines import few_for
-from scanops.codegen.plan import make_plan
+from scanops.codegen.lines import key_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
-from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.codegen.targets import DEFAULT_TARGET, target_named
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 SECTION = "//@"  # begins a line of a header: the names after it are declared from here to the next such line
@@ -50,7 +50,7 @@ def generate(spec: ScanSpec | str, target: str = DEFAULT_TARGET, *, lines: int |
         True
     """
     spec = spec_of(spec)
-    return render(make_plan(spec, target, few_for(spec, target, lines)))
+    return render(plan_kernel(key_for(spec, target_named(target).name, lines)))
 
 
 def render(plan: Plan, launcher: str = "") -> str:

@@ -82,6 +82,7 @@ _ROWS = (
 
 TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
 DEFAULT_TARGET = "sm_90"
+CPU = "cpu"  # the target of the emulator, which runs the plans of the default target
 
 
 def target_named(name: object) -> Target:

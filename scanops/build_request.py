@@ -27,9 +27,8 @@ import scanops.codegen
 import scanops.templates
 from scanops import files
 from scanops.codegen.abi import ABI, SCHEMA
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.operators import Operator, is_built_in, operator_named
-from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import BadStoreEntry, UnsupportedRequest
@@ -178,27 +177,25 @@ class BuildReport:
 
 
 def request_of(
-    spec: ScanSpec,
-    target: str,
-    measured: Choice | None = None,
-    few: bool = False,
-    builders: tuple[str, ...] = tuple(FORMS),
+    key: KernelKey, measured: Choice | None = None, builders: tuple[str, ...] = tuple(FORMS)
 ) -> BuildRequest:
     """Return what the store is asked for: the rendered text, and what it is compiled for."""
-    row = operator_named(spec.op)
+    row = operator_named(key.spec.op)
     with FORK_LOCK:  # jinja2 imports while it renders
-        plan = plan_for(spec, target, measured, few)
+        plan = plan_for(key, measured)
         source, launch = import_late("scanops.codegen.source").render(plan), plan.launch._asdict()
     written = "" if is_built_in(row) else expressions(row)
-    return BuildRequest(name=spec.slug, source=source, target=target, written=written, launch=launch, builders=builders)
+    return BuildRequest(
+        name=key.spec.slug, source=source, target=key.target, written=written, launch=launch, builders=builders
+    )
 
 
-def rendered_again(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digest: str) -> str:
+def render_again(key: KernelKey, measured: Choice | None, digest: str) -> str:
     """Return the text that a kernel was built from. Raises BadStoreEntry unless its SHA-256 is ``digest``."""
-    text = request_of(spec, target, measured, few).source
+    text = request_of(key, measured).source
     if (found := hashlib.sha256(text.encode()).hexdigest()) != digest:
         raise BadStoreEntry(
-            f"the source of {spec} for {target}, which its pack lacks",
+            f"the source of {key.spec} for {key.target}, which its pack lacks",
             allowed=f"a text with the SHA-256 {digest}",
             value=f"{found}: this version of scanops renders another text",
             hint="render it with the version that built the pack, which its pack.json names",
@@ -206,18 +203,13 @@ def rendered_again(spec: ScanSpec, target: str, measured: Choice | None, few: bo
     return text
 
 
-def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:
+def plan_for(key: KernelKey, measured: Choice | None = None) -> Plan:
     """Return the plan of a kernel: the measured one, else the planner's own."""
     if measured is not None:
-        return plan_of(measured, spec)
+        return plan_of(measured, key)
     # A kernel in the store needs no plan and no template.
-    plan: Plan = import_late("scanops.codegen.plan").make_plan(spec, planned(target), few)
+    plan: Plan = import_late("scanops.codegen.plan").plan_kernel(key)
     return plan
-
-
-def planned(target: str) -> str:
-    """Return the architecture whose plans ``target`` uses: the emulator runs those of the default target."""
-    return DEFAULT_TARGET if target == CPU else target
 
 
 def expressions(operator: Operator) -> str:
@@ -227,10 +219,8 @@ def expressions(operator: Operator) -> str:
 
 
 def store_keys(
-    spec: ScanSpec,
-    target: str,
+    key: KernelKey,
     measured: Choice | None = None,
-    few: bool = False,
     forms: Iterable[str] = (LIBRARY,),
     digests: Mapping[str, str] | None = None,
 ) -> list[str]:
@@ -240,11 +230,14 @@ def store_keys(
     is not in the table: then the identity is found by rendering.
     """
     digests = DIGESTS if digests is None else digests
-    if not digests or not is_built_in(operator_named(spec.op)):
+    if not digests or not is_built_in(operator_named(key.spec.op)):
         return []
-    asked, made_from = f"{spec.slug}{' few' * few} {target}", tuple(digests[name] for name in files.TREES)
+    asked, made_from = (
+        f"{key.spec.slug}{' few' * key.is_few} {key.target}",
+        tuple(digests[name] for name in files.TREES),
+    )
     plan = f" {measured.entry.digest}" if measured else ""  # another measured plan leads to another kernel
-    return [f"{asked} {_fingerprint(target, form, made_from)}{plan}" for form in forms]
+    return [f"{asked} {_fingerprint(key.target, form, made_from)}{plan}" for form in forms]
 
 
 def forms_by(builders: Iterable[str], target: str) -> list[str]:
@@ -253,15 +246,13 @@ def forms_by(builders: Iterable[str], target: str) -> list[str]:
     return [form for form in (LIBRARY, CUBIN) if form in made] if target != CPU else [LIBRARY]
 
 
-def sources_key(
-    spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False, form: str = LIBRARY
-) -> str | None:
+def sources_key(key: KernelKey, measured: Choice | None = None, form: str = LIBRARY) -> str | None:
     """Return the key under which an index records a kernel, from the sources as they are; None where there is none.
 
     It is one of the ``store_keys`` of a wheel with these sources: in a wheel whose files were edited it is another one,
     and so no edited kernel is recorded under the wheel's key.
     """
-    return next(iter(store_keys(spec, target, measured, few, (form,), source_digests())), None)
+    return next(iter(store_keys(key, measured, (form,), source_digests())), None)
 
 
 def source_digests() -> Mapping[str, str]:

@@ -18,6 +18,7 @@ import torch
 from scanops.build_request import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import ITEMS, item_bytes
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -65,27 +66,25 @@ class Outcome:
 
 
 def tune(
-    spec: ScanSpec,
-    target: str,
+    key: KernelKey,
     laboratory: GpuLaboratory,
     *,
-    few: bool = False,
     rounds: int = 15,
     said: Said = lambda what, done, of: None,
 ) -> Outcome:
-    """Return the fastest plan for ``spec``: the planner's own unless another is faster by more than the noise.
+    """Return the fastest plan of a kernel: the planner's own unless another is faster by more than the noise.
 
     Raises BuildFailure when the kernel of the planner's plan cannot be built.
     """
-    plans = list(candidates(spec, target, few))
+    plans = list(candidates(key))
     default = plans[0]
     problems = laboratory.problems(plans, said)
     if default in problems:
         raise BuildFailure(
-            f"build the planner's kernel for {spec}",
+            f"build the planner's kernel for {key.spec}",
             allowed="a kernel to compare with",
             value=problems[default],
-            hint=f"see what `scanops build {spec}` says",
+            hint=f"see what `scanops build {key.spec}` says",
         )
     usable = [plan for plan in plans if plan not in problems]
     said("measuring", 0, 2)
@@ -143,7 +142,7 @@ class GpuLaboratory:
             if plan is not plans[0] and spilled:
                 problems[plan] = f"{spilled} bytes of spills"
                 continue
-            self._kernels[plan] = kernel = Kernel(plan.spec, plan.target.name, entry, few=plan.few)
+            self._kernels[plan] = kernel = Kernel(plan.key, entry)
             kernel._plan = plan
             self._operands.out.fill_(77)  # unwritten items keep this value, which no random walk has throughout
             try:

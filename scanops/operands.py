@@ -93,7 +93,7 @@ class Operands:
         tensors = tuple(self.tensors.values())
         launch = self._launches.get(kernel)
         if launch is None:
-            launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), self._spec, kernel.few)
+            launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), kernel.key)
         launch(tensors, (self.out, *self._further))
         return self.out
 
@@ -111,7 +111,7 @@ class Operands:
         )
         launch = self._launches.get(kernel)
         if launch is None:
-            launch = self._launches[kernel] = Launcher(kernel, request, device_of(self.out), spec, kernel.few)
+            launch = self._launches[kernel] = Launcher(kernel, request, device_of(self.out), kernel.key)
             places = request.places[1:]
             self._others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in places]
         launch(request.inputs, (self.out, *self._others))

@@ -20,7 +20,8 @@ import torch
 from scanops.api import scan
 from scanops.build_request import CPU, BuildRequest, expressions, plan_for
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.lines import are_few
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import choose_variant
 from scanops.codegen.operators import OPERATORS, Operator, operator_named, register_operator
 from scanops.codegen.source import environment, link, render
 from scanops.codegen.spec import ScanSpec
@@ -158,7 +159,7 @@ class Check:
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
-        plan = plan_for(spec, CPU)
+        plan = plan_for(KernelKey(spec, CPU))
         text = link(environment().get_template("laws.j2").render(plan=plan))
         library = load(self._built(f"laws-{spec.input.tag}", plan, text))
         assert isinstance(library, Library)
@@ -223,13 +224,14 @@ class Check:
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype))
-                few = are_few(spec, request.line_shape.numel(), emulation.multiprocessors)
-                plan = plan_for(spec, CPU, few=few)
+                lines = request.line_shape.numel()
+                key = KernelKey(spec, CPU, choose_variant(spec, lines, emulation.multiprocessors))
+                plan = plan_for(key)
                 if plan.strategy in seen:
                     continue
                 seen.add(plan.strategy)
                 self._say(f"{plan.strategy}, {tuple(x.shape)} along {dim}")
-                kernel = Kernel(spec, CPU, self._built(f"check-{plan.strategy}", plan, render(plan)), few=plan.few)
+                kernel = Kernel(key, self._built(f"check-{plan.strategy}", plan, render(plan)))
                 y = kernel(x, dim, mask=mask, gate=gate)
             self.report.strategies = tuple(sorted({*self.report.strategies, plan.strategy}))
             assert isinstance(y, torch.Tensor)

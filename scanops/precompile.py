@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops import recording
-from scanops.build_request import CPU, planned
-from scanops.codegen.lines import few_for, situations
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import key_for, keys_for
 from scanops.codegen.spec import ScanSpec, spec_of
-from scanops.codegen.targets import target_named
+from scanops.codegen.targets import CPU, target_named
 from scanops.environment import AUTO, BUILDERS, no_such
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.forks import import_late
@@ -27,8 +27,6 @@ from scanops.store.packs import finish
 from scanops.store.root import create_root
 
 _LOG = logging.getLogger("scanops")
-FEW = ", few lines"  # behind the name of such a kernel
-_Wanted = tuple[ScanSpec, str, bool]  # a spec, its target, and whether the kernel is for few lines
 
 
 def compile(
@@ -59,9 +57,9 @@ def compile(
     target = default_target() if target is None else target
     spec = spec_of(spec)
     check_wanted(target, builder)
-    few = few_for(spec, planned(target), lines)
-    recording.note(spec, target, few)
-    kernel = obtain(spec, target, policies.strict().by(builder), Store(), few)
+    key = key_for(spec, target, lines)
+    recording.note(key)
+    kernel = obtain(key, policies.strict().by(builder), Store())
     assert kernel is not None
     return kernel
 
@@ -144,20 +142,19 @@ def prepare(
         raise _not_prepared(what, "is neither a spec nor a function")
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
-    wanted: dict[_Wanted, None] = {}
+    wanted: dict[KernelKey, None] = {}
     with policies.resumed(policies.strict().name):
         for item in what:
-            for spec, own, few in _asked(item, here):  # an invalid target shows before anything is built
-                wanted.update(dict.fromkeys(_situated(spec, chosen or [own], few)))
-        for spec, target, few in wanted:
-            recording.note(spec, target, few)
+            wanted.update(dict.fromkeys(_expand(item, chosen, here)))  # an invalid target shows before a build
+        for key in wanted:
+            recording.note(key)
         # A capture belongs to its thread: what may not be built because of one is refused in this thread.
-        found = at_once(_obtained, list(wanted), 1 if capturing() else jobs_that_fit())
+        found = at_once(_try_to_obtain, list(wanted), 1 if capturing() else jobs_that_fit())
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
                 kernel.code.ready(-1 if here == CPU else import_late("torch").cuda.current_device())
-        named = zip((f"{spec.slug} for {target}" for spec, target, _ in wanted), found, strict=True)
+        named = zip((f"{key.spec.slug} for {key.target}" for key in wanted), found, strict=True)
         problems = [(name, outcome) for name, outcome in named if isinstance(outcome, Exception)]
         if len(problems) > 1:
             for problem, stopped in by_reason(problems):
@@ -168,35 +165,37 @@ def prepare(
     return kernels
 
 
-def _obtained(wanted: _Wanted) -> Kernel | Exception | None:
+def _try_to_obtain(key: KernelKey) -> Kernel | Exception | None:
     try:
-        spec, target, few = wanted
-        return obtain(spec, target, policies.strict(), few=few)
+        return obtain(key, policies.strict())
     except Exception as problem:  # one failure does not keep the other kernels from being built
         return problem
 
 
-def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[tuple[ScanSpec, str, bool | None]]:
-    """Return the kernels that one item of ``prepare`` stands for: of a spec (None) those for many and few lines."""
-    if isinstance(item, ScanSpec):
-        return [(item, here, None)]
-    if isinstance(item, str):
-        return [(ScanSpec.parse(item), here, None)]
+def _expand(
+    item: ScanSpec | str | Callable[[], object], targets: Sequence[str] | None, here: str
+) -> Iterator[KernelKey]:
+    """Yield the kernels that one item of ``prepare`` stands for: of a spec those for many and for few lines."""
+    if isinstance(item, ScanSpec | str):
+        yield from _keys_of(spec_of(item), targets or [here])
+        return
     if not callable(item):
         raise _not_prepared(item, "is neither a spec nor a function")
     with _recorded() as used:
         item()
     if not used.counts:
         raise _not_prepared(item, "asks for no kernel")
-    return list(used.counts)
+    for key in used.counts:
+        for target in targets or [key.target]:
+            check_wanted(target)
+            yield key._replace(target=target)
 
 
-def _situated(spec: ScanSpec, targets: Iterable[str], few: bool | None) -> Iterator[_Wanted]:
-    """Yield a spec's kernels for these targets; where ``few`` is None, for many lines and for few."""
+def _keys_of(spec: ScanSpec, targets: Iterable[str]) -> Iterator[KernelKey]:
+    """Yield the kernels of a spec for these targets: for many lines, and for few where their plan differs."""
     for target in targets:
         check_wanted(target)
-        for each in situations(spec, planned(target)) if few is None else (few,):
-            yield spec, target, each
+        yield from keys_for(spec, target)
 
 
 def _not_prepared(item: object, why: str) -> UnsupportedRequest:
@@ -213,22 +212,15 @@ def _not_prepared(item: object, why: str) -> UnsupportedRequest:
 class Built:
     """The outcome of building one kernel."""
 
-    spec: ScanSpec
-    target: str
-    few: bool  # whether it is for few lines
+    key: KernelKey
     found: bool  # the store had it already
     seconds: float
     kernel: Kernel | None  # None when it could not be built
     error: ScanopsError | None
 
-    @property
-    def name(self) -> str:
-        """Spec, target and situation, for messages."""
-        return f"{self.spec.slug} for {self.target}{FEW * self.few}"
-
 
 def precompile(
-    wanted: Sequence[_Wanted],
+    wanted: Sequence[KernelKey],
     folder: Path,
     *,
     jobs: int,
@@ -236,7 +228,7 @@ def precompile(
     native: bool = False,
     builder: str = AUTO,
 ) -> list[Built]:
-    """Build each (spec, target, few) into the store at ``folder``, and complete the folder as a pack.
+    """Build each kernel into the store at ``folder``, and complete the folder as a pack.
 
     Kernels that the folder already has are skipped, so a run that was stopped can be continued. A kernel that cannot be
     built stops no other. Outcomes are returned in the order asked for; ``said`` is called with each as soon as it is
@@ -246,19 +238,21 @@ def precompile(
     create_root(folder)
     if native:
         import_late("scanops.runtime.native.building").built(Store(folder))  # which needs torch
-    outcomes = at_once(lambda each: built(each, Store(folder), builder), list(dict.fromkeys(wanted)), jobs, said)
+    outcomes = at_once(
+        lambda each: find_or_build(each, Store(folder), builder), list(dict.fromkeys(wanted)), jobs, said
+    )
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)
     return outcomes
 
 
-def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path) -> list[_Wanted]:
+def expand_file(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path) -> list[KernelKey]:
     """Return each kernel once: for ``targets``, or else for the targets that the file names.
 
     Where the plans for many and for few lines differ, both kernels are wanted. Raises UnsupportedRequest when neither
     names a target, and for a file that names no kernel.
     """
-    found: dict[_Wanted, None] = {}
+    found: dict[KernelKey, None] = {}
     for spec, own in wanted:
         if not targets and own is None:
             raise UnsupportedRequest(
@@ -267,7 +261,7 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
                 value=f"neither names one ({source})",
                 hint="add --targets sm_80,sm_90",
             )
-        found.update(dict.fromkeys(_situated(spec, targets or [str(own)], None)))
+        found.update(dict.fromkeys(_keys_of(spec, targets or [str(own)])))
     if not found:
         raise UnsupportedRequest(
             f"precompile: {source} names no kernel",
@@ -278,15 +272,15 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
     return list(found)
 
 
-def built(wanted: _Wanted, store: Store, builder: str = AUTO) -> Built:
+def find_or_build(key: KernelKey, store: Store, builder: str = AUTO) -> Built:
     """Find or build one kernel in ``store``, whatever the policy is, and return the outcome, errors included."""
     started = time.perf_counter()
-    (spec, target, few), found, kernel, error = wanted, False, None, None
+    found, kernel, error = False, None, None
     try:
-        kernel = obtain(spec, target, policies.FIND.by(builder), store, few)
+        kernel = obtain(key, policies.FIND.by(builder), store)
         found = kernel is not None
-        kernel = kernel or obtain(spec, target, policies.STRICT.by(builder), store, few)
+        kernel = kernel or obtain(key, policies.STRICT.by(builder), store)
     except ScanopsError as problem:
         error = problem
     took = time.perf_counter() - started
-    return Built(spec=spec, target=target, few=few, found=found, seconds=took, kernel=kernel, error=error)
+    return Built(key=key, found=found, seconds=took, kernel=kernel, error=error)

@@ -21,10 +21,10 @@ from scanops.errors import ScanopsError
 from scanops.forks import FORK_LOCK, import_late, reset_in_child
 
 if TYPE_CHECKING:
+    from scanops.codegen.kernel_key import KernelKey
     from scanops.codegen.spec import ScanSpec
 
 _LOG = logging.getLogger("scanops")
-_Key = tuple["ScanSpec", str, bool]  # a spec, its target, and whether lines are few
 
 
 class Served(NamedTuple):
@@ -63,7 +63,7 @@ class Recording:
     """The kernels that a program asked for, in the order of first use: ``specs``, ``counts`` and ``write``."""
 
     def __init__(self) -> None:
-        self.counts: Counter[_Key] = Counter()  # (spec, target, few) -> calls
+        self.counts: Counter[KernelKey] = Counter()  # calls of each kernel
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
         self.calls: list[Served] | None = None  # what served each call, where that is wanted
 
@@ -86,9 +86,9 @@ class Recording:
         what = f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute"
         return f"{what}; run the program on a GPU, or inside `with scanops.emulate():`"
 
-    def add(self, spec: ScanSpec, target: str, few: bool) -> None:
-        """Count one call of the kernel of ``spec`` for ``target``."""
-        self.counts[spec, target, few] += 1
+    def add(self, key: KernelKey) -> None:
+        """Count one call of a kernel."""
+        self.counts[key] += 1
 
     def write(self, path: str | Path) -> None:
         """Add the counts to a spec file, which ``scanops precompile`` reads. The file is created if it is absent.
@@ -106,14 +106,14 @@ class _FileRecording(Recording):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path: Path | None = path
-        self._unsaved: Counter[_Key] = Counter()
+        self._unsaved: Counter[KernelKey] = Counter()
         atexit.register(self._end)
         reset_in_child(self._unsaved.clear)  # the parent saves what it counted
 
-    def add(self, spec: ScanSpec, target: str, few: bool) -> None:
-        new = (spec, target, few) not in self.counts
-        super().add(spec, target, few)
-        self._unsaved[spec, target, few] += 1
+    def add(self, key: KernelKey) -> None:
+        new = key not in self.counts
+        super().add(key)
+        self._unsaved[key] += 1
         if new:
             self._save()
 
@@ -150,11 +150,11 @@ def open_recording() -> Iterator[Recording]:
         OPEN.remove(found)
 
 
-def note(spec: ScanSpec, target: str, few: bool) -> None:
+def note(key: KernelKey) -> None:
     """Count one call of a kernel, in every open recording."""
     for each in _recordings():
         with FORK_LOCK:
-            each.add(spec, target, few)
+            each.add(key)
 
 
 def note_on_cpu(request: str) -> None:

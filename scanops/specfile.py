@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
@@ -117,7 +118,7 @@ def load(path: Path) -> SpecFile:
     return found
 
 
-def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
+def add(path: Path, counts: Mapping[KernelKey, int]) -> None:
     """Add counts to a spec file, which is created if it is absent. Processes may add to one file at the same time.
 
     The file does not say whether lines were few, which depends on the GPU. One that was written by hand keeps its
@@ -132,8 +133,8 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str, bool], int]) -> None:
         with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
             old = _written(path)
             found = Counter(old.wanted)
-            for (spec, target, _), count in counts.items():
-                found[spec, target] += count
+            for key, count in counts.items():
+                found[key.spec, key.target] += count
             total = {(spec.slug, target, spec.map): (n, _operator(spec)) for (spec, target), n in found.items()}
             total.update({key: (count, operator) for (key, operator), count in old.unknown.items()})
             text = "".join(_text(total))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.codegen.former_names import translate_plan
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.kernel_key import KernelKey
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.files import parse_object, read_file, require_form, write_text, writing
 from scanops.forks import import_late
@@ -80,8 +80,8 @@ class TuningEntry:
             target=plan.target.name,
             gpu=gpu,
             spec=plan.spec.slug,
-            few=plan.few,
-            kind=import_late("scanops.codegen.plan").class_of(plan.spec, plan.few),
+            few=plan.key.is_few,
+            kind=import_late("scanops.codegen.plan").class_of(plan.key),
             strategy=plan.strategy,
             plan=plan.numbers(),
             measured=measured,
@@ -161,26 +161,26 @@ class Choice:
     path: Path
 
 
-def entry_for(spec: ScanSpec, target: str, few: bool = False) -> Choice | None:
-    """Return the entry for ``spec`` from the first tuning file that has one for this target.
+def entry_for(key: KernelKey) -> Choice | None:
+    """Return the entry for a kernel from the first tuning file that has one.
 
     Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
     """
     for path in environment.tuning_files():
         found = read(path)
-        entry = found.get((target, spec.slug, few)) if found else None
+        entry = found.get((key.target, key.spec.slug, key.is_few)) if found else None
         if entry is not None:
             return Choice(entry=entry, path=path)
     return None
 
 
-def usable(choice: Choice, spec: ScanSpec) -> bool:
+def usable(choice: Choice, key: KernelKey) -> bool:
     """Whether the plan of an entry is a candidate of this version. A refusal is logged once per entry.
 
     An upgrade may remove candidates: programs then go on with the planner's plan.
     """
     try:
-        plan_of(choice, spec)
+        plan_of(choice, key)
     except BadTuning as problem:
         _warn(choice.path, choice.entry.digest, str(problem))
         return False
@@ -192,11 +192,11 @@ def _warn(path: Path, digest: str, words: str) -> None:
     _LOG.warning("%s", words)  # once for each entry
 
 
-def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
+def plan_of(choice: Choice, key: KernelKey) -> Plan:
     """Return the plan of an entry, checked. Raises BadTuning if it is not a candidate of this version."""
     entry, candidates = choice.entry, import_late("scanops.codegen.candidates")
     try:
-        plan: Plan = candidates.restored(spec, entry.target, entry.strategy, entry.plan, entry.few)
+        plan: Plan = candidates.restored(key, entry.strategy, entry.plan)
         return plan
     except UnsupportedRequest as problem:
         raise BadTuning(

@@ -19,9 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVER = """
 import json, os, pathlib, shutil, sys, tempfile, traceback, torch, torch._dynamo, torch.distributed.tensor, scanops
 from scanops.build_request import request_of
+from scanops.codegen.kernel_key import KernelKey
 from scanops.builders import build
 with tempfile.TemporaryDirectory() as folder:
-    shutil.which("g++") and build(request_of(scanops.ScanSpec.parse("sum-f32-n4"), "cpu"), pathlib.Path(folder))
+    key = KernelKey(scanops.ScanSpec.parse("sum-f32-n4"), "cpu")
+    shutil.which("g++") and build(request_of(key), pathlib.Path(folder))
 for line in sys.stdin:
     folder, *programs = json.loads(line)
     child = os.fork()

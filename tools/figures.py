@@ -340,10 +340,11 @@ print(1e3 * (time.perf_counter() - began))
 # Until nothing is left to a first launch; a driver that does nothing takes cubins.
 FROM_DISK = """
 import sys, time, torch, scanops
+from scanops.codegen.kernel_key import KernelKey
 from scanops.runtime import kernels
 spec = scanops.ScanSpec.parse("sum-f32-n1024")
 began = time.perf_counter()
-kernel = kernels.find(spec, sys.argv[1])
+kernel = kernels.find(KernelKey(spec, sys.argv[1]))
 kernel.code.ready(0)
 print(1e3 * (time.perf_counter() - began))
 """

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops.codegen.plan import Plan, make_plan
+from scanops.codegen.kernel_key import FEW, MANY, KernelKey, Variant
+from scanops.codegen.plan import Plan, plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -28,7 +29,7 @@ class Golden:
     """One committed kernel: the slug of its spec, and what it shows."""
 
     slug: str  # of its spec, and the file's name
-    few: bool = False  # planned for few lines
+    variant: Variant = MANY
     shows: str  # what a reader finds there and in no kernel above it
 
     @property
@@ -39,7 +40,7 @@ class Golden:
     @property
     def plan(self) -> Plan:
         """The plan of the spec on the default target."""
-        return make_plan(self.spec, DEFAULT_TARGET, self.few)
+        return plan_kernel(KernelKey(self.spec, DEFAULT_TARGET, self.variant))
 
     @property
     def file(self) -> str:
@@ -85,7 +86,7 @@ GOLDEN: tuple[Golden, ...] = (
     ),
     Golden(
         slug="sum-f32-n1048576",
-        few=True,
+        variant=FEW,
         shows="one tile per block, all concurrent; totals are folded in a fixed order",
     ),
     # short rows through shared memory
@@ -109,7 +110,7 @@ GOLDEN: tuple[Golden, ...] = (
     ),
     Golden(
         slug="prod-f64-n65536-inner6-exclusive",
-        few=True,
+        variant=FEW,
         shows="few columns, split over blocks: tree look-back over totals of tiles and groups",
     ),
 )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scanops.codegen.exports.texts import python_text, units_of
-from scanops.codegen.lines import few_for
-from scanops.codegen.plan import make_plan
+from scanops.codegen.lines import key_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec, spec_of
-from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.codegen.targets import DEFAULT_TARGET, target_named
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["FORMATS", "export"]
@@ -71,7 +71,7 @@ def export(
     if format == "kernelbench":  # draws bool masks, which the evaluator casts to the precision of the run
         masks = [replace(spec, mask=mask) if spec.mask else spec for spec in listed for mask in ("bool", spec.dtype)]
         listed = tuple(dict.fromkeys(masks))
-    plans = [make_plan(spec, target, few_for(spec, target, lines)) for spec in listed]
+    plans = [plan_kernel(key_for(spec, target_named(target).name, lines)) for spec in listed]
     units = units_of(plans, takes_stream=format != "gpumode")
     if format == "cu":
         return environment().get_template("exports/kernel.cu.j2").render(unit=units[0], command=command)

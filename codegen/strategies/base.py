@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import Fragments, fragments
+from scanops.codegen.kernel_key import MANY, KernelKey, Variant
 from scanops.codegen.launch import FIELDS
 from scanops.codegen.launch import Launch as Launch
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
@@ -82,7 +83,7 @@ class Plan:
     origin: str = field(default="", compare=False)
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
-    few: bool = False  # for so few lines that one block per line would leave the GPU idle
+    variant: Variant = MANY  # for as many lines as fill the GPU, or for so few that one block a line would not
     tiles: int = field(init=False)  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
 
     # ---- what follows from the fields above, for the text
@@ -125,6 +126,11 @@ class Plan:
             uses_select=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
         set_derived(self, tiles=ceil_div(spec.capacity + self._lead, max(1, self.tile)))
+
+    @property
+    def key(self) -> KernelKey:
+        """What the plan was made for."""
+        return KernelKey(self.spec, self.target.name, self.variant)
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers of the strategy that the kernel's text names, in the order in which it declares them."""
@@ -247,7 +253,7 @@ class Plan:
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why", "origin", "few"}
+        shared = {"spec", "target", "why", "origin", "variant"}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.repr and each.name not in shared}
 
     def describe(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import WARP, Launch, ceil_div, power_of_two_above, require
@@ -139,8 +140,9 @@ class SplitPlan(RowPlan):
         return self._launch("workspace", lead=self._lead, tile=self.tile, statuses=(1,))
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
+def plan(key: KernelKey) -> BlockPlan:
     """Plan a row as one tile, with threads and accesses such that little of the tile lies past the row's end."""
+    spec, target = key.spec, key.architecture
     items, boundary, accesses = rows.row_of(spec)
     if spec.takes_length:
         preferred = next(each for limit, each in _any_table(spec) if accesses <= limit)
@@ -162,8 +164,9 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
     )
 
 
-def split(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:
+def split(key: KernelKey) -> SplitPlan:
     """Plan tiles in registers, smaller for shorter rows."""
+    spec, target = key.spec, key.architecture
     items, boundary, _ = rows.row_of(spec)
     row_bytes = spec.capacity * fragments(spec).state_bytes
     threads, preferred = next((threads, each) for limit, threads, each in SPLIT_SHAPES if row_bytes <= limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ACCESS_BYTES, MAX_LENGTH, ScanSpec
 from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, ceil_div, power_of_two_above, require
@@ -88,8 +89,9 @@ DECLARED_BYTES = 8192  # bytes of shared memory besides the ring, at least
 MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex128 states of several fields
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
+def plan(key: KernelKey) -> ColumnsPlan:
     """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
+    spec, target = key.spec, key.architecture
     if column_tile.is_narrow(spec, target):
         return _narrow(spec, target)
     vector = column_tile.column_width(spec)
@@ -105,7 +107,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
     if column_tile.is_gradient(spec) and spec.capacity > PAIR_ROWS:
         many = SHORT_GRADIENT if spec.capacity <= SHORT and spec.out.bytes < 4 else GRADIENT_STAGED
         many = COSTLY_GRADIENT if spec.operator.costly else many
-        threads, items, columns, width, stages = FEW_GRADIENT[spec.out.bytes] if few else many
+        threads, items, columns, width, stages = FEW_GRADIENT[spec.out.bytes] if key.is_few else many
         if vector >= width and (stages == 0 or column_tile.can_stage(spec, target, width)):
             return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
     if column_tile.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
@@ -115,9 +117,9 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
         if spec.fusion and vector > FUSED_STAGED[0]:
             vector, lanes, threads, items, stages = FUSED_STAGED
-        items = min(items, column_tile.register_rows(spec, vector, few=few))
+        items = min(items, column_tile.register_rows(spec, vector, few=key.is_few))
         return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=1)
-    items, most = column_tile.register_rows(spec, vector, few=few), THREADS
+    items, most = column_tile.register_rows(spec, vector, few=key.is_few), THREADS
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
         strided = next(threads for length, threads in STRIDED_THREADS if spec.capacity <= length)

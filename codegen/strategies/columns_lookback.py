@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
@@ -113,17 +114,18 @@ GRADIENT_WIDTH = 4
 LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow panels
 
 
-def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
+def fits(key: KernelKey) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
+    spec = key.spec
     if spec.inner == 1 or spec.ragged or not column_tile.are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
     if (
         column_tile.is_gradient(spec)
         and column_tile.column_width(spec) > 2
-        and (not few or spec.capacity <= LONGEST_GRADIENT)
+        and (not key.is_few or spec.capacity <= LONGEST_GRADIENT)
     ):
         return False
-    if not few:
+    if not key.is_few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
@@ -133,15 +135,16 @@ def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
         loops = halves or spec.capacity <= SHORT or (short and column_tile.is_costly(spec))
         if column_tile.column_width(spec) == spec.access_items and loops:
             return False
-    return plan(spec, target, few).tiles > 1
+    return plan(key).tiles > 1
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsLookbackPlan:
+def plan(key: KernelKey) -> ColumnsLookbackPlan:
     """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back.
 
     Linked lines end a few panels at a time, as the next rank waits for them.
     """
-    made = _plan(spec, target, few)
+    spec, target = key.spec, key.architecture
+    made = _plan(key)
     if not spec.linked:
         return made
     if spec.saved and column_tile.column_width(spec) == spec.access_items:
@@ -151,7 +154,8 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsLookbackPl
     return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH)
 
 
-def _plan(spec: ScanSpec, target: Target, few: bool) -> ColumnsLookbackPlan:
+def _plan(key: KernelKey) -> ColumnsLookbackPlan:
+    spec, target, few = key.spec, key.architecture, key.is_few
     vector = column_tile.column_width(spec)
     strided = (
         vector < spec.access_items and column_tile.are_neighbours(spec) and not column_tile.is_narrow(spec, target)
@@ -163,7 +167,7 @@ def _plan(spec: ScanSpec, target: Target, few: bool) -> ColumnsLookbackPlan:
         and vector == spec.access_items
         and spec.inner > ONE_PANEL_LANES * vector
     ):
-        return _of_pairs(spec, target, few)
+        return _of_pairs(key)
     if (
         few
         and spec.looks_ahead
@@ -211,9 +215,10 @@ def _plan(spec: ScanSpec, target: Target, few: bool) -> ColumnsLookbackPlan:
     return replace(made, stages=0, items=column_tile.register_rows(spec, vector, strided_columns=strided, few=few))
 
 
-def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> ColumnsLookbackPlan:
+def _of_pairs(key: KernelKey) -> ColumnsLookbackPlan:
     """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
-    threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
+    spec, target = key.spec, key.architecture
+    threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), key.is_few]
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
     lanes = column_tile.lanes_across(spec, vector, columns // vector)
     return _made(spec, target, vector, lanes, threads, items, group=group)

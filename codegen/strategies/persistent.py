@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import MOST, WARP, Constant, Launch, ceil_div, power_of_two_above, require
@@ -106,8 +107,9 @@ def _beside_bytes(spec: ScanSpec, items: int) -> int:
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted) + SKEW_BYTES * marks
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> PersistentPlan:
+def plan(key: KernelKey) -> PersistentPlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
+    spec, target = key.spec, key.architecture
     items, boundary, accesses = rows.row_of(spec, _items(spec, target))
     shape = (
         _two_blocks(spec, target, items, accesses)
@@ -115,7 +117,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> PersistentPlan:
         or _several_tiles(spec, target, items, accesses)
     )
     why = f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order"
-    return PersistentPlan(spec=spec, target=target, why=why, items=items, boundary=boundary, few=few, **shape)
+    return PersistentPlan(spec=spec, target=target, why=why, items=items, boundary=boundary, **shape)
 
 
 def _items(spec: ScanSpec, target: Target) -> int:

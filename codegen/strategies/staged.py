@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import derived, set_derived
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import (
     WARP,
@@ -162,12 +163,13 @@ def fits(spec: ScanSpec) -> bool:
     return not (wide and (is_power_of_two(accesses) or accesses % WARP == 0))  # lanes would share them evenly
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
+def plan(key: KernelKey) -> StagedPlan:
     """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little.
 
     Where the length is an argument, the plan is for the longest row or the most rows; the launcher derives the numbers
     for a length.
     """
+    spec, target = key.spec, key.architecture
     threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:
         return shaped(spec, target, threads=threads, rows=1 << (_any_room(spec).bit_length() - 1), lanes=WARP, items=1)

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 from scanops.codegen.dtypes import WHOLE_BYTES
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, Result, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.base import is_power_of_two as _power
-from scanops.codegen.targets import Target
 
 COPY_BYTES = (16, 8, 4)  # bytes that one cp.async can copy
 MOST_ITEMS = 64  # of a thread in a tile: all unrolled
@@ -169,8 +169,9 @@ def fits(spec: ScanSpec) -> bool:
     return line_bytes >= WHOLE_BYTES and (spec.inner == 1 or spec.out.bytes * spec.inner >= WHOLE_BYTES)
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> TransposedPlan:
+def plan(key: KernelKey) -> TransposedPlan:
     """Plan runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
+    spec, target = key.spec, key.architecture
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
     small = min(spec.out.bytes, *(source.dtype.bytes for source in spec.sources)) < min(COPY_BYTES)

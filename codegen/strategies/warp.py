@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import (
     WARP,
@@ -16,7 +17,6 @@ from scanops.codegen.strategies.base import (
     require,
 )
 from scanops.codegen.strategies.rows import LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
-from scanops.codegen.targets import Target
 
 # H200, fraction of a copy: fp32 rows of 256 have 1.00 with 128 threads and 0.98 with 256, 4 and 64 have 1.01 with both;
 # rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128; rows of
@@ -83,10 +83,11 @@ def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
     return items, lanes, ceil_div(length, lanes * items), 0
 
 
-def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
+def plan(key: KernelKey) -> WarpPlan:
     """Plan the fewest lanes that hold the row with one access each; a whole warp with several accesses for longer
     rows.
     """
+    spec, target = key.spec, key.architecture
     items, lanes, vectors, boundary = _shape(spec)
     wide = THREADS_LONG if vectors >= LONG else THREADS_WIDE
     return WarpPlan(

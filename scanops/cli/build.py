@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 
 from scanops import environment
-from scanops.build_request import CPU, planned
 from scanops.builders import unavailable
 from scanops.cli.output import (
     Answer,
@@ -34,13 +33,14 @@ from scanops.cli.output import (
     working,
 )
 from scanops.cli.plan import gpu_target
-from scanops.codegen.lines import any_length, situations
-from scanops.codegen.plan import make_plan
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import any_length, keys_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.codegen.targets import CPU, DEFAULT_TARGET
 from scanops.environment import AUTO
 from scanops.errors import MissingRequirement
-from scanops.precompile import FEW, Built, built, check_wanted, expected
+from scanops.precompile import Built, check_wanted, expand_file, find_or_build
 from scanops.precompile import precompile as into_folder
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime.policies import STRICT
@@ -72,16 +72,16 @@ def build(specs: tuple[ScanSpec, ...], targets: tuple[str, ...], lines: int | No
     """
     chosen = targets or (_usual_target(builder),)
     pairs = dict.fromkeys(itertools.product(chosen, specs))
-    wanted = [(spec, target, few) for target, spec in pairs for few in situations(spec, planned(target), lines)]
+    wanted = [key for target, spec in pairs for key in keys_for(spec, target, lines)]
     _check(wanted, builder)
-    what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
+    what = f"{wanted[0].spec} for {wanted[0].target}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     working(f"building {what}")
-    outcomes = at_once(lambda each: built(each, Store(), builder), wanted, jobs_that_fit())
+    outcomes = at_once(lambda each: find_or_build(each, Store(), builder), wanted, jobs_that_fit())
     said = []
     for outcome in outcomes:
         kernel, how = outcome.kernel, "found" if outcome.found else "built"
-        name = f"{outcome.spec.slug}{FEW * outcome.few}"
-        said.append(f"{name}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
+        name = outcome.key.spec.slug + ", few lines" * outcome.key.is_few
+        said.append(f"{name}  {outcome.key.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
         if kernel:
             said += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
             said.append(f"  {kernel.path}, by {kernel.builder}")
@@ -157,9 +157,9 @@ def precompile(
     file = load(path)
     if file.remark:
         say(f"scanops precompile: {file.remark}", stderr=True)
-    wanted = expected(file.wanted, targets, path)
+    wanted = expand_file(file.wanted, targets, path)
     if generic:
-        wanted = list(dict.fromkeys([*wanted, *((any_length(spec, few), target, few) for spec, target, few in wanted)]))
+        wanted = list(dict.fromkeys([*wanted, *map(any_length, wanted)]))
     _check(wanted, builder)
     began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs)
     report = progress()
@@ -167,7 +167,7 @@ def precompile(
     def said(outcome: Built) -> None:
         nonlocal done
         done += 1
-        report(outcome.name, done, len(wanted))
+        report(str(outcome.key), done, len(wanted))
 
     folder = output.expanduser().absolute()
     outcomes = into_folder(wanted, folder, jobs=several, said=said, native=native, builder=builder)
@@ -187,17 +187,17 @@ def _usual_target(builder: str) -> str:
     return here or (CPU if builder == AUTO else DEFAULT_TARGET)
 
 
-def _check(wanted: Iterable[tuple[ScanSpec, str, bool]], builder: str) -> None:
+def _check(wanted: Iterable[KernelKey], builder: str) -> None:
     """Raise what is wrong with a request before anything is built."""
-    for spec, target, few in wanted:
-        check_wanted(target, builder)
-        if target != CPU:
-            make_plan(spec, target, few)
+    for key in wanted:
+        check_wanted(key.target, builder)
+        if key.target != CPU:
+            plan_kernel(key)
 
 
 def _answer(outcomes: Sequence[Built], facts: dict[str, object], lines: list[str]) -> Answer:
     """Return the answer about these kernels. Print the errors where they are not part of it."""
-    errors = [(outcome.name, outcome.error) for outcome in outcomes if outcome.error]
+    errors = [(str(outcome.key), outcome.error) for outcome in outcomes if outcome.error]
     if not as_json():
         print_errors(errors)
     code = max((exit_code(error) for _, error in errors), default=0)
@@ -207,9 +207,9 @@ def _answer(outcomes: Sequence[Built], facts: dict[str, object], lines: list[str
 def _fields(outcome: Built) -> dict[str, object]:
     kernel, error = outcome.kernel, outcome.error
     return {
-        "slug": outcome.spec.slug,
-        "target": outcome.target,
-        "few": outcome.few,
+        "slug": outcome.key.spec.slug,
+        "target": outcome.key.target,
+        "few": outcome.key.is_few,
         "ok": error is None,
         "error": error_fields(error) if error else None,
         "found": outcome.found,

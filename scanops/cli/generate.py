@@ -11,11 +11,11 @@ import click
 from scanops.cli.output import LINES, Answer, Command, FilePath, Spec, as_json, import_option, say
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
-from scanops.codegen.lines import few_for
-from scanops.codegen.plan import make_plan
+from scanops.codegen.lines import key_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.codegen.targets import DEFAULT_TARGET, target_named
 from scanops.files import write_text
 
 __all__ = ["export", "generate"]
@@ -40,7 +40,7 @@ def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None
     SPEC is a spec's short name, as kernels have it in their first lines. The text needs neither a GPU nor a compiler
     and is the same on every machine.
     """
-    plan = make_plan(spec, target, few_for(spec, target, lines))
+    plan = plan_kernel(key_for(spec, target_named(target).name, lines))
     source = render(plan)
     numbers = {
         "summary": plan.describe(),
@@ -49,7 +49,13 @@ def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None
         "strategy": plan.strategy,
         **plan.numbers(),
     }
-    facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "few": plan.few, "plan": numbers}
+    facts = {
+        "spec": spec.to_dict(),
+        "slug": spec.slug,
+        "target": plan.target.name,
+        "few": plan.key.is_few,
+        "plan": numbers,
+    }
     return _delivered(source, "source", output, facts)
 
 

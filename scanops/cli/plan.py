@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.build_request import CPU, BuildRequest, Resources, plan_for, planned, request_of
+from scanops.build_request import CPU, BuildRequest, Resources, plan_for, request_of
 from scanops.builders import unavailable
 from scanops.cli.output import Answer, Command, Spec, import_option, resources_text
 from scanops.codegen.figures import (
@@ -19,8 +19,9 @@ from scanops.codegen.figures import (
     lines_for,
     residents,
 )
-from scanops.codegen.lines import few_for, situations
-from scanops.codegen.plan import make_plan
+from scanops.codegen.kernel_key import FEW, MANY, KernelKey
+from scanops.codegen.lines import key_for, keys_for
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target
@@ -57,10 +58,10 @@ def command(spec: ScanSpec, target: str | None, lines: int | None, check: bool) 
     is built, else estimates. A plan that `scanops tune` has kept takes precedence over the planner's.
     """
     target = target or gpu_target() or DEFAULT_TARGET
-    few = few_for(spec, planned(target), lines)
-    choice = None if target == CPU else entry_for(spec, target, few=few)
-    plan = plan_for(spec, target, choice, few)
-    found = look_up(spec, target, choice, few)
+    key = key_for(spec, target, lines)
+    choice = None if target == CPU else entry_for(key)
+    plan = plan_for(key, choice)
+    found = look_up(key, choice)
     facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources if found["found"] else None)
     origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
     said = [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]
@@ -84,7 +85,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
     """Return the figures of a kernel for --json; without the compiler's, registers and shared memory are estimates."""
     spec, target = plan.spec, plan.target
     if lines is None and not spec.takes_length:
-        lines = lines_for(spec, target.multiprocessors)
+        lines = lines_for(plan.key._replace(variant=MANY), target.multiprocessors)
     beside = spec.inner if spec.inner > 1 else 0
     grid = lines and plan.launch.numbers(lines, spec.capacity, target.multiprocessors, beside)
     blocks = grid.blocks if grid else None
@@ -94,7 +95,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
     occupancy = residents(plan, registers, declared)
     return {
         "spec": spec.to_dict(),
-        "few": plan.few,
+        "few": plan.key.is_few,
         "strategy": plan.strategy,
         "plan": plan.numbers(),
         "why": plan.why,
@@ -146,10 +147,10 @@ def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, s
 
 def _situation(plan: Plan) -> str:
     """Say whether the plan is for many lines or for few, and what plan the others get."""
-    if situations(plan.spec, plan.target.name) == (plan.few,):
+    if keys_for(plan.spec, plan.target.name) == (plan.key,):
         return "any number"
-    other = make_plan(plan.spec, plan.target.name, not plan.few)
-    if plan.few:
+    other = plan_kernel(plan.key._replace(variant=MANY if plan.key.is_few else FEW))
+    if plan.key.is_few:
         return f"few: one block per line would leave the GPU idle; on many lines: {other.describe()}"
     return f"many; on few, such as --lines {plan.spec.inner}: {other.describe()}"
 
@@ -188,13 +189,13 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
 # ---- the lookup of the kernel
 
 
-def look_up(spec: ScanSpec, target: str, choice: Choice | None, few: bool) -> Facts:
-    """Look for the kernel of ``spec`` as ``scanops.compile`` does and return what each place has. Builds nothing.
+def look_up(key: KernelKey, choice: Choice | None) -> Facts:
+    """Look for a kernel as ``scanops.compile`` does and return what each place has. Builds nothing.
 
     The result is for --json: the ``identity``; the folder ``found``, None on a miss; and ``searches``, one for each
     place in the order of lookups.
     """
-    request = request_of(spec, target, choice, few, _builders(target))
+    request = request_of(key, choice, _builders(key.target))
     searches = [_search(place, request) for place in places()]
     found = next((search["entry"] for search in searches if search["hit"]), None)
     entry = read_entry(Path(found)) if found else None

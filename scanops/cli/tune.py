@@ -14,13 +14,12 @@ from scanops import environment
 from scanops.builders.toolchain import find_cxx
 from scanops.cli.output import Answer, Command, FilePath, Spec, progress, working
 from scanops.codegen.figures import lines_for
-from scanops.codegen.lines import situations
+from scanops.codegen.lines import keys_for
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
-from scanops.precompile import FEW
 from scanops.processes import jobs_that_fit
 from scanops.tuning import read, write
 
@@ -66,21 +65,22 @@ def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int 
     improved = 0
     found: list[dict[str, object]] = []
     said: list[str | tuple[str, str]] = []
-    wanted = [(spec, few) for spec in specs for few in situations(spec, target, lines)]
-    for number, (spec, few) in enumerate(wanted, 1):
-        count = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec), few)
-        report = progress(f"{spec}{FEW * few} ({number} of {len(wanted)}): ")
+    wanted = [key for spec in specs for key in keys_for(spec, target, lines)]
+    for number, key in enumerate(wanted, 1):
+        spec, name = key.spec, f"{key.spec}" + ", few lines" * key.is_few
+        count = lines or lines_for(key, multiprocessors, measure.items_that_fit(spec))
+        report = progress(f"{name} ({number} of {len(wanted)}): ")
         trials = measure.GpuLaboratory(spec, count, jobs_that_fit(jobs))
-        outcome = measure.tune(spec, target, trials, few=few, rounds=rounds, said=report)
+        outcome = measure.tune(key, trials, rounds=rounds, said=report)
         del trials  # its tensors make room for the next ones
-        entries.pop((target, spec.slug, few), None)
+        entries.pop((target, spec.slug, key.is_few), None)
         if entry := outcome.entry(device):
             entries[entry.key] = entry
         write(path, entries.values())  # after each: what was measured is not lost
         improved += outcome.improved
-        found.append({"spec": spec.slug, "few": few, **_fields(outcome)})
+        found.append({"spec": spec.slug, "few": key.is_few, **_fields(outcome)})
         times = outcome.measured
-        said.append((f"{spec}{FEW * few}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
+        said.append((f"{name}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
         best = f"{times.tuned_us:.1f} us, {times.gain:.3f} times as fast: {outcome.best.describe()}"
         said.append(f"  {best if outcome.improved else 'none is better'}")
     rest = "the planner's own plans serve the others"

@@ -13,11 +13,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
+from scanops.codegen.targets import CPU as CPU
 from scanops.errors import UnsupportedRequest
 
 HEADER_DIRECTORY = Path(__file__).parent
 HOST_SOURCE = HEADER_DIRECTORY / "host.cpp"  # what is the same for every kernel: scheduler, fibers, reports
-CPU = "cpu"  # the target that g++ builds against the emulator
 
 
 class Emulation(NamedTuple):

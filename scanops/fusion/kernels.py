@@ -14,6 +14,7 @@ from scanops import environment
 from scanops.codegen.dtypes import DTYPES, accumulator_of
 from scanops.codegen.fusion.fusion import Fusion
 from scanops.codegen.fusion.graph import Graph, Node, wide
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
@@ -92,10 +93,10 @@ def computed(work: Work, tensors: Tensors) -> Tensors:
     if launcher is None or call_cache.superseded((launcher,)):
         spec, order = spec_of(work, tensors)
         lines = line_shape(shape_of(operands), work.dim).numel()
-        kernel, few = call_cache.kernel_for(spec, lines, device_of(tensors[0]))
+        kernel, asked = call_cache.kernel_for(spec, lines, device_of(tensors[0]))
         if kernel is None:
             return composed(work, tensors)
-        launcher = bound(kernel, work.dim, tensors, order, spec, few)
+        launcher = bound(kernel, work.dim, tensors, order, asked)
         call_cache.remember(call_cache.FUSED, key, launcher)
     found: Tensors = launcher.outputs(tensors)
     return found
@@ -135,7 +136,7 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
     return spec, order
 
 
-def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: ScanSpec, few: bool) -> Launcher:
+def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: KernelKey) -> Launcher:
     """Return the launch of a kernel on tensors of these shapes and strides, of which it reads some, in this order."""
     spec, carry = kernel.spec, tensors[-1] if kernel.spec.initial else None
     shape = shape_of(tensors[: len(tensors) - spec.initial])
@@ -151,7 +152,7 @@ def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: 
         shape=shape,
     )
     reads = [*zip(_NAMES, order, strict=False), *([] if carry is None else [("carry_in", len(tensors) - 1)])]
-    return Launcher(kernel, request, device_of(tensors[0]), asked, few, tuple((*each, 0) for each in reads))
+    return Launcher(kernel, request, device_of(tensors[0]), asked, tuple((*each, 0) for each in reads))
 
 
 # ---- by torch's operators

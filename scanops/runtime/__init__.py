@@ -18,9 +18,8 @@ call cache (call_cache.py)
     table, by ``call_cache.forget``; nothing is kept while calls are recorded.
 
 kernel cache (kernels.py)
-    Key: spec, target and whether lines are few; for a stand-in, or for PyTorch in place of a kernel, also the
-    policy. Value: the Kernel, which keeps its code loaded. At most 4096 entries, then emptied. A fork drops the
-    stand-ins.
+    Key: a ``KernelKey``; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel,
+    which keeps its code loaded. At most 4096 entries, then emptied. A fork drops the stand-ins.
 
 store index (store/root.py)
     On disk. Key: short name, target, whether lines are few, the digest of the installed sources, and that of a

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from scanops import emulator, environment, recording
-from scanops.codegen.lines import are_few
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import choose_variant
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
 from scanops.requests.call import Call
@@ -103,8 +104,8 @@ def superseded(launchers: tuple[Launcher, ...]) -> bool:
     """Whether a kernel stands in for one that the process holds by now."""
     if all([each.own for each in launchers]):
         return False
-    held = import_late("scanops.runtime.kernels").held  # loaded by the call that was served
-    return any(not each.own and held(each.asked, each.kernel.target, each.few) for each in launchers)
+    recall_own = import_late("scanops.runtime.kernels").recall_own  # loaded by the call that was served
+    return any(not each.own and recall_own(each.asked) for each in launchers)
 
 
 def facts(tensors: Tensors) -> list[object]:
@@ -123,22 +124,23 @@ def facts(tensors: Tensors) -> list[object]:
     ]
 
 
-def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, bool]:
-    """Return the kernel for so many lines, None where PyTorch is to compute the scan; and whether the lines are few."""
+def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | None, KernelKey]:
+    """Return the kernel for so many lines, None where PyTorch is to compute the scan; and the key of what was asked."""
     native.start(device.target)
-    few, policy = are_few(spec, lines, device.multiprocessors), POLICIES[environment.policy()]
+    key = KernelKey(spec, device.target, choose_variant(spec, lines, device.multiprocessors))
+    policy = POLICIES[environment.policy()]
     if recording.OPEN or environment.given("SCANOPS_RECORD"):
-        recording.note(spec, device.target, few)
-        return listed(spec, device.target, policy, few), few
-    kernel: Kernel | None = import_late("scanops.runtime.kernels").obtain(spec, device.target, policy, few=few)
-    return kernel, few
+        recording.note(key)
+        return obtain_and_list(key, policy), key
+    kernel: Kernel | None = import_late("scanops.runtime.kernels").obtain(key, policy)
+    return kernel, key
 
 
-def listed(spec: ScanSpec, target: str, policy: Policy, few: bool) -> Kernel | None:
+def obtain_and_list(key: KernelKey, policy: Policy) -> Kernel | None:
     """Obtain a kernel as ``kernels.obtain`` does, and note for ``scanops.calls`` where it was found."""
-    kernels = import_late("scanops.runtime.kernels")
-    was_held, began = kernels.recall(spec, target, policy, few) is not kernels.UNKNOWN, time.perf_counter()
-    kernel: Kernel | None = kernels.obtain(spec, target, policy, few=few)
+    kernels, spec, target = import_late("scanops.runtime.kernels"), key.spec, key.target
+    was_held, began = kernels.recall(key, policy) is not kernels.UNKNOWN, time.perf_counter()
+    kernel: Kernel | None = kernels.obtain(key, policy)
     if kernel is None:
         reason = f"no compiler for {target}" if policy.may_build else f"not in the store under the policy {policy.name}"
         served = recording.Served(spec.slug, target, None, None, None, "fallback", time.perf_counter() - began, reason)
@@ -197,7 +199,7 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     if not request.x.numel():
         return None if request.call.complete else (computed(None, request, outs), None)
     spec = request.spec(outs[0])
-    kernel, few = kernel_for(spec, request.line_shape.numel(), device)
+    kernel, key = kernel_for(spec, request.line_shape.numel(), device)
     if kernel is None:
         if request.call.link is not None:  # other ranks wait for this one's kernel
             raise UnsupportedRequest(
@@ -207,5 +209,5 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
                 hint=f"build it first: scanops build {spec} --target {device.target}, or pass method='twopass'",
             )
         return None
-    launcher = Launcher(kernel, request, device, spec, few)
+    launcher = Launcher(kernel, request, device, key)
     return computed(launcher, request, outs), launcher

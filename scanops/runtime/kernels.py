@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import build_request, environment
 from scanops.build_request import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length
-from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
@@ -35,55 +35,52 @@ _LOG = logging.getLogger("scanops")
 Value = TypeVar("Value")
 
 
-def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None, few: bool = False) -> Kernel | None:
-    """Return the kernel that serves ``spec``: from memory, from the store, or as ``policy`` decides on a miss.
+def obtain(key: KernelKey, policy: Policy, store: Store | None = None) -> Kernel | None:
+    """Return the kernel that serves ``key``: from memory, from the store, or as ``policy`` decides on a miss.
 
     Args:
-        spec: what to compute.
-        target: an architecture such as ``"sm_90"``, or ``"cpu"`` for the emulator.
+        key: what to compute, for which target, and for how many lines.
         policy: what to do on a miss: build, use another kernel, return None for PyTorch's operators, or raise.
         store: where to look. By default the kernels that this process holds, then the user's store; what is returned
             is then held for later calls, a stand-in only for calls under the same policy.
-        few: whether the kernel is for few lines, as ``codegen.lines.are_few`` decides.
 
     Raises what the policy raises, and BadStoreEntry for a store that cannot be used.
     """
-    if store is None and (known := recall(spec, target, policy, few)) is not UNKNOWN:
+    if store is None and (known := recall(key, policy)) is not UNKNOWN:
         return known  # type: ignore[return-value]
-    kernel = _obtain(spec, target, policy, store or Store(), few)
-    return hold(kernel, spec, target, policy, few) if store is None else kernel
+    kernel = _obtain(key, policy, store or Store())
+    return hold(kernel, key, policy) if store is None else kernel
 
 
-def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
-    choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
+def _obtain(key: KernelKey, policy: Policy, store: Store) -> Kernel | None:
+    slug, target = key.spec.slug, key.target
+    choice = None if target == CPU else entry_for(key)  # the emulator runs the planner's plan
     builders = policy.builders if target == CPU else policy.asked()
     forms = forms_by(builders, target)
-    entry = store.lookup(spec.slug, target, *store_keys(spec, target, choice, few, forms))
-    if entry is None and choice is not None and not usable(choice, spec):
+    entry = store.lookup(slug, target, *store_keys(key, choice, forms))
+    if entry is None and choice is not None and not usable(choice, key):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = store.lookup(spec.slug, target, *store_keys(spec, target, None, few, forms))
+        entry = store.lookup(slug, target, *store_keys(key, None, forms))
     if entry is not None:
-        return Kernel(spec, target, entry, choice, few)
-    request = request_of(spec, target, choice, few, builders)
-    miss, entry = Miss(spec, target, choice, request, store, few), store.find(*request.identities.values())
+        return Kernel(key, entry, choice)
+    request = request_of(key, choice, builders)
+    miss, entry = Miss(key, choice, request, store), store.find(*request.identities.values())
     return miss.served(policy) if entry is None else miss.kernel(entry)
 
 
 class Miss(NamedTuple):
     """A kernel that the store does not have, with the request to build it."""
 
-    spec: ScanSpec
-    target: str
+    key: KernelKey
     choice: Choice | None
     request: BuildRequest
     store: Store
-    few: bool
 
     def served(self, policy: Policy) -> Kernel | None:
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
         if policy.name == policies.FIND.name:
             return None
-        spec, target = self.spec, self.target
+        spec, target = self.key.spec, self.key.target
         if not (policy.may_build or policy.falls_back):
             hint = f"build it: {policies.command_for(spec, target)}"
             if environment.pack_roots():
@@ -95,7 +92,7 @@ class Miss(NamedTuple):
         if policy.generic and (kernel := self._generic()) is not None:
             policies.say(f"miss: {spec.slug} for {target}; {kernel.spec.slug} serves")
             if policy.later and kernel.spec != spec:
-                WORKER.run_later((spec, target, self.few), f"the kernel {spec.slug} for {target}", self._build_now)
+                WORKER.run_later(self.key, f"the kernel {spec.slug} for {target}", self._build_now)
             return kernel
         try:
             return self.build()
@@ -108,16 +105,16 @@ class Miss(NamedTuple):
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        if build_request.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few, entry.form)):
-            self.store.remember(key, entry)
-        return Kernel(self.spec, self.target, entry, self.choice, self.few)
+        if build_request.DIGESTS and (record := sources_key(self.key, self.choice, entry.form)):
+            self.store.remember(record, entry)
+        return Kernel(self.key, entry, self.choice)
 
     def build(self) -> Kernel:
         """Build the kernel, or wait for another process that builds it."""
         if capturing():
-            ahead = f'call scanops.prepare(["{self.spec.slug}"]) before the capture, or run the same call once'
+            ahead = f'call scanops.prepare(["{self.key.spec.slug}"]) before the capture, or run the same call once'
             why, rule = "while a CUDA graph is captured", ": nothing is built during a capture"
-            raise policies.missing(self.spec, self.target, why, rule, ahead)
+            raise policies.missing(self.key.spec, self.key.target, why, rule, ahead)
         kernel = self.kernel(self.store.build(self.request))
         kernel.fresh = True
         return kernel
@@ -126,16 +123,16 @@ class Miss(NamedTuple):
         """Return the kernel that takes the length as an argument; None where there is none."""
         strict = policies.STRICT._replace(builders=self.request.builders)
         try:
-            return obtain(any_length(self.spec, self.few), self.target, strict, few=self.few)
+            return obtain(any_length(self.key), strict)
         except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
-            _LOG.debug("no kernel that takes the length of %s: %s", self.spec, problem)
+            _LOG.debug("no kernel that takes the length of %s: %s", self.key.spec, problem)
             return None
 
     def _build_now(self) -> None:
         """Build as the worker's job, and hold the kernel, loaded."""
         kernel = self.build()
         _ = kernel.code
-        hold(kernel, self.spec, self.target, policies.STRICT, self.few)
+        hold(kernel, self.key, policies.STRICT)
 
 
 class Kernel:
@@ -145,12 +142,10 @@ class Kernel:
     >>> y = kernel(x)  # doctest: +SKIP
     """
 
-    def __init__(
-        self, spec: ScanSpec, target: str, entry: Entry, measured: Choice | None = None, few: bool = False
-    ) -> None:
-        self.spec = spec
-        self.target = target  # an architecture such as "sm_90", or "cpu"
-        self.few = few  # planned for few lines; it serves any number of them
+    def __init__(self, key: KernelKey, entry: Entry, measured: Choice | None = None) -> None:
+        self.key = key
+        self.spec = key.spec
+        self.target = key.target  # an architecture such as "sm_90", or "cpu"
         self.measured = measured  # the tuning file's entry behind the plan; None: the planner's own plan
         self.fresh = False  # built by the call that asked for it, not found
         self._entry = entry
@@ -165,14 +160,14 @@ class Kernel:
     def plan(self) -> Plan:
         """The plan that the source was rendered from."""
         if self._plan is None:
-            self._plan = plan_for(self.spec, self.target, self.measured, self.few)  # a call needs none
+            self._plan = plan_for(self.key, self.measured)  # a call needs none
         return self._plan
 
     @property
     def source(self) -> str:
         """The CUDA source, read from the store; rendered again where a pack lacks it, or else BadStoreEntry."""
         text, digest = self._read(Entry.read_source)
-        return text or build_request.rendered_again(self.spec, self.target, self.measured, self.few, digest)
+        return text or build_request.render_again(self.key, self.measured, digest)
 
     @property
     def code(self) -> Code:
@@ -188,7 +183,7 @@ class Kernel:
         except (FileNotFoundError, BadStoreEntry) as problem:
             if not isinstance(problem.__cause__ or problem, FileNotFoundError):
                 raise
-        again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
+        again = obtain(self.key, policies.strict(), Store())
         assert again is not None
         self._entry, self.measured, self._plan = again._entry, again.measured, None
         return read(self._entry)
@@ -248,39 +243,39 @@ class Kernel:
 
 _MAX_HELD = 4096
 UNKNOWN = object()
-# (None, spec, target, few): the kernel itself; (policy, spec, target, few): its stand-in under a policy, None: PyTorch
-_KERNELS: dict[tuple[str | None, ScanSpec, str, bool], object] = {}
+# (None, key): the kernel itself; (policy, key): its stand-in under a policy, None: PyTorch
+_KERNELS: dict[tuple[str | None, KernelKey], object] = {}
 
 
-def hold(kernel: Kernel | None, spec: ScanSpec, target: str, policy: Policy, few: bool = False) -> Kernel | None:
-    """Let ``kernel`` serve later calls of ``spec``: all of them if it is its own, else those under ``policy``."""
+def hold(kernel: Kernel | None, key: KernelKey, policy: Policy) -> Kernel | None:
+    """Let ``kernel`` serve later calls of ``key``: all of them if it is its own, else those under ``policy``."""
     if len(_KERNELS) >= _MAX_HELD:
         _KERNELS.clear()
-    own = kernel is not None and (kernel.spec, kernel.few) == (spec, few)
-    _KERNELS[None if own else policy.name, spec, target, few] = kernel
+    own = kernel is not None and kernel.key == key
+    _KERNELS[None if own else policy.name, key] = kernel
     return kernel
 
 
-def recall(spec: ScanSpec, target: str, policy: Policy, few: bool) -> object:
-    """Return the kernel that serves ``spec``, None where PyTorch does, UNKNOWN before the first such call."""
-    return _KERNELS.get((None, spec, target, few), _KERNELS.get((policy.name, spec, target, few), UNKNOWN))
+def recall(key: KernelKey, policy: Policy) -> object:
+    """Return the kernel that serves ``key``, None where PyTorch does, UNKNOWN before the first such call."""
+    return _KERNELS.get((None, key), _KERNELS.get((policy.name, key), UNKNOWN))
 
 
-def held(spec: ScanSpec, target: str, few: bool = False) -> Kernel | None:
-    """Return the kernel of ``spec`` itself if this process holds it."""
-    return _KERNELS.get((None, spec, target, few))  # type: ignore[return-value]
+def recall_own(key: KernelKey) -> Kernel | None:
+    """Return the kernel of ``key`` itself, no stand-in, if this process holds it."""
+    return _KERNELS.get((None, key))  # type: ignore[return-value]
 
 
 @reset_in_child
 def _forget_stand_ins() -> None:
     """Forget the stand-ins in a child: the worker that was to replace them is the parent's."""
-    for key in [key for key in _KERNELS if key[0] is not None]:
-        del _KERNELS[key]
+    for held in [held for held in _KERNELS if held[0] is not None]:
+        del _KERNELS[held]
 
 
-def find(spec: ScanSpec, target: str, store: Store | None = None, few: bool = False) -> Kernel | None:
-    """Return the kernel for ``spec`` if a store has it, by default the user's; None on a miss. Builds nothing."""
-    return obtain(spec, target, policies.FIND, store or Store(), few)
+def find(key: KernelKey, store: Store | None = None) -> Kernel | None:
+    """Return the kernel of ``key`` if a store has it, by default the user's; None on a miss. Builds nothing."""
+    return obtain(key, policies.FIND, store or Store())
 
 
 def capturing() -> bool:

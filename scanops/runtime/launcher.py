@@ -32,6 +32,7 @@ from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
 if TYPE_CHECKING:
+    from scanops.codegen.kernel_key import KernelKey
     from scanops.codegen.spec import ScanSpec
     from scanops.store.library import Code
 
@@ -60,9 +61,9 @@ class Launchable(Protocol):
     """What a launcher needs of a kernel."""
 
     @property
-    def spec(self) -> ScanSpec: ...
+    def key(self) -> KernelKey: ...
     @property
-    def few(self) -> bool: ...
+    def spec(self) -> ScanSpec: ...
     @property
     def target(self) -> str: ...
     @property
@@ -89,7 +90,6 @@ class Launcher:
         "_bound",
         "_spare",
         "asked",
-        "few",
         "kernel",
         "lessons",
         "link",
@@ -99,7 +99,7 @@ class Launcher:
     )
 
     def __init__(
-        self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec, few: bool, reads: Reads = ()
+        self, kernel: Launchable, request: Request, device: Device, asked: KernelKey, reads: Reads = ()
     ) -> None:
         outer, length, inner = split_shape(request.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
@@ -118,9 +118,8 @@ class Launcher:
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
-        self.asked = asked  # the spec of the request, for which another kernel may stand in
-        self.few = few  # whether its lines are few
-        self.own = (kernel.spec, kernel.few) == (asked, few)
+        self.asked = asked  # what the request asks for; another kernel may stand in
+        self.own = kernel.key == asked
         self.places = request.places
         # Otherwise not the first offset: the first segment begins at 0.
         skipped = {} if kernel.spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}

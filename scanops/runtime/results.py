@@ -48,7 +48,7 @@ def run_kernel(
     outs = places_for(request)
     target = CPU if x.device.type == "cpu" else device_of(x).target  # the emulator's kernels read any CPU tensor
     _check_match(kernel, request.spec(outs[0]), target)
-    return computed(Launcher(kernel, request, device, spec, kernel.few) if x.numel() else None, request, outs)
+    return computed(Launcher(kernel, request, device, kernel.key) if x.numel() else None, request, outs)
 
 
 def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.build_request import KERNEL_TARGET, LIBRARY, PLATFORM, planned, request_of, sources_key
+from scanops.build_request import KERNEL_TARGET, LIBRARY, PLATFORM, request_of, sources_key
 from scanops.codegen.abi import ABI
-from scanops.codegen.lines import situations
+from scanops.codegen.lines import keys_for
 from scanops.errors import BadStoreEntry
 from scanops.files import read_file, require_form, write_owned
 from scanops.store.entry import (
@@ -235,14 +235,14 @@ def _records(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, s
             path.unlink()
     for name, manifest in entries.items():
         spec, target, form = spec_of(manifest["name"]), manifest["target"], manifest.get("form", LIBRARY)
-        several = situations(spec, planned(target)) if spec else ()
-        keys = {key: few for few in several if spec and (key := sources_key(spec, target, few=few, form=form))}
-        if name in [found.get(digest_of_key(key)) for key in keys]:
+        several = keys_for(spec, target) if spec else ()
+        keys = {record: key for key in several if (record := sources_key(key, form=form))}
+        if name in [found.get(digest_of_key(record)) for record in keys]:
             continue
-        for key, few in keys.items():
-            if spec and request_of(spec, target, few=few).identities.get(form) == manifest["identity"]:
-                write_index(directory, key, name)
-                found[digest_of_key(key)] = name
+        for record, key in keys.items():
+            if request_of(key).identities.get(form) == manifest["identity"]:
+                write_index(directory, record, name)
+                found[digest_of_key(record)] = name
     return found
 
 

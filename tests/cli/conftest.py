@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.build_request import request_of, sources_key
 from scanops.cli import main
+from scanops.codegen.kernel_key import KernelKey
 from scanops.store import Store, layers
 from tests.packs.conftest import PKCS8, PRIVATE, SPEC, SPKI, keep
 
@@ -58,8 +59,8 @@ def parse_json(text: str) -> Any:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the kernel of SPEC and its index record; not to be changed."""
     store = Store(tmp_path_factory.mktemp("made") / "kernels")
-    entry = store.get_or_build(request_of(SPEC, "cpu"))
-    key = sources_key(SPEC, "cpu")
+    entry = store.get_or_build(request_of(KernelKey(SPEC, "cpu")))
+    key = sources_key(KernelKey(SPEC, "cpu"))
     assert key
     store.remember(key, entry)
     return store.root

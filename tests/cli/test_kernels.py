@@ -12,6 +12,7 @@ import pytest
 import scanops
 from scanops import export, generate, make_plan, measure, tuning
 from scanops.codegen.candidates import candidates
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
 from scanops.operands import Operands, same
@@ -82,7 +83,7 @@ def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, other = tmp_path / "tuning.json", list(candidates(ScanSpec.parse(SLUG), "sm_90"))[1]
+    path, other = tmp_path / "tuning.json", list(candidates(KernelKey(ScanSpec.parse(SLUG), "sm_90")))[1]
     tuning.write(path, [entry(other)])
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
     answer = ask(*WORDS)
@@ -116,7 +117,7 @@ def test_registers_are_the_compilers(ask: Ask) -> None:
 
 MadeUp = Callable[[Callable[[Plan], float]], None]
 TUNED, OTHER_SLUG, TARGET = "sum-f32-n1000", "prod-f32-n4096", "sm_90"
-PLANS = list(candidates(ScanSpec.parse(TUNED), TARGET))
+PLANS = list(candidates(KernelKey(ScanSpec.parse(TUNED), TARGET)))
 ENTRY = entry(PLANS[1])
 
 

@@ -25,8 +25,9 @@ from scanops.codegen.candidates import candidates
 from scanops.codegen.derivatives import AGAIN_LENGTHS
 from scanops.codegen.exports.texts import units_of
 from scanops.codegen.figures import expected_registers, lines_for
+from scanops.codegen.kernel_key import FEW, MANY, KernelKey
 from scanops.codegen.launch import MOST_BLOCKS, Launch, Numbers
-from scanops.codegen.lines import SPLIT_LENGTH, any_length, are_few, few_for, situations
+from scanops.codegen.lines import SPLIT_LENGTH, any_length, choose_variant, key_for, keys_for
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS, occupancy, target_named
@@ -99,13 +100,14 @@ SITUATIONS = {
 def test_which_lines_are_few(slug: str) -> None:
     """For a GPU of 132 multiprocessors, by length and columns; and where a spec has a kernel for each answer."""
     spec = ScanSpec.parse(slug)
-    assert {lines: are_few(spec, lines, 132) for lines in SITUATIONS[slug]} == SITUATIONS[slug]
-    assert situations(spec, "sm_90") == ((False, True) if any(SITUATIONS[slug].values()) else (False,))
+    assert {lines: choose_variant(spec, lines, 132) == FEW for lines in SITUATIONS[slug]} == SITUATIONS[slug]
+    keys, several = keys_for(spec, "sm_90"), any(SITUATIONS[slug].values())
+    assert keys == tuple(KernelKey(spec, "sm_90", each) for each in ((MANY, FEW) if several else (MANY,)))
     if not spec.takes_length:  # lines to measure: whole groups of columns, few of them where those are asked for
-        counts = {few: lines_for(spec, 132, few=few) for few in situations(spec, "sm_90")}
-        assert all(are_few(spec, lines, 132) is few and lines % spec.inner == 0 for few, lines in counts.items())
+        counts = {key.variant: lines_for(key, 132) for key in keys}
+        assert all(choose_variant(spec, n, 132) == each and n % spec.inner == 0 for each, n in counts.items())
     with pytest.raises(UnsupportedRequest, match="0 lines"):
-        few_for(spec, "sm_90", 0)
+        key_for(spec, "sm_90", 0)
 
 
 UNKNOWN = itertools.product(
@@ -128,8 +130,8 @@ def test_every_row_that_is_scanned_twice_fits_a_block_of_every_target() -> None:
             spec = ScanSpec(op="prod_gradient", dtype=dtype, gate=dtype, mask=mask, length=most)
             plan = make_plan(spec, target)
             assert plan.strategy == "block" and plan.tile >= most
-            assert any_length(spec) == spec
-    assert {plan.strategy for plan in candidates(spec, "sm_90")} == {"block"}
+            assert any_length(plan.key) == plan.key
+    assert {plan.strategy for plan in candidates(KernelKey(spec, "sm_90"))} == {"block"}
 
 
 # (target, threads, registers, shared bytes, blocks, what keeps another out)

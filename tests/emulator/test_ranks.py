@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.launch import Numbers
 from scanops.codegen.plan import Plan, by_rule
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_named
 
 LAUNCHES, MULTIPROCESSORS, OUTER = 3, 2, 3
 MINUTE = 60 * 10**9  # nanoseconds: no wait in these tests is that long
@@ -87,7 +87,7 @@ class Ranks:
         gate = "float32" if op == "linear" else None
         spec = ScanSpec(op=op, dtype="float32", gate=gate, length=None, at_most=4100, inner=self.inner, **fields,
                         linked_in=rank > 0, linked_out=rank + 1 < self.count)  # fmt: skip
-        plan = by_rule(strategy, spec, target_named("sm_90"), False)
+        plan = by_rule(strategy, KernelKey(spec, "sm_90"))
         small: dict[str, dict[str, int]] = {
             "block": {},
             "split": {"threads": 64, "vectors": 4},  # so that all blocks are resident in the emulator

@@ -112,8 +112,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     for cell, given in zip(CELLS, drawn, strict=True):
         operands = [given[name] for name in ("x", "mask", "gate", "starts", "offsets", "initial")]
         call = (matrix.ROUTES[cell.route].dim, tuple(each for each in operands if each is not None))
-        spec, few = matrix.wanted(cell, given)
-        files.append((parsed([spec.slug], lines=spec.inner if few else None), [call]))
+        key = matrix.key_of(cell, given)
+        files.append((parsed([key.spec.slug], lines=key.spec.inner if key.is_few else None), [call]))
     files += [(text, [each[:2] for each in (*right, *wrong)]) for text, right, wrong in formats()]
     found = run(files, tmp_path_factory.mktemp("exported"))
     results, count = [each for each, _ in found], len(CELLS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import scanops
+from scanops.codegen.kernel_key import FEW
 from scanops.operands import Operands
 from scanops.runtime import call_cache, native
 from scanops.runtime.results import run_kernel
@@ -26,14 +27,14 @@ def build_by(builder: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.slug)
 def test_bits_are_those_of_a_library(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, results = golden.spec, []
-    operands = Operands(spec, (3 if golden.few else 300) * spec.inner, "cuda")
+    operands = Operands(spec, (3 if golden.variant == FEW else 300) * spec.inner, "cuda")
     operands.fill_exactly()  # masks and flags
     operands.fill_randomly()
     for builder in ("load_inline", "nvrtc"):
         build_by(builder, monkeypatch)
         if spec.op != "prod_gradient":
-            kernel = scanops.compile(spec, lines=operands.lines if golden.few else None)
-            assert (kernel.builder == "nvrtc", kernel.few) == (builder == "nvrtc", golden.few)
+            kernel = scanops.compile(spec, lines=operands.lines if golden.variant == FEW else None)
+            assert (kernel.builder == "nvrtc", kernel.key.is_few) == (builder == "nvrtc", (golden.variant == FEW))
             found = run_kernel(kernel, dim=1, out=operands.out.zero_(), **operands.tensors)
         else:  # which no call asks for by its name
             x = operands.tensors["x"].requires_grad_()

@@ -63,8 +63,9 @@ def strategies() -> int:
     equal, wanted = 0, cells()
     with matrix.small_gpu():
         operands = [matrix.operands(cell) for cell in wanted]
-        kernels = [matrix.wanted(cell, given) for cell, given in zip(wanted, operands, strict=True)]
-        failed = build_kernels(kernels, default_target())  # on all cores, where calls would build one after the other
+        on_gpu = [matrix.on_device(given, "cuda") for given in operands]
+        # On all cores, where calls would build one after the other.
+        failed = build_kernels(map(matrix.key_of, wanted, on_gpu))
         assert not failed, failed
         for cell, given in zip(wanted, operands, strict=True):
             found = matrix.run(cell, matrix.on_device(given, "cuda"))

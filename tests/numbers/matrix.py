@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from scanops.codegen.dtypes import DTYPES, default_result
-from scanops.codegen.lines import any_length, are_few
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import any_length, choose_variant
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
-from scanops.codegen.plan import make_plan
+from scanops.codegen.plan import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.requests.request import make_request
@@ -245,18 +246,18 @@ def _offsets(length: int, cell: Cell) -> torch.Tensor:
     )
 
 
-def wanted(cell: Cell, given: Given) -> tuple[ScanSpec, bool]:
-    """The spec of the kernel that serves a cell, and whether it is for few lines."""
+def key_of(cell: Cell, given: Given) -> KernelKey:
+    """The key of the kernel that serves a cell."""
     request = make_request(op=cell.op, dim=ROUTES[cell.route].dim, **given)
     spec = request.spec(torch.empty(4, device=given["x"].device))
-    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
-    return any_length(spec, few) if ROUTES[cell.route].generic else spec, few
+    target = kernels.default_target() if given["x"].is_cuda else "cpu"
+    key = KernelKey(spec, target, choose_variant(spec, request.line_shape.numel(), MULTIPROCESSORS))
+    return any_length(key) if ROUTES[cell.route].generic else key
 
 
 def strategy_for(cell: Cell, given: Given) -> str:
     """The strategy of the kernel that serves a cell."""
-    spec, few = wanted(cell, given)
-    return make_plan(spec, few=few).strategy
+    return plan_kernel(key_of(cell, given)).strategy
 
 
 @contextmanager
@@ -280,8 +281,8 @@ def run(cell: Cell, given: Given) -> tuple[torch.Tensor, ...]:
     route, x, initial = ROUTES[cell.route], given["x"], given["initial"]
     if not route.generic:
         return call(cell, given)
-    spec, few = wanted(cell, given)
-    kernel = obtain(spec, kernels.default_target() if x.is_cuda else "cpu", STRICT, few=few)
+    key = key_of(cell, given)
+    spec, kernel = key.spec, obtain(key, STRICT)
     assert kernel is not None
     indices = torch.empty(route.shape, dtype=torch.int64, device=x.device) if cell.row.indices else None
     if initial is not None and not isinstance(initial, torch.Tensor):

@@ -11,6 +11,7 @@ import torch
 
 import scanops
 from scanops.build_request import BuildRequest
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.layouts import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -38,7 +39,7 @@ def scanned(plan: Plan, x: torch.Tensor, mask: torch.Tensor | None = None, **opt
     """Scan ``x`` along dimension 1 by the emulated kernel of a plan, built if it is missing."""
     request = BuildRequest(name=plan.spec.slug, source=render(plan), target=CPU, launch=plan.launch._asdict())
     with scanops.emulate(seed=x.storage_offset() + 3):
-        y: torch.Tensor = Kernel(plan.spec, CPU, Store().get_or_build(request))(x, 1, mask=mask, **options)
+        y: torch.Tensor = Kernel(KernelKey(plan.spec, CPU), Store().get_or_build(request))(x, 1, mask=mask, **options)
     return y
 
 
@@ -169,7 +170,7 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
         mask=None if m is None else str(m.dtype),
     )  # fmt: skip
     plan = shaped(
-        columns_lookback.plan(spec, SM_90), 4, vector=4, threads=32, items=3, stages=stages, blocks=1,
+        columns_lookback.plan(KernelKey(spec, "sm_90")), 4, vector=4, threads=32, items=3, stages=stages, blocks=1,
         abreast=2, group=group, stretch=stretch,
     )  # fmt: skip
     assert torch.equal(scanned(plan, x, m), expected(x, spec, m))
@@ -242,7 +243,7 @@ def test_columns_that_begin_anywhere(
 )
 def test_transposed_tiles(tail: str, numbers: dict[str, Any]) -> None:
     spec = ScanSpec.parse(f"affine-f32-n300{tail}-reverse-transposed")
-    plan = dataclasses.replace(transposed.plan(spec, SM_90), **numbers)
+    plan = dataclasses.replace(transposed.plan(KernelKey(spec, "sm_90")), **numbers)
     x = values("affine", (2, 300, 36) if spec.inner > 1 else (52, 300), torch.float32)
     assert torch.equal(scanned(plan, lying(x, (0, 2, 1) if spec.inner > 1 else (1, 0))), expected(x, spec))
 

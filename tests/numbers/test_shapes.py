@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import scanops
+from scanops.codegen.kernel_key import KernelKey, variant_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
@@ -187,7 +188,7 @@ def spec_of(tail: str, *, op: str = "affine") -> ScanSpec:
 
 @functools.lru_cache(maxsize=64)
 def kernel_of(spec: ScanSpec, device: str, few: bool = False) -> scanops.Kernel:
-    kernel = obtain(spec, "cpu" if device == "cpu" else default_target(), STRICT, few=few)
+    kernel = obtain(KernelKey(spec, "cpu" if device == "cpu" else default_target(), variant_for(few)), STRICT)
     assert kernel is not None
     return kernel
 

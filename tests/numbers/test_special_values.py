@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.lines import any_length, are_few
+from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import any_length, choose_variant
 from scanops.codegen.operators import BUILT_IN
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import obtain
@@ -83,8 +84,8 @@ def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype:
         x = x.permute(route.turned).contiguous().permute([route.turned.index(d) for d in range(x.ndim)])
     request = make_request(x, op, route.dim)
     spec = request.spec(x)
-    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
-    kernel = obtain(any_length(spec, few) if route.generic else spec, "cpu", STRICT, few=few)
+    key = KernelKey(spec, "cpu", choose_variant(spec, request.line_shape.numel(), MULTIPROCESSORS))
+    kernel = obtain(any_length(key) if route.generic else key, STRICT)
     assert kernel is not None
     results = []
     for seed in range(3):

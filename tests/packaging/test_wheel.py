@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 import scanops
 from scanops import build_request
+from scanops.codegen.kernel_key import KernelKey
 from scanops.store.entry import FILES, MANIFEST
 
 ROOT = Path(__file__).parents[2]
@@ -125,16 +126,18 @@ def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path
     program = (
         "from scanops import build_request\n"
         "read, build_request.source_digests = build_request.source_digests, None\n"  # a lookup reads no source
-        "spec = build_request.ScanSpec.parse('sum-f32-n24')\n"
-        "print(*build_request.store_keys(spec, 'cpu'), *build_request.store_keys(spec, 'sm_90'), sep='\\n')\n"
+        "from scanops import ScanSpec\n"
+        "from scanops.codegen.kernel_key import KernelKey\n"
+        "keys = [KernelKey(ScanSpec.parse('sum-f32-n24'), target) for target in ('cpu', 'sm_90')]\n"
+        "print(*build_request.store_keys(keys[0]), *build_request.store_keys(keys[1]), sep='\\n')\n"
         "build_request.source_digests = read\n"
-        "print(build_request.store_keys(spec, 'cpu') == [build_request.sources_key(spec, 'cpu')])\n"
+        "print(build_request.store_keys(keys[0]) == [build_request.sources_key(keys[0])])\n"
     )
     # A pack from a checkout is found by the wheel of the same sources; the checkout itself renders.
-    spec = build_request.ScanSpec.parse("sum-f32-n24")
-    keys = [build_request.sources_key(spec, target) for target in ("cpu", "sm_90")]
+    spec = scanops.ScanSpec.parse("sum-f32-n24")
+    keys = [build_request.sources_key(KernelKey(spec, target)) for target in ("cpu", "sm_90")]
     assert run([installed / "python", "-c", program], tmp_path).splitlines() == [*keys, "True"]
-    assert build_request.store_keys(spec, "cpu") == []
+    assert build_request.store_keys(KernelKey(spec, "cpu")) == []
 
 
 def test_the_installed_wheel_works_without_any_program(installed: Path, tmp_path: Path) -> None:

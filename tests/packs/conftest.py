@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 
 from scanops.build_request import BuildRequest, request_of
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.store import Store, layers
 from scanops.store.entry import facts_of
@@ -50,7 +51,7 @@ def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished pack of a generated kernel and one that is no spec's; not to be changed."""
     root = tmp_path_factory.mktemp("built") / "pack"
-    for request in (request_of(SPEC, "cpu"), OTHER):
+    for request in (request_of(KernelKey(SPEC, "cpu")), OTHER):
         Store(root).get_or_build(request)
     finish(root)
     return root

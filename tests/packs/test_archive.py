@@ -32,6 +32,7 @@ from scanops.build_request import BuildRequest, sources_key
 from scanops.cli import main
 from scanops.cli.doctor import settings
 from scanops.codegen.abi import ABI
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import (
     BadSignature,
@@ -400,10 +401,10 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
     (tmp_path / "absent").mkdir(mode=0o700)
     assert scanops.compile(SPEC, "cpu").path.parent == kernel(pack)
     assert Store().find(OTHER.identity) is not None
-    assert kernels.find(ScanSpec(op="sum", dtype="float32", length=25), "cpu") is None
+    assert kernels.find(KernelKey(ScanSpec(op="sum", dtype="float32", length=25), "cpu")) is None
     assert list((tmp_path / "absent").iterdir()) == []
     deployed.delenv("SCANOPS_PACKS")
-    assert kernels.find(SPEC, "cpu") is None
+    assert kernels.find(KernelKey(SPEC, "cpu")) is None
     # Packs are searched in their order, after the store.
     deployed.setenv("SCANOPS_PACKS", f"{shutil.copytree(pack, tmp_path / 'first')}{os.pathsep}{pack}")
     assert scanops.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "first")
@@ -513,7 +514,7 @@ def test_pack_json_lists_every_file_without_times_and_paths(pack: Path, monkeypa
 
 @each_case(RECORDS)
 def test_index_records_that_are_not_sound_are_written_anew(pack: Path, what: str) -> None:
-    key = str(sources_key(SPEC, "cpu"))
+    key = str(sources_key(KernelKey(SPEC, "cpu")))
     expected = read_index(pack, key)
     (record,) = (pack / "index").glob("*/*")
     RECORDS[what](record)
@@ -655,7 +656,7 @@ def test_a_bad_manifest_stops_no_command(pack: Path, deployed: pytest.MonkeyPatc
     """It is a miss; `store list` lists the others and names it, and `store verify` says what is wrong with it."""
     deployed.setenv("SCANOPS_PACKS", str(pack))
     resealed(kernel(pack), MANIFESTS[what])
-    assert kernels.find(SPEC, "cpu") is None and Store().find(OTHER.identity) is not None
+    assert kernels.find(KernelKey(SPEC, "cpu")) is None and Store().find(OTHER.identity) is not None
     listed = CliRunner().invoke(main, ["store", "list", "--json"])
     facts = json.loads(listed.stdout)
     assert [each["slug"] for each in facts["kernels"]] == ["of-a-user"]
@@ -802,7 +803,7 @@ def test_packs_unlike_their_signature_are_misses(signed: Path, name: str, caplog
     change, words = BREAKS[name]
     change(signed)
     for _ in range(2):
-        assert kernels.find(SPEC, "cpu") is None
+        assert kernels.find(KernelKey(SPEC, "cpu")) is None
     with pytest.raises(MissingKernel, match="SCANOPS_REQUIRE_SIGNED") as caught:
         scanops.compile(SPEC, "cpu")
     assert words in caplog.text + str(caught.value.value)
@@ -892,7 +893,7 @@ def test_revoked_keys_are_not_trusted(signed: Path, deployed: pytest.MonkeyPatch
     file = keep(tmp_path / "some.pem", other + b"".join(REVOKED[name]) + b"# for people\n" + other)
     assert len(signing.public_keys(file)) == 1
     deployed.setenv("SCANOPS_REQUIRE_SIGNED", str(file))
-    assert kernels.find(SPEC, "cpu") is None
+    assert kernels.find(KernelKey(SPEC, "cpu")) is None
     keep(tmp_path / "none.pem", b"".join(REVOKED[name]))
     with pytest.raises(BadSignature, match="at least one"):
         signing.public_keys(tmp_path / "none.pem")
@@ -908,7 +909,7 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
     assert [finding.status for finding in settings()] == ["broken"]
     DAMAGES["flipped"](signed / SIGNATURE)
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
-    assert kernels.find(SPEC, "cpu") is not None
+    assert kernels.find(KernelKey(SPEC, "cpu")) is not None
 
 
 def test_signatures_need_the_package_cryptography(signed: Path, deployed: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import torch
 
 import scanops
 from scanops.builders import programs
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length
 from scanops.runtime import kernels
 from scanops.runtime.policies import POLICIES
@@ -26,6 +27,7 @@ from tests.policy.conftest import SPEC, X, Y
 from tests.store.sources import needs_nvrtc, script
 
 SECONDS = 60.0  # for one kernel on a busy machine
+KEY = KernelKey(SPEC, "cpu")
 
 
 def until(met: Callable[[], bool]) -> None:
@@ -46,28 +48,28 @@ def test_the_kernel_itself_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     build, answered = kernels.Miss.build, threading.Event()
 
     def watched(miss: kernels.Miss) -> object:
-        built.append(miss.spec.slug)
-        assert miss.spec != SPEC or answered.wait(SECONDS)  # by the generic one
+        built.append(miss.key.spec.slug)
+        assert miss.key.spec != SPEC or answered.wait(SECONDS)  # by the generic one
         return build(miss)
 
     monkeypatch.setattr(kernels.Miss, "build", watched)
-    assert torch.equal(scanned(), Y) and kernels.held(any_length(SPEC), "cpu") is not None
+    assert torch.equal(scanned(), Y) and kernels.recall_own(any_length(KEY)) is not None
     with ThreadPoolExecutor(8) as threads:
         assert all(torch.equal(y, Y) for y in threads.map(lambda _: scanned(), range(8)))
-    assert not kernels.held(SPEC, "cpu")
+    assert not kernels.recall_own(KEY)
     answered.set()
-    until(lambda: kernels.held(SPEC, "cpu"))
-    assert torch.equal(scanned(), Y) and built == [any_length(SPEC).slug, SPEC.slug]
+    until(lambda: kernels.recall_own(KEY))
+    assert torch.equal(scanned(), Y) and built == [any_length(KEY).spec.slug, SPEC.slug]
     assert sum(thread.name == "scanops-background" for thread in threading.enumerate()) == 1
 
 
 @needs_nvrtc
 def test_nvrtc_builds_in_the_worker_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "run", lambda *_, **__: pytest.fail("started a process"))
-    standing_in = kernels.obtain(SPEC, "sm_90", POLICIES["background"])
-    assert standing_in is not None and (standing_in.spec, standing_in.builder) == (any_length(SPEC), "nvrtc")
-    until(lambda: kernels.held(SPEC, "sm_90"))
-    kernel = kernels.held(SPEC, "sm_90")
+    standing_in = kernels.obtain(KernelKey(SPEC, "sm_90"), POLICIES["background"])
+    assert standing_in is not None and (standing_in.spec, standing_in.builder) == (any_length(KEY).spec, "nvrtc")
+    until(lambda: kernels.recall_own(KernelKey(SPEC, "sm_90")))
+    kernel = kernels.recall_own(KernelKey(SPEC, "sm_90"))
     assert kernel is not None and kernel.path.name == "kernel.cubin"
 
 
@@ -75,7 +77,7 @@ def test_a_failure_is_logged_once_and_the_calls_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with scanops.emulate():
-        scanops.prepare([any_length(SPEC)])
+        scanops.prepare([any_length(KEY).spec])
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
     with caplog.at_level(logging.ERROR, "scanops"):
         assert torch.equal(scanned(), Y)
@@ -97,7 +99,7 @@ with scanops.emulate(), scanops.policy("background"):
 
 def test_a_process_ends_without_waiting(store: Path) -> None:
     """Whether the worker has begun with a kernel or not."""
-    scanops.compile(any_length(SPEC), "cpu")
+    scanops.compile(any_length(KEY).spec, "cpu")
     mark = store.parent / "began"
     env = os.environ | {"SCANOPS_CXX": str(script(store.parent / "slow", f"echo $$ >> {mark}; sleep 300; true"))}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
@@ -114,8 +116,8 @@ def test_a_child_has_a_worker_of_its_own() -> None:
     if child == 0:
         with contextlib.suppress(BaseException):
             assert torch.equal(scanned(), Y)
-            until(lambda: kernels.held(SPEC, "cpu"))
+            until(lambda: kernels.recall_own(KEY))
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    until(lambda: kernels.held(SPEC, "cpu"))
+    until(lambda: kernels.recall_own(KEY))

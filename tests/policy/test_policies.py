@@ -14,6 +14,7 @@ import torch
 import scanops
 from scanops import environment
 from scanops.builders import unavailable
+from scanops.codegen.kernel_key import KernelKey
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import call_cache, kernels, launcher
 from scanops.runtime.policies import POLICIES
@@ -49,7 +50,7 @@ def test_what_a_miss_on_a_gpu_builds(name: str, builder: str, store: Path, monke
     monkeypatch.setenv("SCANOPS_BUILDER", builder)
     answers = {"fallback": pytest.warns(RuntimeWarning), "never": pytest.raises(MissingKernel)}
     with answers.get(name, contextlib.nullcontext()):
-        kernel = kernels.obtain(SPEC, "sm_90", POLICIES[name])
+        kernel = kernels.obtain(KernelKey(SPEC, "sm_90"), POLICIES[name])
         assert ({kernel.spec.slug} if kernel else set()) == STORED[name]
         assert kernel is None or kernel.builder == builder
     assert kept(store) == STORED[name]

@@ -14,6 +14,7 @@ import torch
 
 import scanops
 from scanops import ScanSpec, emulator, environment, precompile
+from scanops.codegen.kernel_key import KernelKey
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from tests.policy.conftest import SPEC, X, Y, kept
@@ -24,7 +25,7 @@ BUILD = kernels.Miss.build
 
 
 def is_held(slug: str) -> bool:
-    return kernels.held(ScanSpec.parse(slug), "cpu") is not None
+    return kernels.recall_own(KernelKey(ScanSpec.parse(slug), "cpu")) is not None
 
 
 def test_specs_short_names_and_calls() -> None:
@@ -74,7 +75,7 @@ def test_specs_are_built_at_the_same_time(store: Path, monkeypatch: pytest.Monke
 
     def together(miss: kernels.Miss) -> object:
         gate.wait(60)  # breaks where they come one after another
-        time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))
+        time.sleep(0.1 * (LENGTHS[-1] - (miss.key.spec.length or 0)))
         assert (environment.policy(), emulator.ACTIVE.get() is not None) == ("build", True)
         return BUILD(miss)
 
@@ -90,10 +91,10 @@ def test_specs_are_built_at_the_same_time(store: Path, monkeypatch: pytest.Monke
 
 def test_one_failure_is_raised_others_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fails(miss: kernels.Miss) -> object:
-        if miss.spec.length == LENGTHS[-1]:
+        if miss.key.spec.length == LENGTHS[-1]:
             return BUILD(miss)
-        time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))  # the first is the last to fail
-        where = f"sm_{miss.spec.length}" if miss.spec.length == LENGTHS[0] else "a target"
+        time.sleep(0.1 * (LENGTHS[-1] - (miss.key.spec.length or 0)))  # the first is the last to fail
+        where = f"sm_{miss.key.spec.length}" if miss.key.spec.length == LENGTHS[0] else "a target"
         raise BuildFailure(f"build for {where}", allowed="all", value="none", hint="none")
 
     watch(monkeypatch, fails)

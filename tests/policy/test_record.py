@@ -20,9 +20,10 @@ import torch
 
 import scanops
 from scanops import ScanSpec
+from scanops.codegen.kernel_key import FEW, KernelKey
 from scanops.errors import BadSpecFile, UnsupportedRequest, UnusableFile
 from scanops.files import replaced, write_text
-from scanops.precompile import expected
+from scanops.precompile import expand_file
 from scanops.specfile import MAX_BYTES, add, check_writable, load
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
@@ -44,7 +45,7 @@ def test_a_block(tmp_path: Path) -> None:
                 scanops.cumsum(X, 1)
             scanops.cumprod(X[:, :60].contiguous(), 1)
         scanops.cumsum(X, 1)
-    assert used.counts == {(SPEC, "cpu", False): 3, (PROD, "cpu", False): 1}
+    assert used.counts == {KernelKey(SPEC, "cpu"): 3, KernelKey(PROD, "cpu"): 1}
     assert (list(used), len(used)) == ([SPEC, PROD], 2)
     for _ in range(2):
         used.write(tmp_path / "specs.toml")
@@ -57,10 +58,10 @@ def test_few_lines_have_a_kernel_of_their_own(tmp_path: Path) -> None:
     with scanops.emulate(), scanops.policy("fallback"), scanops.record() as used, pytest.warns(RuntimeWarning):
         scanops.cumsum(torch.ones(2, 8192), 1)
         used.write(file)
-    assert used.counts == {(spec, "cpu", True): 1} and load(file).wanted == {(spec, "cpu"): 1}
+    assert used.counts == {KernelKey(spec, "cpu", FEW): 1} and load(file).wanted == {(spec, "cpu"): 1}
     file.write_text('specs = ["sum-f32-n8192", "sum-f32-n4096"]\n', encoding="utf-8")
-    both = [(spec, "sm_90", False), (spec, "sm_90", True), (replace(spec, length=4096), "sm_90", False)]
-    assert expected(load(file).wanted, ["sm_90"], file) == both
+    both = [KernelKey(spec, "sm_90"), KernelKey(spec, "sm_90", FEW), KernelKey(replace(spec, length=4096), "sm_90")]
+    assert expand_file(load(file).wanted, ["sm_90"], file) == both
 
 
 def test_every_miss_is_recorded_whatever_serves_it() -> None:
@@ -116,7 +117,7 @@ def test_a_file_that_cannot_be_used_stops_no_program(
 
 def test_counts_are_added_to_a_file_written_by_hand(tmp_path: Path) -> None:
     file = written(tmp_path, 'targets = ["sm_80", "sm_90"]\nspecs = ["prod-f32-n60"]\n')
-    add(file, {(SPEC, "cpu", False): 2, (SPEC, "cpu", True): 3})
+    add(file, {KernelKey(SPEC, "cpu"): 2, KernelKey(SPEC, "cpu", FEW): 3})
     assert load(file).wanted == {(PROD, "sm_80"): 0, (PROD, "sm_90"): 0, (SPEC, "cpu"): 5}
 
 
@@ -124,13 +125,13 @@ def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> Non
     slug, name = "recorded_last-f32-n100", "recorded_last"
     text = f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\ncount = 2\noperator = "{name}"\n'
     file = written(tmp_path, text)
-    add(file, {(PROD, "cpu", False): 1})  # by a process that knows no such operator
+    add(file, {KernelKey(PROD, "cpu"): 1})  # by a process that knows no such operator
     assert load(file).wanted == {(PROD, "cpu"): 1}
     assert load(file).unknown == {((slug, "cpu", ""), name): 2}
     assert "--import MODULE" in load(file).remark
     scanops.register_operator(replace(AFFINE, name=name))
     own = ScanSpec.parse(slug)
-    add(file, {(own, "cpu", False): 3})
+    add(file, {KernelKey(own, "cpu"): 3})
     assert load(file).wanted == {(PROD, "cpu"): 1, (own, "cpu"): 5} and not load(file).unknown
     assert f'operator = "{name}"' in file.read_text(encoding="utf-8")
 
@@ -141,11 +142,14 @@ def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> Non
 def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, 'targets = ["sm_80", "sm_90"]\n[[scan]]\nspec = "sum-f32-n9"\ntarget = "cpu"\n')
     one = ScanSpec(op="sum", dtype="float32", length=9)
-    assert expected(load(path).wanted, [], path) == [(one, "cpu", False)]
-    assert expected(load(path).wanted, ["sm_100", "sm_90"], path) == [(one, "sm_100", False), (one, "sm_90", False)]
+    assert expand_file(load(path).wanted, [], path) == [KernelKey(one, "cpu")]
+    assert expand_file(load(path).wanted, ["sm_100", "sm_90"], path) == [
+        KernelKey(one, "sm_100"),
+        KernelKey(one, "sm_90"),
+    ]
     path = written(tmp_path, 'specs = ["sum-f32-n9"]\n')
     with pytest.raises(UnsupportedRequest, match="--targets"):
-        expected(load(path).wanted, [], path)
+        expand_file(load(path).wanted, [], path)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +214,13 @@ def test_names_from_a_file_are_written_so_that_it_can_be_read(name: str, tmp_pat
     for count in (0, 1):
         assert load(path).unknown == {(("x-f32-n9", name, name), name): 0}
         assert load(path).wanted == ({(PROD, "cpu"): count} if count else {})
-        add(path, {(PROD, "cpu", False): 1})
+        add(path, {KernelKey(PROD, "cpu"): 1})
 
 
 def test_counts_end_at_the_greatest_number_of_toml(tmp_path: Path) -> None:
     path = written(tmp_path, f'[[scan]]\nspec = "prod-f32-n60"\ntarget = "cpu"\ncount = {2**63 - 1}\n')
     for _ in range(2):
-        add(path, {(PROD, "cpu", False): 1})
+        add(path, {KernelKey(PROD, "cpu"): 1})
         assert load(path).wanted == {(PROD, "cpu"): 2**63 - 1}
 
 
@@ -226,7 +230,7 @@ PIECES = ("[[scan]]\n", "[scan]\n", "specs = [", *"]\"'\\\n=.#{}é\x00", "9" * 3
 def test_changed_files_are_read_or_refused(tmp_path: Path) -> None:
     """A mutation each, drawn from a seed: what can be read can be added to, and is read again."""
     pick, outcomes = random.Random(5), Counter[bool]()
-    add(tmp_path / "good.toml", {(PROD, "cpu", False): 3, (SPEC, "sm_90", True): 2})
+    add(tmp_path / "good.toml", {KernelKey(PROD, "cpu"): 3, KernelKey(SPEC, "sm_90", FEW): 2})
     good = (tmp_path / "good.toml").read_text() + '[[scan]]\nspec = "other-f32-n9"\noperator = "other"\n'
     for _ in range(1500):
         begin, piece = pick.randrange(len(good)), pick.choice((*PIECES, pick.choice(good), ""))
@@ -246,7 +250,7 @@ def test_changed_files_are_read_or_refused(tmp_path: Path) -> None:
 
 # ---- files that people name: whole or not at all, links and pipes as they are
 
-ENTRY = (SPEC, "sm_90", False)
+ENTRY = KernelKey(SPEC, "sm_90")
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

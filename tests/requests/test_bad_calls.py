@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import scanops
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.errors import DimensionOutOfRange, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.requests.geometry import MAX_RANK
@@ -371,7 +372,7 @@ def test_a_kernel_on_tensors_of_another_spec(name: str, kernels: str) -> None:
     [("sm_90", "cpu", "cpu"), ("cpu", "meta", "meta"), pytest.param("cpu", "cuda", "target=", marks=pytest.mark.gpu)],
 )
 def test_a_kernel_reads_no_tensor_of_another_device(target: str, device: str, word: str) -> None:
-    kernel = scanops.Kernel(SPEC, target, entry=None)  # type: ignore[arg-type]  # it is refused before it is loaded
+    kernel = scanops.Kernel(KernelKey(SPEC, target), entry=None)  # type: ignore[arg-type]  # it is refused before it is loaded
     for place in (contextlib.nullcontext(), scanops.emulate()):
         with place:
             refused(UnsupportedRequest, lambda: kernel(torch.ones(3, 20, device=device)), word)

@@ -17,6 +17,7 @@ import scanops
 from scanops import build_request
 from scanops.build_request import CUBIN
 from scanops.cli import main
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
@@ -39,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished pack of the cubins of SPEC for two targets; not to be changed."""
     root = tmp_path_factory.mktemp("made") / "pack"
     for target in TARGETS:
-        kernels.obtain(SPEC, target, STRICT.by("nvrtc"), Store(root))
+        kernels.obtain(KernelKey(SPEC, target), STRICT.by("nvrtc"), Store(root))
     finish(root)
     return root
 
@@ -87,7 +88,7 @@ def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.M
             assert scanops.compile(SPEC, "sm_90").path == library.path
             assert scanops.compile(SPEC, "sm_90", builder="nvrtc").path == cubin.path
             patch.setenv("SCANOPS_BUILDER", "nvrtc")
-            assert kernels.obtain(SPEC, "sm_90", POLICIES["never"], Store()).path == cubin.path
+            assert kernels.obtain(KernelKey(SPEC, "sm_90"), POLICIES["never"], Store()).path == cubin.path
             patch.setenv("SCANOPS_BUILDER", "load_inline")
             assert scanops.compile(SPEC, "sm_90").path == library.path  # which is the same by load_inline
     monkeypatch.setenv("SCANOPS_BUILDER", "g++")
@@ -103,7 +104,7 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert (contents["platform"], contents["targets"]) == (ANY, list(TARGETS))
     write(root, tmp_path / "k.tar.xz")
     unpack(tmp_path / "k.tar.xz", tmp_path / "pack")
-    here = kernels.request_of(SPEC, "sm_90")
+    here = kernels.request_of(KernelKey(SPEC, "sm_90"))
     monkeypatch.setattr(build_request, "PLATFORM", "linux-aarch64")
     monkeypatch.setattr("scanops.store.packs.PLATFORM", "linux-aarch64")
     build_request._fingerprint.cache_clear()
@@ -161,13 +162,14 @@ def test_a_cubin_for_another_target_is_not_packed(root: Path) -> None:
 
 ONE_KEY = """
 import logging
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import POLICIES, STRICT
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 policy = (STRICT, POLICIES["build"])[int(sys.argv[2])]
 time.sleep(max(0, float(sys.argv[3]) - time.time()))
-print(obtain(ScanSpec(op="sum", dtype="float32", length=24), "sm_90", policy.by("nvrtc"), Store(root)).path)
+print(obtain(KernelKey(ScanSpec(op="sum", dtype="float32", length=24), "sm_90"), policy.by("nvrtc"), Store(root)).path)
 """
 
 

@@ -16,6 +16,7 @@ import scanops
 from scanops import build_request
 from scanops.build_request import sources_key
 from scanops.codegen.abi import ABI
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain
@@ -54,7 +55,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(build_request, "DIGESTS", build_request.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):
-            obtain(spec, "cpu", STRICT, Store(root))
+            obtain(KernelKey(spec, "cpu"), STRICT, Store(root))
     return root
 
 
@@ -152,12 +153,12 @@ def test_corrupt_entries_are_misses_and_rebuilt(root: Path, what: str, caplog: p
 
 @each_case(MISLED)
 def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = read_index(root, str(sources_key(SPEC, "cpu")))
+    known = read_index(root, str(sources_key(KernelKey(SPEC, "cpu"))))
     MISLED[what](root)
-    assert read_index(root, str(sources_key(SPEC, "cpu"))) in (None, folder(root, OTHER).name)
+    assert read_index(root, str(sources_key(KernelKey(SPEC, "cpu")))) in (None, folder(root, OTHER).name)
     with policy("never"):
         assert scanops.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
-    assert read_index(root, str(sources_key(SPEC, "cpu"))) == known  # and written down again
+    assert read_index(root, str(sources_key(KernelKey(SPEC, "cpu")))) == known  # and written down again
 
 
 @each_case(REFUSED)
@@ -185,7 +186,7 @@ def test_every_byte_of_an_entry_counts(filled: Path, tmp_path: Path) -> None:
         path.write_bytes(data)
     assert checked(copy, entry.identity) == replace(entry, directory=copy)
 
-    key = str(sources_key(SPEC, "cpu"))
+    key = str(sources_key(KernelKey(SPEC, "cpu")))
     write_index(tmp_path, key, copy.name)
     (path,) = tmp_path.glob("index/*/*")
     data = path.read_bytes()

@@ -18,6 +18,7 @@ import scanops.store
 from scanops.build_request import BuildReport, BuildRequest
 from scanops.builders import toolchain
 from scanops.codegen.abi import ABI
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel
 from scanops.files import format_size, secure, size_of
@@ -290,7 +291,7 @@ def test_a_kernel_evicted_before_its_load_is_asked_for_again(store: Store, monke
     monkeypatch.setenv("SCANOPS_STORE", str(store.root))
     spec = ScanSpec(op="sum", dtype="float32", length=5)
     scanops.compile(spec, "cpu")
-    found = [kernels.find(spec, "cpu") for _ in range(3)]
+    found = [kernels.find(KernelKey(spec, "cpu")) for _ in range(3)]
     shutil.rmtree(found[0].path.parent)
     with scanops.policy("never"), pytest.raises(MissingKernel, match="scanops build sum-f32-n5 --target cpu"):
         _ = found[0].code

@@ -22,8 +22,9 @@ from scanops import ScanSpec, generate, make_plan
 from scanops.builders import nvrtc, unavailable
 from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc
 from scanops.codegen.fragments import fragments
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.operators import OPERATORS
-from scanops.codegen.plan import STRATEGIES
+from scanops.codegen.plan import STRATEGIES, plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.targets import DEFAULT_TARGET, TARGETS
 from scanops.emulator import HEADER_DIRECTORY
@@ -86,7 +87,7 @@ def test_two_processes_render_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: row.slug)
 def test_the_banner_tells_the_truth(row: Golden) -> None:
     """The digest is that of the body, and the command names this kernel; the text is ASCII."""
-    lines = row.spec.inner if row.few else None
+    lines = row.spec.inner if row.variant == FEW else None
     text = generate(row.spec, "sm_75", lines=lines)
     banner = text.split("\n\n", 1)[0]
     assert text.isascii() and all(line.startswith("//") for line in banner.splitlines())
@@ -213,7 +214,7 @@ def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
 def test_nvrtc(row: Golden, target: str) -> None:
     """For targets older and newer than the default; a state is as large as the planner takes it to be."""
     size = f'static_assert(sizeof(State) == {fragments(row.spec).state_bytes}, "");\n'
-    text = render(make_plan(row.spec, target, row.few)) + size
+    text = render(plan_kernel(KernelKey(row.spec, target, row.variant))) + size
     in_registers(words_of_nvrtc(text, target), target)
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from scanops.build_request import BuildRequest
 from scanops.codegen.candidates import MOST, candidates, restored
 from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
+from scanops.codegen.kernel_key import FEW, KernelKey, variant_for
 from scanops.codegen.plan import STRATEGIES, Plan, class_of, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
@@ -36,11 +36,12 @@ from tests.requests.checks import refused
 @given(spec=specs, target=targets, few=st.booleans())
 def test_the_planners_own_comes_first_and_all_can_be_made(spec: ScanSpec, target: str, few: bool) -> None:
     """At most MOST distinct plans of any spec; each covers the line, is restored, and a block of it is resident."""
-    found = list(candidates(spec, target, few))
+    key = KernelKey(spec, target, variant_for(few))
+    found = list(candidates(key))
     assert found[0] == make_plan(spec, target, few)
     assert len(set(found)) == len(found) <= MOST
     for plan in found[1:]:
-        assert restored(spec, target, plan.strategy, plan.numbers(), few) == plan
+        assert restored(key, plan.strategy, plan.numbers()) == plan
         assert plan.tile * plan.tiles >= spec.length
         assert residents(plan, expected_registers(plan)).blocks >= 1 and bytes_in_flight(plan, 1) > 0
 
@@ -58,7 +59,7 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
     """The plans of other lengths near the entry can be launched."""
     plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
     assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
-    assert restored(plan.spec, TARGET, plan.strategy, plan.numbers(), entry["few"]) == plan
+    assert restored(plan.key, plan.strategy, plan.numbers()) == plan
     is_faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]
     assert plan.origin == (f"measured: {entry['spec']}" if is_faster else f"rule: {plan.strategy}")
     assert f"// numbers  {plan.origin}\n" in render(plan)
@@ -69,9 +70,9 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
 
 
 def test_each_spec_has_one_entry_of_a_class_that_is_measured():
-    specs = [(ScanSpec.parse(entry["spec"]), entry["few"]) for entry in ENTRIES]
-    assert len(specs) == len(set(specs))
-    assert [class_of(spec, few) for spec, few in specs] == [entry["kind"] for entry in ENTRIES]
+    keys = [KernelKey(ScanSpec.parse(entry["spec"]), TARGET, variant_for(entry["few"])) for entry in ENTRIES]
+    assert len(keys) == len(set(keys))
+    assert [class_of(key) for key in keys] == [entry["kind"] for entry in ENTRIES]
     assert all(entry["kind"] for entry in ENTRIES)
 
 
@@ -92,7 +93,7 @@ ODD = (*range(-2, 4), 5, 16, 31, 33, 96, 160, 1000, 2**20, 2**31, 2**64, -(2**63
 
 def served(slug: str) -> dict[str, Plan]:
     """By strategy the candidate furthest from its start."""
-    return {plan.strategy: plan for plan in candidates(ScanSpec.parse(slug), TARGET)}
+    return {plan.strategy: plan for plan in candidates(KernelKey(ScanSpec.parse(slug), TARGET))}
 
 
 def test_mutated_plans_are_candidates_or_refused() -> None:
@@ -104,7 +105,7 @@ def test_mutated_plans_are_candidates_or_refused() -> None:
             near = [int(numbers[name]) * 2, int(numbers[name]) // 2, int(numbers[name]) + 1]
             numbers[name] = chosen.choice((*ODD, *near, *near, *near))
         try:
-            assert restored(plan.spec, TARGET, plan.strategy, numbers).numbers() == numbers
+            assert restored(plan.key, plan.strategy, numbers).numbers() == numbers
             outcomes["accepted"] += 1
         except UnsupportedRequest as problem:
             assert len(str(problem)) < 2000
@@ -127,7 +128,7 @@ def test_mutated_plans_are_candidates_or_refused() -> None:
 def test_plans_that_gave_wrong_results_are_refused(slug: str, strategy: str, changes: dict[str, int]) -> None:
     """Each of these once rendered, and gave wrong values, a SIGFPE, idle shared memory or megabytes of text."""
     spec = ScanSpec.parse(slug)
-    start = STRATEGIES[strategy].plan(spec, target_named(TARGET), False)
+    start = STRATEGIES[strategy].plan(KernelKey(spec, TARGET))
     refused(UnsupportedRequest, lambda: replace(start, **changes))
 
 
@@ -135,7 +136,7 @@ def test_plans_that_gave_wrong_results_are_refused(slug: str, strategy: str, cha
 RUN = {plan.strategy: plan for slug in SLUGS for plan in served(slug).values()}
 
 
-SPLIT = candidates(ScanSpec.parse("sum-f32-n9000"), TARGET, True)  # for few lines
+SPLIT = candidates(KernelKey(ScanSpec.parse("sum-f32-n9000"), TARGET, FEW))
 assert {**RUN, **{plan.strategy: plan for plan in SPLIT}}.keys() == STRATEGIES.keys()
 
 
@@ -145,7 +146,7 @@ def test_a_candidate_computes_the_scan(plan: Plan) -> None:
     spec = plan.spec
     launch = plan.launch._asdict()
     request = BuildRequest(name=spec.slug, source=render(plan), target=CPU, launch=launch)
-    kernel = Kernel(spec, CPU, Store().get_or_build(request))
+    kernel = Kernel(KernelKey(spec, CPU), Store().get_or_build(request))
     kernel._plan = plan
     operands = Operands(spec, 8 * spec.inner, "cpu")
     operands.fill_exactly()

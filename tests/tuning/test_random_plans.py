@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from scanops.build_request import BuildRequest
+from scanops.codegen.kernel_key import KernelKey, variant_for
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.plan import STRATEGIES, Plan, by_rule, make_plan, rebuilt
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_named
 from scanops.emulator import emulate
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.operands import Operands
@@ -85,11 +85,11 @@ def lay_out(spec: ScanSpec) -> ScanSpec:
 def draw_plan(pick: random.Random) -> Plan:
     """Draw a plan that construction accepts: a strategy's own, with some other numbers."""
     while True:
-        spec, few = draw_spec(pick), pick.random() < 0.4
-        served = [name for name, strategy in STRATEGIES.items() if strategy.fits(spec, target_named(TARGET), few)]
+        key = KernelKey(draw_spec(pick), TARGET, variant_for(pick.random() < 0.4))
+        served = [name for name, strategy in STRATEGIES.items() if strategy.fits(key)]
         strategy = pick.choice(served)
         try:
-            start = by_rule(strategy, spec, target_named(TARGET), few)
+            start = by_rule(strategy, key)
             plan = rebuilt(start, **draw_numbers(pick, STRATEGIES[strategy].free))
             if pick.random() < 0.3:  # a number that follows from others, in a plan that is made by hand
                 numbers = plan.numbers()
@@ -113,7 +113,7 @@ def check_plan(plan: Plan) -> None:
     """Run the emulated kernel of a plan and compare its results with the sequential scan."""
     spec, launch = plan.spec, plan.launch._asdict()
     request = BuildRequest(name=spec.slug, source=render(plan), target=CPU, launch=launch)
-    kernel = Kernel(spec, CPU, Store().get_or_build(request), few=plan.few)
+    kernel = Kernel(plan.key._replace(target=CPU), Store().get_or_build(request))
     kernel._plan = plan
     operands = Operands(spec, lines_of(spec), "cpu")
     given = operands.tensors
@@ -153,7 +153,7 @@ def test_a_plan_that_is_accepted_computes_the_scan(seed: int) -> None:
     try:
         check_plan(plan)
     except (AssertionError, ScanopsError) as problem:
-        raise AssertionError(f"{plan.spec}{' few' * plan.few}: {plan.describe()}") from problem
+        raise AssertionError(f"{plan.key}: {plan.describe()}") from problem
 
 
 def test_no_plan_of_the_planner_is_refused() -> None:

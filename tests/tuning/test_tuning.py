@@ -16,6 +16,7 @@ import pytest
 from scanops import tuning
 from scanops.build_request import plan_for
 from scanops.codegen.candidates import candidates
+from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -67,7 +68,8 @@ class FakeLaboratory:
 # ---- which plan is kept; tuning files; the plan of a spec
 
 SPEC, TARGET = ScanSpec(op="sum", dtype="float32", length=32768), "sm_90"
-PLANS = list(candidates(SPEC, TARGET))
+KEY = KernelKey(SPEC, TARGET)
+PLANS = list(candidates(KEY))
 OWN, OTHER, *_, GOOD = PLANS
 ENTRY = entry(OTHER)
 ROW = asdict(ENTRY)
@@ -104,16 +106,16 @@ def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
 )
 def test_a_file_with_former_names_is_read(slug: str, former: dict[str, str], file: Path) -> None:
     """Files of earlier versions: their strategies and numbers are written under the present names."""
-    spec = ScanSpec.parse(slug)
-    plan = next(plan for plan in candidates(spec, TARGET) if {plan.strategy, *plan.numbers()} >= former.keys())
+    key = KernelKey(ScanSpec.parse(slug), TARGET)
+    plan = next(plan for plan in candidates(key) if {plan.strategy, *plan.numbers()} >= former.keys())
     row = asdict(entry(plan))
     numbers = {former.get(name, name): value for name, value in row["plan"].items()}
     old = {**row, "strategy": former.get(row["strategy"], row["strategy"]), "plan": numbers}
     assert old != row
     file.write_text(json.dumps({"schema": SCHEMA, "entries": [old]}))
     assert list(read(file).values()) == [entry(plan)]
-    choice = tuning.entry_for(spec, TARGET)
-    assert choice is not None and tuning.plan_of(choice, spec) == plan
+    choice = tuning.entry_for(key)
+    assert choice is not None and tuning.plan_of(choice, key) == plan
 
 
 @pytest.mark.parametrize(
@@ -159,8 +161,9 @@ def test_what_is_no_file_and_a_place_that_cannot_be_written(tmp_path: Path) -> N
 
 def tuned_plan(spec: ScanSpec, target: str) -> tuple[Plan, tuning.Choice | None]:
     """The plan that `scanops plan` shows, and the entry it is from."""
-    choice = None if target == "cpu" else tuning.entry_for(spec, target)
-    return plan_for(spec, target, choice), choice
+    key = KernelKey(spec, target)
+    choice = None if target == "cpu" else tuning.entry_for(key)
+    return plan_for(key, choice), choice
 
 
 def test_the_first_entry_for_spec_and_target_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +199,10 @@ def test_an_invalid_plan_is_warned_of_once(
         tuned_plan(SPEC, TARGET)
     assert all(word in caught.value.asked for word in (str(file), SPEC.slug, GPU))
     assert f"scanops tune {SPEC}" in caught.value.hint
-    choice = tuning.entry_for(SPEC, TARGET)
+    choice = tuning.entry_for(KEY)
     assert choice is not None
     with caplog.at_level(logging.WARNING, "scanops"):
-        assert [tuning.usable(choice, SPEC) for _ in range(2)] == [False, False]
+        assert [tuning.usable(choice, KEY) for _ in range(2)] == [False, False]
     assert len(caplog.records) == 1 and str(file) in caplog.text
 
 
@@ -210,7 +213,7 @@ def test_a_kernel_is_built_by_its_entry(file: Path, tmp_path: Path, monkeypatch:
     own = compile(SPEC, TARGET)
     assert (own.plan, own.measured) == (OWN, None)
     write(file, [ENTRY])
-    assert find(SPEC, TARGET) is None
+    assert find(KEY) is None
     for _ in range(2):  # built, then found by its index entry
         kernel = compile(SPEC, TARGET)
         assert kernel.plan == OTHER and kernel.measured is not None
@@ -226,7 +229,7 @@ def test_a_kernel_is_built_by_its_entry(file: Path, tmp_path: Path, monkeypatch:
 def test_the_best_plan_is_kept_if_its_gain_exceeds_margin_and_noise(gain: float, noise: float, kept: bool) -> None:
     said: list[tuple[str, int, int]] = []
     laboratory = FakeLaboratory(lambda plan: 100.0 / gain if plan == GOOD else 100.0, noise=noise)
-    outcome = tune(SPEC, TARGET, laboratory, said=lambda *words: said.append(words))
+    outcome = tune(KEY, laboratory, said=lambda *words: said.append(words))
     found = outcome.entry("a GPU")
     assert (outcome.default, outcome.improved, found is not None) == (make_plan(SPEC, TARGET), kept, kept)
     assert (outcome.best == GOOD or not kept, outcome.tried) == (True, len(PLANS))
@@ -241,14 +244,14 @@ def test_the_best_plan_is_kept_if_its_gain_exceeds_margin_and_noise(gain: float,
 def test_a_winner_is_measured_again_against_the_planners_own() -> None:
     """A plan that is ahead in the first comparison and behind in the one that decides is not kept."""
     laboratory = FakeLaboratory(lambda plan: (90.0 if len(laboratory.asked) < 2 else 110.0) if plan == GOOD else 100.0)
-    assert not tune(SPEC, TARGET, laboratory).improved
+    assert not tune(KEY, laboratory).improved
     assert [plans for plans, _ in laboratory.asked] == [len(PLANS), 2]
 
 
 def test_wrong_and_broken_plans_are_never_timed() -> None:
     laboratory = FakeLaboratory(lambda plan: 50.0 if plan in PLANS[1:4] else 100.0, unusable=PLANS[1:4].__contains__)
-    outcome = tune(SPEC, TARGET, laboratory)
+    outcome = tune(KEY, laboratory)
     assert (outcome.improved, [plan for plan, _ in outcome.refused]) == (False, PLANS[1:4])
     assert laboratory.asked[0] == (len(PLANS) - 3, 15)
     with pytest.raises(BuildFailure, match="unusable"):  # without the planner's own there is nothing to compare with
-        tune(SPEC, TARGET, FakeLaboratory(lambda plan: 1.0, unusable=PLANS[:1].__contains__))
+        tune(KEY, FakeLaboratory(lambda plan: 1.0, unusable=PLANS[:1].__contains__))
