@@ -163,7 +163,11 @@ def test_the_readme_of_the_package() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#][^)]*)\)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     assert [link for link in links if not link.startswith("https://")] == []
-    assert f"repo_url: {SOURCE}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    hosted = re.findall(r"https://github\.com/[^)\s]*", text)
+    assert hosted and all(link.startswith((f"{SOURCE}/blob/main/", f"{SOURCE}/tree/main/")) for link in hosted)
+    # The site and docs/ have copies of all files, and lead to no repository that readers may not be able to open.
+    for page in (ROOT / "mkdocs.yml", *ROOT.glob("docs/**/*.md")):
+        assert SOURCE not in page.read_text(encoding="utf-8"), page
     first = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     shared = first.split("of README.md -->\n")[1].split("<!-- intro end")[0]
     assert shared in text and "```python" in shared and f"Version {scanops.__version__}." in first

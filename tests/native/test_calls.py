@@ -278,6 +278,32 @@ def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Pa
     assert ran(sys.executable, "-c", PROGRAM, **nothing).stdout == "served\n"
 
 
+START = """
+import logging, sys, torch, scanops
+from pathlib import Path
+from scanops.runtime import native
+from scanops.runtime.native import building
+building.PREBUILT = Path(sys.argv[1])
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+if sys.argv[2] == "launch":
+    native.start("sm_90")
+    while native.served is None:
+        pass
+else:
+    native.load()
+assert native.served is not None
+"""
+
+
+@pytest.mark.parametrize("by", ["launch", "patch"])
+def test_the_library_of_a_wheel_is_there_without_a_build(by: str, counted: Counted, tmp_path: Path) -> None:
+    """No program is found that could build one, and nobody is told of a build."""
+    copied(tmp_path / "prebuilt")
+    nothing = {"SCANOPS_STORE": str(tmp_path / "none"), "PATH": ""}
+    said = ran(sys.executable, "-c", START, str(tmp_path / "prebuilt"), by, **nothing).stdout
+    assert "being built" not in said and f"natively: {tmp_path}" in said
+
+
 @pytest.mark.parametrize("place", ["store", "wheel"])
 def test_a_changed_library_is_not_loaded(
     place: str, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
