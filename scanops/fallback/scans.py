@@ -7,7 +7,7 @@ measures a result against them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,11 +17,11 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
-from scanops.requests.call import Call, is_derived
+from scanops.requests.call import Call, is_derived, is_traced
 from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
-from scanops.torch_private import dual_level
+from scanops.torch_private import dual_level, is_wrapped
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
 _WIDER[torch.uint32] = torch.int64
@@ -70,12 +70,14 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         return _walked(inputs, call) if not call.per_segment else _by_segment(inputs, call)
     unsound = "tangents" in operator.unsound and dual_level() >= 0
     unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
-    unsound = unsound or ("gradients" in operator.unsound and (inputs.differentiates or is_derived()))
     # Of equal values torch's indices name one that a mask leaves out.
     masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool
     plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
     if plain and all(each is None for each in inputs[2:]):
-        return _by_torch(inputs, call)
+        differs = "gradients" in operator.unsound and (inputs.differentiates or is_derived())
+        found = _by_torch(inputs, call, _logcumsumexp if differs else getattr(torch, str(operator.torch_name)))
+        if found is not None:
+            return found
     y, *others = doubling.outputs(join, inputs, call, *masked_terms(inputs, call))
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
@@ -119,8 +121,8 @@ def _widened(terms: torch.Tensor) -> torch.Tensor:
     return terms.to(_WIDER.get(terms.dtype, terms.dtype))
 
 
-def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
-    """The scan by the torch function of the same name."""
+def _by_torch(inputs: Inputs, call: Call, function: Callable[..., Any]) -> tuple[torch.Tensor, ...] | None:
+    """The scan by the torch function of the same name, or by one in its place; None where that gives None."""
     x, dim, reverse, operator = inputs.x, call.dim, call.reverse, operator_named(call.op)
     start = operator.start_of(dtype_named(call.result))
     starts = start if isinstance(start, tuple) else (start,)
@@ -128,8 +130,9 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     if keep is not None:
         terms = torch.where(keep, terms, torch.full((), starts[0], dtype=terms.dtype, device=x.device))
     terms = terms.flip(dim) if reverse else terms
-    function = getattr(torch, str(operator.torch_name))
     found = function(terms, dim, dtype=terms.dtype) if operator.gives == "widened" else function(terms, dim)
+    if found is None:
+        return None
     values, *others = (found,) if isinstance(found, torch.Tensor) else found
     results = [values.to(call.result)]
     if operator.indices:
@@ -137,6 +140,25 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     if call.exclusive:
         results = [shifted(y, dim, first, ahead=False) for y, first in zip(results, starts, strict=True)]
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in results)
+
+
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """Return torch's logcumsumexp with derivatives of any order that are right behind -inf, where torch's are NaN.
+
+    They are those of the logarithm of a cumulative sum, which holds while results of a line span less than the
+    exponents of the dtype: else, and where that cannot be seen, None.
+    """
+    is_plain = x.device.type == "cpu" and type(x) in (torch.Tensor, torch.nn.Parameter) and not is_wrapped(x)
+    if not is_plain or is_traced() or torch.compiler.is_compiling() or not x.numel():
+        return None
+    values = torch.logcumsumexp(x.detach(), dim)
+    highest = values.amax(dim, keepdim=True)
+    lowest = values.masked_fill(values.isneginf(), math.inf).amin(dim, keepdim=True)
+    if not bool((highest - lowest <= math.log(torch.finfo(x.dtype).max) / 3.5).all()):  # room for cubes of sums
+        return None
+    sums = (x - highest.masked_fill(highest.isneginf(), 0)).exp().cumsum(dim)
+    logarithms = sums.masked_fill(sums == 0, 1).log()
+    return values + (logarithms - logarithms.detach())
 
 
 def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:

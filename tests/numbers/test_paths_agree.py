@@ -247,6 +247,29 @@ def test_products_of_large_items_keep_what_rounding_loses() -> None:
         torch.testing.assert_close(plain[0], torch.cumprod(x.double(), 0).to(dtype))
 
 
+@pytest.mark.parametrize("span", [1.0, 20.0, 60.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_logarithms_over_any_range(dtype: torch.dtype, span: float) -> None:
+    """With items of -inf at the beginning of a line, all over another, and masked ones, in both directions."""
+    x = torch.randn(4, 70, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * span
+    x[0, :5], x[1], x[2, ::7] = -math.inf, -math.inf, -math.inf
+    keep = torch.rand(4, 70, generator=torch.Generator().manual_seed(3)) < 0.8
+    given = torch.randn(4, 70, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
+    for mask, reverse in itertools.product((None, keep), (False, True)):
+        leaf = x.to(dtype).requires_grad_()
+        y = scanops.logcumsumexp(leaf, 1, mask=mask, reverse=reverse)
+        (found,) = torch.autograd.grad(y, leaf, given)
+        terms = leaf.detach().double() if mask is None else leaf.detach().double().masked_fill(~mask, -math.inf)
+        terms, weights = (each.flip(1) if reverse else each for each in (terms, given.double()))
+        results = torch.logcumsumexp(terms, 1)
+        shares = (terms[:, :, None] - results[:, None, :]).exp().nan_to_num(0)  # of item i in result j
+        expected = (shares.triu() * weights[:, None, :]).sum(2)
+        expected = expected.flip(1) if reverse else expected
+        near = 1e-4 if dtype == torch.float32 else 1e-9
+        torch.testing.assert_close(found.double(), expected, rtol=near, atol=near)
+        torch.testing.assert_close(y.double(), results.flip(1) if reverse else results, rtol=near, atol=near)
+
+
 def test_what_is_behind_minus_infinity_has_no_gradient() -> None:
     """The first and the second derivative of logcumsumexp are 0 there, also where the incoming gradient is 0."""
 
