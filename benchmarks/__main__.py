@@ -33,7 +33,6 @@ COMMANDS = {
     "distributed_checks": "values and gradients of random sharded requests on GPUs, faults, CUDA graphs",
     "distributed_gloo": "sharded scans on gloo: every operator, variant and layout, random calls, faults",
     "pack": "a pack for three GPUs, built twice, and run where nothing can be built",
-    "archives": "ten thousand damaged and crafted archives of packs: the same pack or a typed error, bounded memory",
     "readme": "write the benchmark tables of README and docs from the committed results",
 }
 

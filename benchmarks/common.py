@@ -54,8 +54,22 @@ def result_file(word: str) -> Path:
 def write(path: Path | None, figures: Mapping[str, object]) -> None:
     """Write the figures, headed by GPU, versions and date, as JSON to ``path``; do nothing without a path."""
     if path is not None:
-        document = {**surroundings(), **figures}
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        path.write_text(format_document({**surroundings(), **figures}), encoding="utf-8")
+
+
+def format_document(document: Mapping[str, object]) -> str:
+    """Return JSON text with a line for each field, and for each cell of a field that holds several."""
+
+    def field(name: str, value: object) -> str:
+        if isinstance(value, list) and any(isinstance(each, (list, dict)) for each in value):
+            text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+        elif isinstance(value, Mapping) and any(isinstance(each, (list, Mapping)) for each in value.values()):
+            text = "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n}"
+        else:
+            text = json.dumps(value)
+        return f"{json.dumps(name)}: {text}"
+
+    return "{\n" + ",\n".join(field(name, value) for name, value in document.items()) + "\n}\n"
 
 
 def append_line(path: Path | None, figures: Mapping[str, object]) -> None:

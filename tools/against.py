@@ -121,7 +121,7 @@ def record(row: Mapping[str, Any]) -> None:
     """Put a row in the place of that of the same versions, device and builder, and write the page's table."""
     rows = [each for each in _rows() if _key(each) != _key(row)]
     rows = sorted([*rows, dict(row)], key=_key)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(text.split(BEGIN)[0] + BEGIN + table() + END + text.split(END)[1], encoding="utf-8")
 

@@ -75,9 +75,9 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
     if plain and all(each is None for each in inputs[2:]):
         differs = "gradients" in operator.unsound and (inputs.differentiates or is_derived())
-        found = _by_torch(inputs, call, _logcumsumexp if differs else getattr(torch, str(operator.torch_name)))
-        if found is not None:
-            return found
+        results = _by_torch(inputs, call, _logcumsumexp if differs else getattr(torch, str(operator.torch_name)))
+        if results is not None:
+            return results
     y, *others = doubling.outputs(join, inputs, call, *masked_terms(inputs, call))
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
