@@ -95,7 +95,8 @@ def summary_lines(verdict: Row) -> list[str]:
     """Return the summary as lines of text."""
     drawn, generic = verdict["random_lengths"], verdict["length_as_argument"]
     lines = [
-        f"{verdict['cells']} shapes: {len(verdict['wrong'])} wrong results, {len(verdict['not_measured'])} not measured, "
+        f"{verdict['cells']} shapes: {len(verdict['wrong'])} wrong results, "
+        f"{len(verdict['not_measured'])} not measured, "
         f"{len(verdict['below_floor'])} slower than their target, "
         f"{len(verdict['below_best_peer'])} slower than the best alternative."
     ]

@@ -112,7 +112,49 @@ def performance_files() -> dict[str, str]:
             files[f"pictures/{name}-{theme}.svg"] = chart.svg(*colours)
             files[f"pictures/{name}-narrow-{theme}.svg"] = chart.svg(*colours, NARROW)
         sections.append(f"## {chart.title}\n\n{words}\n\n{picture(name, chart.title)}{below}")
-    return {"performance.md": PAGE + "\n".join(sections), **files}
+    return {"performance.md": PAGE + "\n".join([*sections, *_tables()]), **files}
+
+
+def _tables() -> list[str]:
+    """Sections with a table of what was measured beside unmodified programs and beside other packages, if it was."""
+    return [*patched_section(_read_lines("patched_h100")), *drop_ins_section(_read_lines("drop_ins_h100"))]
+
+
+def patched_section(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """The section about programs under ``patch_torch``, of the lines that ``python -m benchmarks patched`` wrote."""
+    rows = [line for line in lines[1:] if line["name"].endswith((", small, ms", ", large, ms"))]
+    if not rows:
+        return []
+    table = ["| program, tensors | without, ms | with patch_torch, ms | ratio |", "|---|---:|---:|---:|"]
+    for row in rows:
+        name = row["name"].removesuffix(", ms")
+        table.append(f"| {name} | {row['plain']:,.3f} | {row['patched']:,.3f} | {row['ratio']:.2f} |")
+    words = "Milliseconds per step of programs that were not changed, with small and with large tensors."
+    return [_section("Unmodified programs under patch_torch", f"{words} {_source(lines[0])}.", table)]
+
+
+def drop_ins_section(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """The section about ``scanops.compat``, of the lines that ``python -m benchmarks drop_ins`` wrote."""
+    table = [
+        "| function | pass | scanops, us | the original, us | its formula in PyTorch, us |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for row in lines[1:]:
+        for key, words in (("forward", "forward"), ("training", "forward and backward")):
+            if key in row:
+                figures = ["" if (us := row[key][name]) is None else f"{us:,.0f}" for name in _BESIDE]
+                table.append(f"| {row['name']} | {words} | {' | '.join(figures)} |")
+    if len(table) == 2:
+        return []
+    words = "Functions of `scanops.compat`. An original without a figure was not installed or refused the tensors."
+    return [_section("Drop-in functions", f"{words} {_source(lines[0])}.", table)]
+
+
+_BESIDE = ("scanops", "original", "formula")
+
+
+def _section(title: str, words: str, table: Sequence[str]) -> str:
+    return f"## {title}\n\n{words}\n\n" + "\n".join(table) + "\n"
 
 
 def pictures(name: str) -> str:
@@ -374,7 +416,9 @@ def _source(document: dict[str, Any]) -> str:
 
 
 def _read_lines(name: str) -> list[dict[str, Any]]:
-    lines = (ROOT / f"benchmarks/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    """The lines of a file of results, none where it was not measured."""
+    path = ROOT / f"benchmarks/results/{name}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
