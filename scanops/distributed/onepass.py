@@ -57,8 +57,6 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
     shape, dim = shard.tensors.x.shape, shard.call.dim
     columns = math.prod(shape[dim + 1 :])
     lines = shard.lines.numel()
-    if recorded and columns > 1 and shard.row.gated and shard.tensors.x.element_size() < 4:
-        return "twopass"  # its one pass was slower where it was measured, by a plan that has changed since
     fronts = lines if columns < 2 else lines // columns * -(-columns // TILE_COLUMNS) // LINKED_ABREAST
     return "onepass" if problem is None and shard.tensors.x.is_cuda and fronts >= 2 * (ranks - 1) else "twopass"
 

@@ -43,14 +43,3 @@ def test_the_method_is_that_of_fewer_bytes(
         shard = shards.shard_of(Call("sum", dim), Inputs(x), None)
         assert onepass.choose_method("auto", shard, Inputs(x), ranks, 1, recorded=False) == wanted
         assert onepass.choose_method("twopass", shard, Inputs(x), ranks, 1, recorded=False) == "twopass"
-
-
-@pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, "twopass"), (torch.float32, "onepass")])
-def test_trained_recurrences_of_half_types_take_two_passes_down_columns(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wanted: str
-) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    x = torch.empty((8, 500, 4096), device="meta", dtype=dtype)
-    shard = shards.shard_of(Call("linear", 1), Inputs(x, gate=x), None)
-    assert onepass.choose_method("auto", shard, Inputs(x, gate=x), 4, 1, recorded=True) == wanted
-    assert onepass.choose_method("auto", shard, Inputs(x, gate=x), 4, 1, recorded=False) == "onepass"
