@@ -9,6 +9,7 @@ operators first. Each cell is one line of JSON in the file of ``--output``, appe
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ def cells(device: str, small: bool = False) -> Iterator[Callable[[], Cell]]:
     """Yield a maker of each cell, so that one cell's tensors are in memory at a time; ``small`` cuts dimensions."""
     for make, shape, *rest in _rows():
         cut = tuple(n if n <= 64 else 256 for n in shape) if small else shape
+        cut = (1, *cut[1:]) if small and math.prod(cut) > 2**20 else cut
         yield partial(make, cut, *rest, device)
 
 

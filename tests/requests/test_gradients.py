@@ -221,7 +221,7 @@ PLACES: dict[str, tuple[int, ...]] = {
     "warp": (3, 64),
     "staged": (5, 31),
     "block": (2, 1003),
-    "persistent": (2, 20004),
+    "persistent": (1, 20004),
     "columns": (2, 37, 6),
     "columns_lookback": (1, 70, 130),
 }
