@@ -6,6 +6,7 @@ another order. States travel as bytes: every backend moves those, whatever dtype
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
@@ -53,6 +54,16 @@ class Ledger:
 
 _LEDGERS: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()
 _GROUPS: weakref.WeakKeyDictionary[Any, dict[Any, Group]] = weakref.WeakKeyDictionary()  # by what users pass
+
+
+@atexit.register
+def forget_groups() -> None:
+    """Let go of all process groups, whose ledgers and prepared calls hold them past ``destroy_process_group``.
+
+    At exit, while threads still run: those of a group that is freed with the interpreter may abort it (pytorch#179291).
+    """
+    _LEDGERS.clear()
+    _GROUPS.clear()
 
 
 class Group(NamedTuple):

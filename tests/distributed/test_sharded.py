@@ -128,3 +128,21 @@ def test_without_a_process_group() -> None:
 
     with pytest.raises(UnsupportedRequest, match="there is no process group"):
         sd.cumsum(torch.ones(2, 3), 1)
+
+
+HELD = """
+import atexit, gc, sys, weakref
+import torch, torch.distributed as dist
+atexit.register(lambda: (gc.collect(), print("gone" if group() is None else "held")))  # after those that come later
+import scanops.distributed as sd
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet", rank=0, world_size=1)
+x = torch.ones(3, requires_grad=True)
+sd.cumsum(x, 0).sum().backward()
+group = weakref.ref(dist.group.WORLD)
+dist.destroy_process_group()
+"""
+
+
+def test_no_process_group_ends_with_the_interpreter(tmp_path: Path) -> None:
+    """Its threads might then abort the process."""
+    assert ran(sys.executable, "-c", HELD, tmp_path, PYTHONPATH=str(ROOT)).stdout == "gone\n"
