@@ -41,6 +41,7 @@ class Given(NamedTuple):
     gate: Tensor
     mask: Tensor
     state: Tensor  # the carry-in of each row
+    offsets: Tensor  # of four segments
 
 
 class Case(NamedTuple):
@@ -50,6 +51,12 @@ class Case(NamedTuple):
     torchs: Callable[[Given], Tensor] | None = None  # None where torch has no such operation
 
 
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """Return the products that a fused scan sums up."""
+    return x * y
+
+
+# Beside segments, complete scans, chunks and products stands a plain scan by torch: what a call should not exceed.
 CASES = {
     "sum": Case(lambda g: scanops.cumsum(g.x, 1), lambda g: torch.cumsum(g.x, 1)),
     "sum, masked": Case(lambda g: scanops.cumsum(g.x, 1, mask=g.mask), lambda g: torch.cumsum(g.x.where(g.mask, 0), 1)),
@@ -64,6 +71,12 @@ CASES = {
     "min": Case(lambda g: scanops.scan(g.x, "min", 1), lambda g: torch.cummin(g.x, 1)[0]),
     "logcumsumexp": Case(lambda g: scanops.logcumsumexp(g.x, 1), lambda g: torch.logcumsumexp(g.x, 1)),
     "linear": Case(lambda g: scanops.linear_scan(g.gate, g.x, 1)),
+    "sum of segments": Case(lambda g: scanops.cumsum(g.x, 1, offsets=g.offsets), lambda g: torch.cumsum(g.x, 1)),
+    "sum, complete": Case(lambda g: scanops.cumsum(g.x, 1, complete=True), lambda g: torch.cumsum(g.x, 1)),
+    "sum of chunks": Case(lambda g: scanops.cumsum(g.x, 1, chunk=64), lambda g: torch.cumsum(g.x, 1)),
+    "sum of products": Case(
+        lambda g: scanops.scan((g.x, g.gate), "sum", 1, map=multiply), lambda g: torch.cumsum(g.x, 1)
+    ),
     "linear, a chunk": Case(lambda g: scanops.linear_scan(g.gate, g.x, 1, initial=g.state, return_final=True)[0]),
 }
 
@@ -83,10 +96,11 @@ def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: s
     """Return a forward call and a forward-and-backward call."""
     x, gate = torch.rand(2, *shape, device=device).unbind()
     mask, state = torch.rand(shape, device=device) < 0.9, torch.zeros(shape[:1], device=device)
-    plain = Given(x, gate, mask, state)
+    offsets = torch.tensor([0, shape[1] // 3, shape[1] // 2, shape[1] // 2 + 1, shape[1]], device=device)
+    plain = Given(x, gate, mask, state, offsets)
     # Views have a history: leaves must be tensors of their own
-    leaves = Given(x.clone().requires_grad_(), gate.clone().requires_grad_(), mask, state)
-    gradient = torch.ones(shape, device=device)
+    leaves = Given(x.clone().requires_grad_(), gate.clone().requires_grad_(), mask, state, offsets)
+    gradient = torch.ones_like(compute(plain))
 
     def both() -> object:
         return torch.autograd.grad(compute(leaves), leaves[:2], gradient, allow_unused=True)

@@ -61,11 +61,10 @@ def _run_plain(
     tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
 ) -> Any:
     """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
-    # C++ knows neither offsets nor complete scans, and Dynamo cannot look into it; calls under other tracers it leaves
-    # to Python.
-    known = tensors[4] is None and complete is False and outs[0] is None and chunk is None
-    if known and not is_dynamo_compiling() and native.served is not None:
-        found: Any = native.served(tensors, options)
+    # Dynamo cannot look into C++; calls under other tracers it leaves to Python.
+    if outs[0] is None and native.served is not None and not is_dynamo_compiling():
+        further = complete is not False or chunk is not None
+        found: Any = native.served(tensors, (*options, complete, chunk) if further else options)
         if found is not None:
             return found
     call, given, eager = call_of(tensors, outs, complete, options, chunk)

@@ -26,7 +26,7 @@ from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape
 from scanops.requests.request import Inputs
 from scanops.requests.segments import shifted
 from scanops.runtime import call_cache
-from scanops.runtime.launcher import Launcher, device_of
+from scanops.runtime.launcher import Launcher
 
 Tensors = tuple[torch.Tensor, ...]
 _PLACES = ("output", "indices", "third", "fourth")  # the fields of ScanArguments for outputs
@@ -93,7 +93,7 @@ def computed(work: Work, tensors: Tensors) -> Tensors:
     if launcher is None or call_cache.superseded((launcher,)):
         spec, order = spec_of(work, tensors)
         lines = line_shape(shape_of(operands), work.dim).numel()
-        kernel, asked = call_cache.kernel_for(spec, lines, device_of(tensors[0]))
+        kernel, asked = call_cache.kernel_for(spec, lines, call_cache.device_of(tensors[0]))
         if kernel is None:
             return composed(work, tensors)
         launcher = bound(kernel, work.dim, tensors, order, asked)
@@ -152,7 +152,7 @@ def bound(kernel: Any, dim: int, tensors: Tensors, order: Sequence[int], asked: 
         shape=shape,
     )
     reads = [*zip(_NAMES, order, strict=False), *([] if carry is None else [("carry_in", len(tensors) - 1)])]
-    return Launcher(kernel, request, device_of(tensors[0]), asked, tuple((*each, 0) for each in reads))
+    return Launcher(kernel, request, call_cache.device_of(tensors[0]), asked, tuple((*each, 0) for each in reads))
 
 
 # ---- by torch's operators

@@ -240,9 +240,9 @@ def served(
     if eager and all([out is None for out in outs]):
         key, known = call_cache.recalled(call, given)
         if known is not None:
-            _repeated(call, given, known)
             if given.offsets is not None:  # the key has their shape, not their values
                 check_offsets(call.name, given.offsets, given.x, known.kind.request.call.dim)
+            _repeated(call, given, known)
             if given.differentiates:
                 return record(known, given[:TENSORS])
             return known.launcher.outputs(given)
@@ -262,10 +262,12 @@ def served(
 
 def _repeated(call: Call, given: Inputs, known: call_cache.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own or call.complete or call.per_segment:  # which C++ does not know
+    if not known.launcher.own or call.per_segment:  # which C++ does not know
         return
     if native.repeated(known.launcher):
-        native.learn(call.values(), given, known.launcher, call.final, adjoints(known.kind, given))
+        forward_only = call.complete or given.offsets is not None
+        parts = () if forward_only else adjoints(known.kind, given)
+        native.learn(call.values(), given, known.launcher, call.final, parts)
 
 
 # ---- the gradients that C++ may be asked for after a call that it served

@@ -149,8 +149,9 @@ class Call:
         return replace(self, dtype=getattr(torch, str(self.accumulate)), accumulate=None)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the fields up to ``accumulate`` in order, as the native module takes them."""
-        return tuple([getattr(self, name) for name in self.__slots__[:7]])
+        """Return the fields up to ``accumulate`` in order, then those that few calls have, as C++ takes them."""
+        found = tuple([getattr(self, name) for name in self.__slots__[:7]])
+        return (*found, self.complete, self.chunk) if self.complete or self.chunk is not None else found
 
     def spec_fields(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
         """Return the fields of ``ScanSpec`` that follow from the call, and from its ``Inputs`` and their dtypes."""

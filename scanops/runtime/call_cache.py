@@ -22,7 +22,8 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
-from scanops.runtime.launcher import Device, Launcher, computed, device_of, places_for
+from scanops.runtime.launcher import Device, Launcher, computed, places_for
+from scanops.runtime.launcher import device_of as device_of
 from scanops.runtime.policies import POLICIES, Policy
 from scanops.runtime.results import Recipe
 

@@ -99,6 +99,48 @@ def test_wrong_calls_are_refused_beside_right_ones(counted: Counted) -> None:
     assert counted.calls >= 3
 
 
+def sum_segments(x: torch.Tensor, ends: list[int], reverse: bool = False) -> torch.Tensor:
+    """The cumulative sums of the segments of lines that end before ``ends``, one after the other."""
+    parts = [x[:, begin:end] for begin, end in itertools.pairwise([0, *ends])]
+    sums = [part.flip(1).cumsum(1).flip(1) if reverse else part.cumsum(1) for part in parts]
+    return torch.cat(sums, 1)
+
+
+def test_offsets_are_read_at_every_call(counted: Counted) -> None:
+    """C++ serves offsets of other values and of either dtype; wrong ones raise as if the call were new."""
+    for dtype, reverse in ((torch.int32, False), (torch.int64, True)):
+        for ends in ([5, 5, 40], [9, 33, 40], [0, 40, 40], [1, 2, 40]):
+            offsets = torch.tensor([0, *ends], dtype=dtype)
+            found = scanops.cumsum(X, 1, offsets=offsets, reverse=reverse)
+            torch.testing.assert_close(found, sum_segments(X, ends, reverse))
+    assert counted.calls == 2 * 2
+    for wrong in ([0, 9, 5, 40], [1, 5, 9, 40], [0, 5, 9, 39]):
+        with pytest.raises(scanops.errors.UnsupportedRequest, match="offsets"):
+            scanops.cumsum(X, 1, offsets=torch.tensor(wrong))
+    x = X.clone().requires_grad_()
+    offsets = torch.tensor([0, 9, 33, 40])
+    scanops.cumsum(x, 1, offsets=offsets, reverse=True).sum().backward()
+    wanted = torch.cat([torch.arange(1, n + 1) for n in (9, 24, 7)]).expand(3, 40)
+    torch.testing.assert_close(x.grad, wanted.to(X.dtype))
+
+
+def test_chunks_and_complete_scans_are_served(counted: Counted) -> None:
+    """The calls and those without the option are told apart."""
+    offsets = torch.tensor([0, 9, 40])
+    for shift in range(4):
+        x = X + shift
+        whole = scanops.cumsum(x, 1, complete=True)
+        torch.testing.assert_close(whole, torch.nn.functional.pad(x.cumsum(1), (1, 0)))
+        torch.testing.assert_close(scanops.cumsum(x, 1), x.cumsum(1))
+        for chunk, ends in ((4, [4, 8, 9, *range(13, 40, 4), 40]), (7, [7, 9, *range(16, 40, 7), 40])):
+            found = scanops.cumsum(x, 1, offsets=offsets, chunk=chunk)
+            torch.testing.assert_close(found, sum_segments(x, ends))
+    assert counted.calls == 2 * 4
+    x = X.clone().requires_grad_()
+    scanops.cumsum(x, 1, complete=True).sum().backward()
+    torch.testing.assert_close(x.grad, torch.arange(40, 0, -1).expand(3, 40).to(X.dtype))
+
+
 GATES, COMPLEX = torch.linspace(0, 1, 3)[:, None], torch.complex(X, X + 1)
 LINE = torch.ones(1, 300000)  # rows split over blocks have a workspace
 

@@ -3,7 +3,8 @@
 A table in C++ has the keys of ``scanops.runtime.call_cache``: the call, and dtype, sizes, strides, device and 16-byte
 alignment of each tensor. Python fills it: ``learn`` is given a call that was served before, so that every check has
 passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
-forward differentiation, ``out=``, a number as carry-in, offsets, stand-ins.
+forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins, and gradients of complete scans
+and of segments by offsets. The values of offsets are no part of a key: Python checks them where C++ has not seen them.
 
 The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: a call with its backward pass takes
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
@@ -25,6 +26,8 @@ from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.forks import import_late, reset_in_child
 from scanops.processes import Worker
+from scanops.requests.call import Call
+from scanops.requests.segments import check_offsets
 from scanops.runtime.policies import POLICIES
 from scanops.runtime.workspaces import device_at, drop_workspace, workspace
 
@@ -41,8 +44,9 @@ _LOG = logging.getLogger("scanops")
 # served(tensors, call.values()): a result, a tuple of several, or None; the tensors are an Inputs up to initial.
 served: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None] | None = None  # until it is loaded
 
-# Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
-_PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 5: 3}
+# Of Inputs x, mask, gate, starts, offsets and initial, and where C++ has them: x, mask, gate, initial, result, indices,
+# starts, offsets.
+_PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 4: 7, 5: 3}
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
 _GENERATION = [0]  # generation of the table
 _MOST_LESSONS = 4  # of a launch: with and without inference mode and autocast, which Python's cache need not tell apart
@@ -64,7 +68,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, _workspace, building.stream_getter())
+        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, _check_offsets, _workspace, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -106,13 +110,14 @@ def learn(
     given = [place if slots is None else slots[place] for _, place, _ in launcher.reads]
     if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
-    reads = tuple((which, _PLACES[slot]) for which, slot in enumerate(given))
+    skips = [skip for _, _, skip in launcher.reads]
+    reads = tuple((which, _PLACES[slot], skip) for which, (slot, skip) in enumerate(zip(given, skips, strict=True)))
     _MODULES[0].learn(
         key, tensors, final, _multiprocessors(on_gpu), (NativeLaunch(template, reads, launcher),), adjoints
     )
 
 
-SLOTS = tuple(_PLACES)  # of Inputs, for the tensors of a fused scan
+SLOTS = (0, 1, 2, 3, 5)  # of Inputs, for the tensors of a fused scan
 
 
 def slots(tensors: tuple[torch.Tensor, ...]) -> Tensors:
@@ -124,7 +129,8 @@ class NativeLaunch(NamedTuple):
     """One kernel launch of a backward pass, as C++ runs it."""
 
     template: Template
-    reads: tuple[tuple[int, int], ...]  # (which of Template.reads, place among tensors and the results before) each
+    # (which of Template.reads, place among tensors and the results before, bytes to skip) each
+    reads: tuple[tuple[int, int, int], ...]
     launcher: Launcher
 
 
@@ -183,7 +189,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
         if not set(places).issuperset(read):
             return
         launches.append(
-            NativeLaunch(template, tuple((which, places.index(at)) for which, at in enumerate(read)), launcher)
+            NativeLaunch(template, tuple((which, places.index(at), 0) for which, at in enumerate(read)), launcher)
         )
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
@@ -197,6 +203,12 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 def _multiprocessors(on_gpu: bool) -> int:
     active = None if on_gpu else emulator.ACTIVE.get()
     return active.multiprocessors if active else 0
+
+
+def _check_offsets(options: tuple[Any, ...], offsets: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise unless these offsets are those of segments of ``x``, which is scanned as ``options`` say."""
+    op, dim = options[:2]
+    check_offsets(Call(op, dim).name, offsets, x, dim)
 
 
 def _workspace(index: int, stream: int, size: int) -> torch.Tensor:

@@ -21,8 +21,10 @@ using Key = c10::SmallVector<int64_t, 64>;
 // What a call reads, undefined where there is none; or a gradient and what was kept for it.
 using Operands = c10::SmallVector<at::Tensor, 12>;
 
-// What a call reads, and what its gradient may read, in this order; of the first kNeeds a gradient may be wanted.
+// What a call reads, and what its gradient may read, in this order; of the first kNeeds a gradient may be wanted. Behind
+// them are offsets, of whose calls no gradient is computed here.
 enum Kept : size_t { kX, kMask, kGate, kInitial, kNeeds, kY = kNeeds, kIndices, kStarts, kKept };
+constexpr size_t kOffsets = kKept, kOperands = kKept + 1;  // of a call
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
 // Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
@@ -80,17 +82,17 @@ inline bool append_options(Key& key, PyObject* options) {
 }
 
 // Which operands a call has, out of its Inputs: their places as Kept, those of results left empty. False where one is
-// no plain tensor, and where there are others: offsets, whose values have to be looked at, and the fields of Inputs
-// behind `initial`, which only backward passes in Python fill.
+// no plain tensor, and where there are others: the fields of Inputs behind `initial`, which only backward passes in
+// Python fill.
 inline bool read_operands(Operands& operands, PyObject* inputs) {
-    constexpr std::array<size_t, 6> places{kX, kMask, kGate, kStarts, kKept, kInitial};  // kKept: of none
+    constexpr std::array<size_t, 6> places{kX, kMask, kGate, kStarts, kOffsets, kInitial};
     if (!PyTuple_Check(inputs)) return false;
     const auto count = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
-    operands.resize(kKept);
+    operands.resize(kOperands);
     for (size_t n = 0; n < count; ++n) {
         PyObject* each = PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(n));
         if (each == Py_None) continue;
-        if (n >= places.size() || places[n] == kKept || !THPVariable_CheckExact(each)) return false;
+        if (n >= places.size() || !THPVariable_CheckExact(each)) return false;
         operands[places[n]] = THPVariable_Unpack(each);
     }
     return operands[kX].defined();

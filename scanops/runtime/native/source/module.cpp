@@ -27,6 +27,15 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     }
     for (const auto& operand : operands)
         if (is_dual(operand)) Py_RETURN_NONE;
+    const at::Tensor& offsets = operands[kOffsets];  // the key has their shape, not their values
+    if (offsets.defined() && (offsets.is_inference() || !found.entry->offsets.holds(offsets))) {
+        PyObject* const inputs = given[0];
+        PyObject* const answer = PyObject_CallFunctionObjArgs(
+            surroundings().check_offsets, given[1], PyTuple_GET_ITEM(inputs, 4), PyTuple_GET_ITEM(inputs, 0), nullptr);
+        if (answer == nullptr) raise();
+        Py_DECREF(answer);
+        found.entry->offsets.keep(offsets);
+    }
     Results results;
     {
         const py::gil_scoped_release unlocked;  // the device's queue may be full
@@ -52,8 +61,8 @@ Launch launch_of(py::tuple told) {
     if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
     Launch launch;
     launch.arguments.assign(arguments.begin(), arguments.end());
-    for (const auto& [which, place] : told[1].cast<std::vector<std::pair<int64_t, int64_t>>>())
-        launch.reads.push_back({place, offsets.at(which)});
+    for (const auto& [which, place, skip] : told[1].cast<std::vector<std::tuple<int64_t, int64_t, int64_t>>>())
+        launch.reads.push_back({place, offsets.at(which), skip});
     for (const auto& each : outputs) {
         const auto dtype = reinterpret_cast<THPDtype*>(each[2].ptr())->scalar_type;
         launch.outputs.push_back({each[0].cast<int64_t>(), each[1].cast<Numbers>(), dtype});
@@ -125,14 +134,15 @@ PyObject* clear(PyObject*, PyObject*) {
 
 PyObject* size(PyObject*, PyObject*) { return PyLong_FromSize_t(table().size()); }
 
-// begin(emulation, policy, failed, workspace, stream): once, before anything else
+// begin(emulation, policy, failed, check_offsets, workspace, stream): once, before anything else
 PyObject* begin(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     auto& all = surroundings();
     long long stream;
-    if (!PyArg_ParseTuple(given, "OOOOL", &all.emulation, &all.policy, &all.failed, &all.workspace, &stream))
+    if (!PyArg_ParseTuple(
+            given, "OOOOOL", &all.emulation, &all.policy, &all.failed, &all.check_offsets, &all.workspace, &stream))
         return nullptr;
-    for (PyObject* each : {all.emulation, all.policy, all.failed, all.workspace}) Py_INCREF(each);
+    for (PyObject* each : {all.emulation, all.policy, all.failed, all.check_offsets, all.workspace}) Py_INCREF(each);
     all.stream = reinterpret_cast<int (*)(int32_t, void**)>(stream);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

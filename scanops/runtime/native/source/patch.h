@@ -86,7 +86,7 @@ class PatchedKernel : public c10::OperatorKernel {
                 key[kResultAt + 1] = static_cast<int64_t>(dtype.toScalarType());
             }
         }
-        Operands operands(kKept);
+        Operands operands(kOperands);
         operands[kX] = x;
         const Found found = look_up(std::move(key), operands);
         const bool needs = is_recorded_ && at::GradMode::is_enabled() && x.requires_grad();

@@ -23,6 +23,7 @@ struct Output {
 struct Read {
     int64_t place;   // among the operands, behind which come the results of the launches before
     int64_t offset;  // of its pointer in the arguments
+    int64_t skip;    // bytes of it that the kernel does not read
 };
 
 // A kernel, and the numbers of its launch.
@@ -63,6 +64,29 @@ struct Adjoint {
     Reference python;  // (policy, tensors) -> gradients of kNeeds
 };
 
+// Offsets whose values Python has checked: the tensor, its version and its address. Values in the memory of a CPU are
+// checked at every call.
+class KnownOffsets {
+ public:
+    bool holds(const at::Tensor& offsets) const {
+        return impl_ == offsets.unsafeGetTensorImpl() && !tensor_.expired() && version_ == offsets._version() &&
+               address_ == offsets.const_data_ptr();
+    }
+    void keep(const at::Tensor& offsets) {
+        if (!offsets.is_cuda() || offsets.is_inference()) return;
+        impl_ = offsets.unsafeGetTensorImpl();
+        tensor_ = c10::weak_intrusive_ptr<c10::TensorImpl>(offsets.getIntrusivePtr());
+        version_ = offsets._version();
+        address_ = offsets.const_data_ptr();
+    }
+
+ private:
+    c10::TensorImpl* impl_ = nullptr;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor_{c10::intrusive_ptr<c10::TensorImpl>()};
+    int64_t version_ = 0;
+    const void* address_ = nullptr;
+};
+
 struct Entry {
     Key key;
     std::vector<Launch> launches;
@@ -70,6 +94,7 @@ struct Entry {
     std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
     std::vector<int64_t> gives;  // of a gradient: which result each of kNeeds is, or -1
     Reference launchers;         // keep the libraries loaded
+    mutable KnownOffsets offsets;  // of the call before; needs the interpreter's lock
 };
 
 // A backward pass looks up without the interpreter's lock, hence one of the table's own.
@@ -118,6 +143,7 @@ struct Surroundings {
     PyObject* emulation = nullptr;  // the ContextVar
     PyObject* policy = nullptr;     // likewise
     PyObject* failed = nullptr;     // (launcher, code, again, device, stream): raises, or the launch is made again
+    PyObject* check_offsets = nullptr;  // (options, offsets, x): raises for offsets that are none
     PyObject* workspace = nullptr;  // (device, stream, bytes): a tensor; the device of a CPU is -1
     int (*stream)(int32_t device, void** stream) = nullptr;  // torch's own; null where this torch has no CUDA
 };
@@ -206,8 +232,10 @@ inline void launch(const Found& found, const Operands& operands, Results& result
         std::memcpy(arguments, step.arguments.data(), step.arguments.size());
         auto point = [&](int64_t offset, const void* at) { std::memcpy(arguments + offset, &at, sizeof at); };
         const auto given = static_cast<int64_t>(operands.size());
-        for (const auto& [place, offset] : step.reads)
-            point(offset, (place < given ? operands[place] : results[place - given]).const_data_ptr());
+        for (const auto& [place, offset, skip] : step.reads) {
+            const at::Tensor& read = place < given ? operands[place] : results[place - given];
+            point(offset, static_cast<const char*>(read.const_data_ptr()) + skip);
+        }
         for (const auto& output : step.outputs) {
             results.push_back(allocated(output, x));
             point(output.offset, results.back().mutable_data_ptr());
