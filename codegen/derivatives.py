@@ -9,7 +9,24 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 # Bytes of the accumulator -> the longest aligned row that a block scans twice in its registers; half of it for others.
-AGAIN_LENGTHS = {4: 4096, 8: 2048}
+RECOMPUTED_LENGTHS = {4: 4096, 8: 2048}
+LEAST_RECOMPUTED = 128  # items of a row that a block scans twice: shorter rows leave lanes idle
+
+
+def longest_recomputed(accumulator_bytes: int, *, is_aligned: bool) -> int:
+    """Return the longest row whose gradient finds the result before each item in its tile; 0 where there is none.
+
+    ``is_aligned``: rows are whole accesses.
+    """
+    return RECOMPUTED_LENGTHS.get(accumulator_bytes, 0) // (1 if is_aligned else 2)
+
+
+def should_recompute(length: int, accumulator_bytes: int, *, is_aligned: bool) -> bool:
+    """Return whether a gradient should find the result before each item in its tile, instead of reading results.
+
+    That moves fewer bytes.
+    """
+    return LEAST_RECOMPUTED <= length <= longest_recomputed(accumulator_bytes, is_aligned=is_aligned)
 
 
 class Gradient(NamedTuple):

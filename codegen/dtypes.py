@@ -111,7 +111,6 @@ _ROWS = (
           rounded="complex_of<double>({x})"),
 )  # fmt: skip
 
-WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
 # Types of a field of a scan state: C type and bytes. A line has at most 2^31 elements, so an int holds every index.
 FIELD_TYPES: dict[str, tuple[str, int]] = {
     "index": ("int", 4),

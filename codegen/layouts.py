@@ -7,3 +7,20 @@ from typing import Literal
 Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line"]
 LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")  # of any operand
 LINE: Layout = "line"  # of a mask, a gate or head flags: one item for the whole line
+WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
+
+
+def is_worth_transposing(read_bytes: int, written_bytes: int) -> bool:
+    """Return whether a kernel should transpose tiles: runs of so many bytes are contiguous on either side.
+
+    Otherwise the input is read item by item, with layout "strided".
+    """
+    return min(read_bytes, written_bytes) >= WHOLE_BYTES
+
+
+def needs_alignment(inner: int, input_layout: Layout) -> bool:
+    """Return whether kernels differ by the alignment of the operands.
+
+    An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
+    """
+    return inner == 1 or inner % 2 == 0 or input_layout == "transposed"

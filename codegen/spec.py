@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import (
     DTYPES,
-    WHOLE_BYTES,
     DType,
     default_result,
     derived,
@@ -17,7 +16,7 @@ from scanops.codegen.dtypes import (
     set_derived,
 )
 from scanops.codegen.fusion.fusion import Fusion, fusion_of
-from scanops.codegen.layouts import LINE, Layout
+from scanops.codegen.layouts import LINE, WHOLE_BYTES, Layout
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.slugs import ABSENT, ANY, MAP, PREFIXES, WORDS, fields_of

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from scanops.codegen.derivatives import AGAIN_LENGTHS
+from scanops.codegen.derivatives import longest_recomputed
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
@@ -202,7 +202,8 @@ def in_results(spec: Any, row: Operator) -> Iterator[Mistake]:
         allowed = f"an output dtype of kind {kinds}"
         yield f"the output dtype must be of kind {kinds}", allowed, f"dtype={spec.out_dtype}", hint
     # The result before each item is found in one tile: dense, aligned rows.
-    most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
+    bytes_of_state = accumulator_of(spec.accumulator).bytes
+    most = longest_recomputed(bytes_of_state, is_aligned=spec.divides(spec.access_items))
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
     if spec.recomputes and not (whole and spec.capacity <= most):
         allowed = f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from scanops.codegen.dtypes import WHOLE_BYTES
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.layouts import is_worth_transposing
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Launch, Plan, Result, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.base import is_power_of_two as _power
@@ -166,7 +166,7 @@ def fits(spec: ScanSpec) -> bool:
     if others & {"strided", "line"} or ("rows" in others and spec.inner > 1):
         return False  # gathered with the input
     line_bytes = (spec.input if spec.inner > 1 else spec.out).bytes * spec.capacity
-    return line_bytes >= WHOLE_BYTES and (spec.inner == 1 or spec.out.bytes * spec.inner >= WHOLE_BYTES)
+    return is_worth_transposing(line_bytes, spec.out.bytes * spec.inner if spec.inner > 1 else line_bytes)
 
 
 def plan(key: KernelKey) -> TransposedPlan:

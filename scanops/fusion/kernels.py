@@ -15,6 +15,7 @@ from scanops.codegen.dtypes import DTYPES, accumulator_of
 from scanops.codegen.fusion.fusion import Fusion
 from scanops.codegen.fusion.graph import Graph, Node, wide
 from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.layouts import needs_alignment
 from scanops.codegen.operator import Join
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback.doubling import doubled
@@ -129,8 +130,7 @@ def spec_of(work: Work, tensors: Tensors) -> tuple[ScanSpec, list[int]]:
         inner=inner,
         input_layout=layouts[0],
         map=fusion.text,
-        # an odd number of columns is read item by item, which any boundary allows
-        aligned=inner % 2 == 1 < inner
+        aligned=not needs_alignment(inner, layouts[0])
         or all(is_aligned(each, layout, dim) for each, layout in zip(views, layouts, strict=True)),
     )
     return spec, order

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from scanops.codegen.derivatives import AGAIN_LENGTHS, Gradient
+from scanops.codegen.derivatives import Gradient, should_recompute
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
@@ -22,8 +22,6 @@ from scanops.requests.request import NAMES, Inputs, Needs, Request, RequestKind,
 from scanops.runtime.call_cache import run
 from scanops.runtime.launcher import readable
 from scanops.runtime.results import Tape
-
-LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 
 
 class Kept(NamedTuple):
@@ -142,8 +140,7 @@ def _recomputes(gradient: Gradient, kind: RequestKind) -> bool:
     if request.call.any_length:
         return False
     _, length, inner = split_shape(x[0], request.call.dim)
-    most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
-    most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
+    is_aligned = length * request.dtype.itemsize % ALIGNMENT == 0
     whole = (
         inner == 1
         and request.call.link is None
@@ -152,7 +149,7 @@ def _recomputes(gradient: Gradient, kind: RequestKind) -> bool:
         and request.call.start is None
     )
     default = request.call.widened() is None and not request.call.compensated
-    return whole and default and LEAST_AGAIN <= length <= most
+    return whole and default and should_recompute(length, request.carry_dtype.itemsize, is_aligned=is_aligned)
 
 
 def _fits(gradient: Gradient, request: Request) -> bool:

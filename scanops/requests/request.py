@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops.codegen.dtypes import WHOLE_BYTES, default_result
+from scanops.codegen.dtypes import default_result
+from scanops.codegen.layouts import is_worth_transposing, needs_alignment
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
@@ -153,13 +154,11 @@ class Request:
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(operands[name], layout, self.call.dim) for name, layout in layouts.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
-        # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
-        any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
         spec = ScanSpec(
             length=length,
             saved_results=self.saved_results,
             inner=inner,
-            aligned=any_boundary or aligned,
+            aligned=aligned or not needs_alignment(inner, layouts["input"]),
             **self.call.spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
@@ -179,7 +178,7 @@ class Request:
             if inner > 1
             else (out_bytes * length, x.itemsize * found.size)
         )
-        if min(runs) < WHOLE_BYTES:
+        if not is_worth_transposing(*runs):
             return layouts, True
         # The input, and operands beside it that have not the output's layout.
         as_output = ("dense", "rows") if inner == 1 else ("dense",)

@@ -22,7 +22,7 @@ from scanops import ScanSpec, make_plan
 from scanops.build_request import CPU, BuildRequest
 from scanops.builders.direct import build
 from scanops.codegen.candidates import candidates
-from scanops.codegen.derivatives import AGAIN_LENGTHS
+from scanops.codegen.derivatives import RECOMPUTED_LENGTHS
 from scanops.codegen.exports.texts import units_of
 from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey
@@ -126,7 +126,7 @@ def test_every_row_that_is_scanned_twice_fits_a_block_of_every_target() -> None:
     """The longest recomputed rows are one tile of a block; candidates keep the strategy."""
     dtypes = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 8}
     for target, (dtype, size), mask in itertools.product(TARGETS, dtypes.items(), (None, "bool")):
-        for most in (AGAIN_LENGTHS[size], AGAIN_LENGTHS[size] // 2 - 1, 1):
+        for most in (RECOMPUTED_LENGTHS[size], RECOMPUTED_LENGTHS[size] // 2 - 1, 1):
             spec = ScanSpec(op="prod_gradient", dtype=dtype, gate=dtype, mask=mask, length=most)
             plan = make_plan(spec, target)
             assert plan.strategy == "block" and plan.tile >= most
