@@ -16,7 +16,7 @@ from scanops.fusion import operator as operator
 from scanops.fusion.calls import scan_fused
 from scanops.fusion.phases import phase_of
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import broadcast_gates, call_of, followed, gate_of, plain_name, served
+from scanops.ops.dispatch import broadcast_gates, call_of, followed, gate_of, learn_chunks, plain_name, served
 from scanops.ops.schema import Outputs
 from scanops.requests.call import SHARDED, Call
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
@@ -52,8 +52,14 @@ def run_scan(
         inner = unpack_nested(tensors, outs, complete, options, chunk)
         return inner.restore(run_scan(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
     if chunk is not None:
+        found = _run_natively(tensors, outs, (*options, complete, chunk))
+        if found is not None:
+            return found  # type: ignore[no-any-return]
         inner = split_chunks(tensors, outs, complete, options, chunk)
-        return inner.restore(_run_plain(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
+        result = inner.restore(_run_plain(inner.tensors, inner.outs, False, inner.options, inner.chunk))
+        if inner.tensors[0] is not x:
+            learn_chunks(tensors, (*options, False, chunk), inner, result)
+        return result  # type: ignore[no-any-return]
     return _run_plain(tensors, outs, complete, options)  # type: ignore[no-any-return]
 
 
@@ -61,12 +67,10 @@ def _run_plain(
     tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
 ) -> Any:
     """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
-    # Dynamo cannot look into C++; calls under other tracers it leaves to Python.
-    if outs[0] is None and native.served is not None and not is_dynamo_compiling():
-        further = complete is not False or chunk is not None
-        found: Any = native.served(tensors, (*options, complete, chunk) if further else options)
-        if found is not None:
-            return found
+    further = complete is not False or chunk is not None
+    found = _run_natively(tensors, outs, (*options, complete, chunk) if further else options)
+    if found is not None:
+        return found
     call, given, eager = call_of(tensors, outs, complete, options, chunk)
     if eager:
         found = served(call, given, outs, eager=True)
@@ -75,6 +79,16 @@ def _run_plain(
     else:
         found = followed(call, given, outs)
     return found if call.final or len(outs) > 1 else found[0]
+
+
+def _run_natively(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> Any:
+    """Return the results of a call that C++ has learnt, None for others.
+
+    Dynamo cannot look into C++; calls under other tracers it leaves to Python.
+    """
+    if outs[0] is None and native.served is not None and not is_dynamo_compiling():
+        return native.served(tensors, options)
+    return None
 
 
 def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:

@@ -33,7 +33,7 @@ from scanops.requests.call import (
     runs_kernels,
 )
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
-from scanops.requests.packed_sequences import is_jagged
+from scanops.requests.packed_sequences import PlainCall, is_jagged
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.runtime import call_cache, native
@@ -268,6 +268,24 @@ def _repeated(call: Call, given: Inputs, known: call_cache.Known) -> None:
         forward_only = call.complete or given.offsets is not None
         parts = () if forward_only else adjoints(known.kind, given)
         native.learn(call.values(), given, known.launcher, call.final, parts)
+
+
+def learn_chunks(tensors: tuple[Any, ...], options: tuple[Any, ...], view: PlainCall, result: Any) -> None:
+    """Let C++ serve the next scan of whole chunks: by the launch of the ``view`` with a dimension more that it is.
+
+    ``result`` has the shape that the call returns. Masks that were converted for the view are left to Python.
+    """
+    if native.served is None or is_compiling() or type(options[1]) is not int:
+        return
+    call, given, eager = call_of(view.tensors, view.outs, False, view.options)
+    known = call_cache.recalled(call, given)[1] if eager and view.outs[0] is None else None
+    if known is None or not known.launcher.own or len(known.launcher.places) > 1:
+        return
+    pairs = zip(tensors[:2], view.tensors[:2], strict=True)
+    if any(each is not None and (each.dtype, each.data_ptr()) != (own.dtype, own.data_ptr()) for each, own in pairs):
+        return
+    if native.repeated(known.launcher):
+        native.learn(options, tensors, known.launcher, shape=result.shape)
 
 
 # ---- the gradients that C++ may be asked for after a call that it served

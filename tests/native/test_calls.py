@@ -136,6 +136,19 @@ def test_chunks_and_complete_scans_are_served(counted: Counted) -> None:
             found = scanops.cumsum(x, 1, offsets=offsets, chunk=chunk)
             torch.testing.assert_close(found, sum_segments(x, ends))
     assert counted.calls == 2 * 4
+    for mask in (None, X > 2, X[:1] > 2):
+        before = counted.calls
+        for shift in range(4):
+            x, ends = X + shift, range(8, 41, 8)
+            found = scanops.cumsum(x, 1, chunk=8, mask=mask)
+            torch.testing.assert_close(found, sum_segments(x if mask is None else x.where(mask, 0), [*ends]))
+            assert found.is_contiguous()
+        assert counted.calls - before >= 2
+    x = X.clone().requires_grad_()
+    scanops.cumsum(x, 1, chunk=8).sum().backward()
+    torch.testing.assert_close(x.grad, torch.arange(8, 0, -1).repeat(5).expand(3, 40).to(X.dtype))
+    with pytest.raises(scanops.errors.UnsupportedRequest, match="complete"):
+        scanops.cumsum(X, 1, chunk=8, complete=True)
     x = X.clone().requires_grad_()
     scanops.cumsum(x, 1, complete=True).sum().backward()
     torch.testing.assert_close(x.grad, torch.arange(40, 0, -1).expand(3, 40).to(X.dtype))

@@ -99,17 +99,21 @@ def learn(
     final: bool = False,
     adjoints: tuple[object, ...] = (),
     slots: Sequence[int] | None = None,
+    shape: torch.Size | None = None,
 ) -> None:
     """Let C++ serve calls like this one, which ``launcher`` has served.
 
     ``tensors`` are an Inputs; ``slots``: where in it the launcher's tensors are, None where that is their order.
     ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient that the call may be
-    asked for.
+    asked for. ``shape``: that of the result, where it is another view of what the launcher writes.
     """
     template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
     given = [place if slots is None else slots[place] for _, place, _ in launcher.reads]
     if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
+    if shape is not None:
+        (output,) = template.outputs
+        template = template._replace(outputs=((output[0], shape, output[2]),))
     skips = [skip for _, _, skip in launcher.reads]
     reads = tuple((which, _PLACES[slot], skip) for which, (slot, skip) in enumerate(zip(given, skips, strict=True)))
     _MODULES[0].learn(
