@@ -37,9 +37,9 @@ class Operands:
         self._spec, self.lines = spec, lines
         self._chunk = (spec.capacity if spec.ragged else min(spec.capacity, SEGMENT) // 2) if spec.in_parts else None
         self.moved = lines * length * item_bytes(spec)  # bytes
-        self.tensors = {"x": _laid_out(shape, spec.dtype, spec.input_layout, shift, device)}  # arguments of a kernel
+        self.tensors = {"x": _lay_out(shape, spec.dtype, spec.input_layout, shift, device)}  # arguments of a kernel
         for source in spec.sources[1:]:
-            self.tensors[python_name(source)] = _laid_out(shape, source.dtype.name, source.layout, 0, device)
+            self.tensors[python_name(source)] = _lay_out(shape, source.dtype.name, source.layout, 0, device)
         if spec.by_offsets or spec.ragged:
             cuts = [0, length] if spec.ragged else [*range(0, length, SEGMENT), length]
             dtype = getattr(torch, str(spec.segments or spec.ragged))
@@ -48,7 +48,7 @@ class Operands:
             carried = (shape[0], *((len(cuts) - 1,) if spec.per_segment else ()), *across)
             self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
         shape = (shape[0], length, *across)
-        self.out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
+        self.out = _lay_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
         outputs = spec.fusion.outputs if spec.fusion else ()
         self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
         self._launches: dict[Kernel, Launcher] = {}  # of fused scans, and of gradients
@@ -118,13 +118,13 @@ class Operands:
         return self.out
 
 
-def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
+def _lay_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
     """Return a tensor that expands to this shape, of this layout, ``shift`` items behind a 16-byte boundary."""
     if layout == "line":
-        return _laid_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device)
+        return _lay_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device)
     if layout == "transposed":
         run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run is aligned
-        turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
+        turned = _lay_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
         return turned[..., : shape[-2]].transpose(-1, -2)
     around, step = list(shape), 2 if layout == "strided" else 1
     around[-1] = step * shape[-1] + (0 if layout in ("dense", "strided") else PAD)

@@ -21,7 +21,6 @@ from scanops.forks import import_late
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
 from scanops.runtime.kernels import Kernel, capturing, default_target, obtain
-from scanops.runtime.native import prepared
 from scanops.store import Store
 from scanops.store.packs import finish
 from scanops.store.root import create_root
@@ -161,7 +160,7 @@ def prepare(
                 _LOG.error("not prepared: %s: %s", ", ".join(stopped), problem)
         for _, problem in problems:
             raise problem
-        prepared(here)
+        import_late("scanops.runtime.native").prepared(here)  # which needs torch
     return kernels
 
 

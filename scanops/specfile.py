@@ -98,20 +98,20 @@ def load(path: Path) -> SpecFile:
 
     Raises BadSpecFile, which names the file and the table, and UnusableFile for a file that cannot be read.
     """
-    document = _checked(path, "the top level", _document(path), _TOP)
+    document = _check(path, "the top level", _document(path), _TOP)
     found = SpecFile(path)
     targets = document.get("targets") or [None]
     wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
     for slug in document.get("specs", []):
-        wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
+        wanted.update({(_parse(path, "specs", slug), target): 0 for target in targets})
     for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
-        if "spec" not in _checked(path, where, table, _TABLE):
+        if "spec" not in _check(path, where, table, _TABLE):
             raise _bad(path, where, "a spec", "no spec")
         slug, count, operator, text = table["spec"], table.get("count", 0), table.get("operator"), table.get("map", "")
         for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_parsed(path, where, slug, text), each] += count
+                wanted[_parse(path, where, slug, text), each] += count
             else:
                 found.unknown[(slug, each, text), operator] += count
     found.wanted.update(wanted)
@@ -185,13 +185,13 @@ def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
     for (slug, target, text), (count, operator) in sorted(
         total.items(), key=lambda item: [str(each) for each in item[0]]
     ):
-        named = f"target = {_quoted(target)}\n" if target is not None else ""
-        of_program = f"operator = {_quoted(operator)}\n" if operator is not None else ""
-        of_program += f"map = {_quoted(text)}\n" if text else ""
-        yield f"\n[[scan]]\nspec = {_quoted(slug)}\n{named}count = {min(count, _MAX_COUNT)}\n{of_program}"
+        named = f"target = {_quote(target)}\n" if target is not None else ""
+        of_program = f"operator = {_quote(operator)}\n" if operator is not None else ""
+        of_program += f"map = {_quote(text)}\n" if text else ""
+        yield f"\n[[scan]]\nspec = {_quote(slug)}\n{named}count = {min(count, _MAX_COUNT)}\n{of_program}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a text as a TOML string: as it is between single quotes where it has double ones, or else escaped."""
     if '"' in text and "'" not in text and text.isprintable():
         return f"'{text}'"
@@ -234,7 +234,7 @@ def _lines(text: str) -> list[str]:
     return _OUTSIDE.sub("", text).split("\n")
 
 
-def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _check(path: Path, where: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return ``table`` if all its names are among ``names`` and its values have their forms."""
     for name, value in table.items():
         if name not in names:
@@ -247,7 +247,7 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     return table
 
 
-def _parsed(path: Path, where: str, slug: str, map: str = "") -> ScanSpec:
+def _parse(path: Path, where: str, slug: str, map: str = "") -> ScanSpec:
     try:
         return ScanSpec.parse(slug, map)
     except UnsupportedRequest as problem:

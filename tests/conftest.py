@@ -122,7 +122,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, place in {"HOME": "file/home", "PATH": "programs", "SCANOPS_STORE": "absent"}.items():
         monkeypatch.setenv(name, str(tmp_path / place))
     (tmp_path / "programs").mkdir()
-    for name in ("_pathfinder_nvcc", "_packaged_ninja"):
+    for name in ("_pathfinder_nvcc", "_find_packaged_ninja"):
         monkeypatch.setattr(toolchain, name, lambda: None)
     monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "usual")
     monkeypatch.setattr(nvrtc, "_places", tuple)

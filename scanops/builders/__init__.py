@@ -46,7 +46,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     """
     with _safe_folder(directory) as folder:
         try:
-            report = _compiled(request, folder)
+            report = _compile(request, folder)
         except BuildFailure as failure:
             for place in {folder, directory}:  # a linker on a full disk fails without saying so
                 write_owned(place / "room", bytes(_ROOM_BYTES))
@@ -76,7 +76,7 @@ def unavailable(builder: str, target: str) -> ScanopsError | None:
     return None
 
 
-def _compiled(request: BuildRequest, directory: Path) -> BuildReport:
+def _compile(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile in a folder with a safe name."""
     (directory / "kernel.cu").write_text(request.source, encoding="utf-8")
     what, for_gpu = f"{request.name} for {request.target}", request.target not in (CPU, HOST)

@@ -119,12 +119,12 @@ def build_failure(request: BuildRequest, compiler: str, command: str, log: str, 
     return BuildFailure(
         f"build {request.name} for {request.target}",
         allowed=f"a source that {compiler} accepts",
-        value=f"{_trimmed(log)}\n{request.written}command: {command}",
+        value=f"{_trim_log(log)}\n{request.written}command: {command}",
         hint=f"read {directory / 'kernel.cu'}; the whole output is in {directory / 'build.log'}",
     )
 
 
-def _trimmed(log: str) -> str:
+def _trim_log(log: str) -> str:
     """The lines from the first error on: warnings come before it."""
     lines = [line[:_COLUMNS] for line in log.splitlines() if line.strip()]
     first = next((at for at, line in enumerate(lines) if _COMPLAINT.search(line)), 0)

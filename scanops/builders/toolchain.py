@@ -89,7 +89,7 @@ def find_cxx() -> Program:
 
 def find_ninja() -> Program:
     """Return the ninja package's own binary, else the one on PATH. Raises MissingCompiler when there is neither."""
-    for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
+    for found_by, path in (("ninja package", _find_packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
             return Program(path=path, found_by=found_by, version=_version(path, "ninja"))
     raise MissingCompiler(
@@ -191,7 +191,7 @@ def _pathfinder_nvcc() -> Path | None:
     return Path(found) if found else None
 
 
-def _packaged_ninja() -> Path | None:
+def _find_packaged_ninja() -> Path | None:
     try:
         return Path(import_late("ninja").BIN_DIR) / "ninja"
     except ImportError:

@@ -56,7 +56,7 @@ def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None
         "few": plan.key.is_few,
         "plan": numbers,
     }
-    return _delivered(source, "source", output, facts)
+    return _deliver(source, "source", output, facts)
 
 
 @click.command(
@@ -82,10 +82,10 @@ def export(specs: tuple[ScanSpec, ...], form: str, target: str, lines: int | Non
     """
     text = exported(list(specs), form, target, lines=lines)
     facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
-    return _delivered(text, "text", output, facts)
+    return _deliver(text, "text", output, facts)
 
 
-def _delivered(text: str, name: str, output: Path | None, facts: Mapping[str, object]) -> Answer:
+def _deliver(text: str, name: str, output: Path | None, facts: Mapping[str, object]) -> Answer:
     """Write ``text`` to the file, if one is named, else print it. With --json it is part of the answer."""
     if output is not None:
         write_text(output, text, f"the {name} to {output}")

@@ -112,7 +112,7 @@ def verify(directory: Path | None, key: Path | None) -> Answer:
     """
     root = environment.store_root() if directory is None else directory.absolute()
     working(f"verifying {root}")
-    kernels, signer = _verified(root, key, needed=directory is not None)
+    kernels, signer = _verify(root, key, needed=directory is not None)
     signed = (root / SIGNATURE).exists()
     facts = {"directory": str(root), "kernels": kernels, "signed": signed, "signer": signer}
     if signer:
@@ -189,7 +189,7 @@ def unpack(file: Path, directory: Path) -> Answer:
     return Answer({"directory": str(directory), "kernels": kernels, "targets": targets})
 
 
-def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str | None]:
+def _verify(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str | None]:
     """Return the number of kernels and the signer of a pack or a store. ``needed``: one without kernels is an error."""
     if (root / PACK).exists():
         check_root(root, system=True)

@@ -123,7 +123,7 @@ class Store(Layer):
             if entry is not None:
                 return entry
             sweep(self.root)
-            return self._built(request)
+            return self._build(request)
 
     def _usable(self) -> bool:
         if environment.require_signed() is not None:
@@ -132,8 +132,8 @@ class Store(Layer):
         self._checked = self._checked or check_root(self.root)
         return self._checked
 
-    def _verified(self, name: str, identity: str) -> Entry | None:
-        entry = super()._verified(name, identity)
+    def _verify(self, name: str, identity: str) -> Entry | None:
+        entry = super()._verify(name, identity)
         return entry if entry and usage.touch(entry.directory) else None
 
     def _refuse(self, directory: Path, why: str) -> None:
@@ -141,28 +141,28 @@ class Store(Layer):
             check_root(self.root)  # raises if it was opened to others since: then no entry is to blame
             _LOG.warning("store entry %s is corrupt (%s); the next build of its kernel replaces it", directory, why)
 
-    def _built(self, request: BuildRequest) -> Entry:
+    def _build(self, request: BuildRequest) -> Entry:
         stage = self.root / ".staging" / f"{request.identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         work = stage / "work"
         try:
             for folder in (stage, work):
                 folder.mkdir(mode=0o700)
             try:
-                return self._published(_complete(request, import_late("scanops.builders").build(request, work), stage))
+                return self._publish(_complete(request, import_late("scanops.builders").build(request, work), stage))
             except BuildFailure as failure:
-                raise self._kept(failure, work, f"{request.name}-{request.identity[:16]}") from None
+                raise self._keep(failure, work, f"{request.name}-{request.identity[:16]}") from None
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
         finally:
             shutil.rmtree(stage, ignore_errors=True)
 
-    def _published(self, entry: Entry) -> Entry:
+    def _publish(self, entry: Entry) -> Entry:
         """Rename an entry into place. A sound one that is there already serves; a corrupt one is replaced."""
         ready, final = entry.directory, self.root / entry.directory.name
         try:
             ready.rename(final)
         except OSError:
-            if theirs := self._verified(final.name, entry.identity):
+            if theirs := self._verify(final.name, entry.identity):
                 return theirs
             with suppress(FileNotFoundError):  # else it goes with the folder of this build
                 final.rename(ready.parent / "replaced")
@@ -173,7 +173,7 @@ class Store(Layer):
             _LOG.debug("%s is not known to be on disk: %s", final, problem)
         return replace(entry, directory=final)
 
-    def _kept(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:
+    def _keep(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:
         """Keep the source and the log of a failed build where the message says they are."""
         try:
             shutil.rmtree(self.root / ".failed" / name, ignore_errors=True)

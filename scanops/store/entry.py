@@ -161,7 +161,7 @@ def checked(directory: Path, identity: str, stated: bytes | None = None, signer:
             require_manifest(manifest, MANIFEST)
             if not manifest["identity"].startswith(identity):
                 return "another identity"
-            if data != _sealed(data[: -len(_sealed(b""))]):
+            if data != _seal(data[: -len(_seal(b""))]):
                 return f"{MANIFEST}: SHA-256 differs"
             for name in FILES[manifest.get("form", LIBRARY)]:
                 missing = suppress(FileNotFoundError) if name == SOURCE else nullcontext()
@@ -305,8 +305,8 @@ def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
     """Return manifest.json: JSON whose last field is the SHA-256 of all bytes before its value's quote."""
     fields = {name: value for name, value in manifest.items() if name != "sha256"}
     text = json.dumps(fields, indent=2, sort_keys=True).removesuffix("\n}")
-    return _sealed(f'{text},\n  "sha256": '.encode())
+    return _seal(f'{text},\n  "sha256": '.encode())
 
 
-def _sealed(head: bytes) -> bytes:
+def _seal(head: bytes) -> bytes:
     return head + f'"{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()

@@ -46,14 +46,14 @@ class Layer:
     def find(self, *identities: str) -> Entry | None:
         """Return the verified entry of one of ``identities``, the first that there is; None for a cache miss."""
         there = located(self.root, identities)
-        return next(filter(None, (self._verified(name, identity) for name, identity in there)), None)
+        return next(filter(None, (self._verify(name, identity) for name, identity in there)), None)
 
     def indexed(self, *keys: str) -> Entry | None:
         """Return the verified entry that the index has for one of ``keys``, the first that there is, or None."""
         names = filter(None, (read_index(self.root, key) for key in keys))
-        return next(filter(None, (self._verified(name, name[-16:]) for name in names)), None)
+        return next(filter(None, (self._verify(name, name[-16:]) for name in names)), None)
 
-    def _verified(self, name: str, identity: str) -> Entry | None:
+    def _verify(self, name: str, identity: str) -> Entry | None:
         """Return the entry in a folder of the root if it is ``identity``, or begins with these 16 digits."""
         found = usable_entry(self.root / name, identity)
         if isinstance(found, Entry):

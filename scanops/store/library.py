@@ -98,7 +98,7 @@ def load(entry: Entry) -> Code:
             # Bound at load: a missing symbol shows here and not in the middle of a launch.
             library = Library(path, mode=_BOUND)
         except OSError as problem:
-            library = _opened_with_runtime(entry, path, str(problem))
+            library = _open_with_runtime(entry, path, str(problem))
     functions = _FUNCTIONS.get(manifest["target"], _KERNEL)
     try:
         for name, (result, arguments) in functions.items():
@@ -212,7 +212,7 @@ def loadable(handle: int, path: Path) -> str:
     return f"{_OPENED}/{digits}{handle}"
 
 
-def _opened_with_runtime(entry: Entry, path: str, words: str) -> Library:
+def _open_with_runtime(entry: Entry, path: str, words: str) -> Library:
     """Open a library after the CUDA runtime that it lacks, if the loader's ``words`` report that it lacks one."""
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:

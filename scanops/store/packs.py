@@ -125,7 +125,7 @@ def finish(directory: Path) -> dict[str, Any]:
     that cannot be read or, where that is needed, written.
     """
     try:
-        return _finished(directory)
+        return _finish(directory)
     except OSError as problem:
         allowed = "a folder this user can read and write, with room left"
         raise _bad(directory, "finish", allowed, problem, "copy it to such a place") from problem
@@ -171,7 +171,7 @@ def _damages(directory: Path, pack: dict[str, Any]) -> Iterator[str]:
             yield f"{record_path(digest)}: damaged, or leads elsewhere"
 
 
-def _finished(directory: Path) -> dict[str, Any]:
+def _finish(directory: Path) -> dict[str, Any]:
     folders = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
     entries = {path.name: _manifest(path) for path in folders if (path / MANIFEST).is_file()}
     if not entries:

@@ -185,7 +185,7 @@ def locked(path: Path, what: str, seconds: float, otherwise: str) -> Iterator[bo
         try:
             handle = os.open(path, _FLAGS | os.O_CREAT, 0o600)
             _OPEN.add(handle)
-            held = _taken(handle) or _wait(handle, what, seconds, otherwise)
+            held = _take_lock(handle) or _wait(handle, what, seconds, otherwise)
             if held:
                 with contextlib.suppress(OSError):  # on a full disk the log names no holder
                     os.ftruncate(handle, 0)
@@ -217,7 +217,7 @@ def is_free(folder: Path, prefix: str) -> bool:
         with contextlib.suppress(OSError):
             handle = os.open(folder / f"{prefix}{suffix}", _FLAGS)
             try:
-                if not _taken(handle):
+                if not _take_lock(handle):
                     return False
             finally:
                 os.close(handle)
@@ -227,7 +227,7 @@ def is_free(folder: Path, prefix: str) -> bool:
 def _wait(handle: int, what: str, seconds: float, otherwise: str) -> bool:
     """Return whether the lock was taken within ``seconds``."""
     began, lines = time.monotonic(), 0
-    while not _taken(handle):
+    while not _take_lock(handle):
         waited = time.monotonic() - began
         if waited >= seconds:
             _LOG.warning("waited %g s for %s to %s (SCANOPS_LOCK_SECONDS); %s", seconds, _who(handle), what, otherwise)
@@ -248,7 +248,7 @@ def _who(handle: int) -> str:
     return f"{name}, for {max(0.0, time.time() - since):.0f} s now," if name else "another process"
 
 
-def _taken(handle: int) -> bool:
+def _take_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:

@@ -59,7 +59,7 @@ def sign(directory: Path, file: Path, passphrase: Callable[[], str]) -> str:
     if block is None or label not in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         raise _no_key(file, "an Ed25519 private key in PKCS#8 PEM", label, _MAKE_PRIVATE)
     secret = passphrase().encode() if label.startswith("ENCRYPTED") else None
-    key = _loaded(file, Ed25519PrivateKey, load_pem_private_key, block[0], secret)
+    key = _load(file, Ed25519PrivateKey, load_pem_private_key, block[0], secret)
     signature, path = key.sign(read_bytes(directory)), directory / SIGNATURE
     try:
         if not path.is_file() or path.read_bytes() != signature:
@@ -114,7 +114,7 @@ def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
         label = block[1].decode()
         if label.endswith("PRIVATE KEY"):
             raise _no_key(file, "public keys", f"a private key ({label}), which is its owner's alone", _MAKE_PUBLIC)
-        key = _loaded(file, Ed25519PublicKey, load_pem_public_key, block[0])
+        key = _load(file, Ed25519PublicKey, load_pem_public_key, block[0])
         found[_fingerprint(key)] = key
         if b"revoked" in remarks.lower():
             revoked.add(_fingerprint(key))
@@ -124,7 +124,7 @@ def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
     return found
 
 
-def _loaded(file: Path, kind: Any, load: Callable[..., object], *words: bytes | None) -> Any:
+def _load(file: Path, kind: Any, load: Callable[..., object], *words: bytes | None) -> Any:
     """Return the key of the class ``kind`` that ``load`` reads. Raises BadSignature for any other."""
     make = _MAKE_PRIVATE if kind is Ed25519PrivateKey else f"{_MAKE_PRIVATE} && {_MAKE_PUBLIC}"
     allowed = f"an Ed25519 {'private key, and its passphrase' if kind is Ed25519PrivateKey else 'public key'}, in PEM"
