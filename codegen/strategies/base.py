@@ -49,7 +49,7 @@ class Constant(NamedTuple):
 
     @property
     def type(self) -> str:
-        """Its C type."""
+        """The C type of the value."""
         return "bool" if type(self.value) is bool else "int" if self.value < 2**31 else "long long"
 
 
