@@ -24,6 +24,7 @@ from scanops.codegen.targets import DEFAULT_TARGET, target_named
 WORD = re.compile(r"[A-Za-z_]\w*")
 SECTION = "//@"  # begins a line of a header: the names after it are declared from here to the next such line
 HEADING = "// ----"  # begins a comment above sections
+SHORT = 52  # characters of a value that is returned on the line of its function
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
@@ -77,7 +78,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the output is CUDA, not HTML
     )
-    environment.filters |= {"inset": _inset, "each": _each}
+    environment.filters |= {"inset": _inset, "each": _each, "returned": _return}
     environment.globals["abi"] = ABI
     return environment
 
@@ -107,20 +108,24 @@ def link(text: str) -> str:
 
 
 def _spaced(sections: list[str]) -> Iterator[str]:
-    """Yield sections, with a blank line where one of two has it between them, and above a heading."""
-    blank = False
+    """Yield sections, with blank lines above headings and around what is longer than a line."""
+    was_long, was_heading = False, True
     for section in sections:
         lines = section.strip("\n")
-        is_heading = lines.startswith(HEADING)
-        above = "\n" if blank or (is_heading and section is not sections[0]) or section.startswith("\n") else ""
-        yield above + lines + "\n"
-        blank = section.endswith("\n") and not (is_heading and "\n" not in lines)
+        is_long, is_heading = "\n" in lines, lines.startswith(HEADING)
+        yield "\n" * (is_heading or (not was_heading and (is_long or was_long))) + lines + "\n"
+        was_long, was_heading = is_long, is_heading and not is_long
 
 
 def _inset(text: str, columns: int) -> str:
     """The output of a macro without surrounding blank lines, all lines but the first and pragmas indented."""
     lines = text.strip().split("\n")
     return "\n".join([lines[0], *(line if line[:1] in ("", "#") else " " * columns + line for line in lines[1:])])
+
+
+def _return(value: str) -> str:
+    """The body of a function that returns a value: on the function's line if it is short."""
+    return f"{{\n    return {value};\n}}" if "\n" in value or len(value) > SHORT else f"{{ return {value}; }}"
 
 
 def _each(these: Iterable[object], text: str, between: str = "\n") -> str:

@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  rule: columns_lookback
 // target   sm_90
-// content  sha256 3e9ff2d60445d1ff of everything below this banner
+// content  sha256 09f241b6940e0949 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -15,42 +15,44 @@
 
 typedef double Input;  // float64
 typedef double Output;  // float64
+
 typedef double Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: columns_lookback
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr int kWarpThreads = 32;  // threads per warp
-constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kWarpThreads = 32;
+constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
 constexpr int kLength = 65536;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 256;  // threads per block
-constexpr int kWarps = 8;  // warps per block
-constexpr int kBlocks = 2;  // least resident blocks per multiprocessor
-constexpr int kRun = 17;  // rows per thread and tile
-constexpr int kVector = 2;  // columns per thread
+constexpr int kBlockThreads = 256;  // threads per block
+constexpr int kBlockWarps = 8;  // warps per block
+constexpr int kBlocksPerSm = 2;  // least resident blocks per multiprocessor
+constexpr int kRunItems = 17;  // rows per thread and tile
+constexpr int kThreadColumns = 2;  // columns per thread
 constexpr int kLanes = 4;  // threads side by side across a panel
-constexpr int kPanels = 1;  // panels across the columns
-constexpr bool kRagged = true;  // the last panel has fewer columns
+constexpr int kColumnTiles = 1;  // panels across the columns
+constexpr bool kPartialColumns = true;  // the last panel has fewer columns
 constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
-constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
+constexpr bool kExchangesRows = true;  // lanes exchange rows in shared memory
 constexpr int kStages = 1;  // tiles in the ring in shared memory
-constexpr int kAbreast = 256;  // panels whose tiles are claimed together
-constexpr int kGroup = 32;  // tiles per group
-constexpr int kStretch = 4;  // groups per group of groups
-constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
-constexpr bool kHasGroups = true;  // a tile folds the totals of groups
-constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
-constexpr bool kClears = false;  // items that do not exist are 0
+constexpr int kTilesAbreast = 256;  // panels whose tiles are claimed together
+constexpr int kGroupTiles = 32;  // tiles per group
+constexpr int kSupergroupGroups = 4;  // groups per group of groups
+constexpr bool kFoldsTiles = true;  // a tile folds the totals of tiles
+constexpr bool kFoldsGroups = true;  // a tile folds the totals of groups
+constexpr bool kChainsPrefixes = false;  // inclusive prefixes are chained over groups of groups
+constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = true;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kUneven = true;  // the last tile of a line is partial
 constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
-constexpr int kWords = 2;  // status words of a tile
+constexpr int kStatusWords = 2;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
 constexpr bool kCopiesAsync = true;  // the target has cp.async
-static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
 #ifdef __CUDACC__
 // Tile status words: relaxed 64-bit accesses, which L1 does not serve, at the scope of the GPU, or of the system where
 // other GPUs read them.
@@ -73,8 +75,8 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 
 #ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+#define dynamic_shared(Layout, name)                              \
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 #endif
 
@@ -105,14 +107,8 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
-
-__device__ __forceinline__ State lift(Value x) {
-    return x;
-}
-
-__device__ __forceinline__ State combine(State older, State newer) {
-    return older * newer;
-}
+__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State combine(State older, State newer) { return older * newer; }
 
 // Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) {
@@ -124,13 +120,8 @@ __device__ __forceinline__ Value regain(Value total, Value lost) {
     return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
 }
 
-__device__ __forceinline__ State element(Input x) {
-    return lift(x);
-}
-
-__device__ __forceinline__ Output output_of(State state) {
-    return state;
-}
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
@@ -144,30 +135,45 @@ __device__ __forceinline__ constexpr Position items_in(Position length) { return
 // instructions it computes, and so the bits of its results.
 template <class Slot>
 __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
-    if constexpr (kClears) slot = {};
+    if constexpr (kZeroFills) slot = {};
 }
 
-enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+enum LayoutFlags {
+    kDense = 1,        // lies as the output
+    kContiguous = 2,   // items of a line are adjacent, lines begin anywhere
+    kMisaligned = 4,   // lines begin off the output's vector loads
+    kFlat = 8,         // a warp copies its rows as one range
+    kRepeated = 16,    // another operand once more, read further on
+    kFirst = 32,       // the first operand that is read
+    kAlongLine = 64,   // transposed: contiguous are the items of a line
+};
 
 template <int flags, int geometry, int shift, int access = 1>
 struct OperandLayout {
-    static constexpr bool kIsDense = flags & kDense;            // lies as the output
-    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
-    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
-    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
-    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsDense = flags & kDense;
+    static constexpr bool kInRows = flags & kContiguous;
+    static constexpr bool kIsShifted = flags & kMisaligned;
+    static constexpr bool kIsFlat = flags & kFlat;
+    static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
-    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
-    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
-    static constexpr int kGeometry = geometry;                  // its place in Geometry
-    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+    static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr int kGeometry = geometry;  // its place in Geometry
+    static constexpr int kShift = shift;        // items by which it is read further on in scan order
+    static constexpr int kAccess = access;      // transposed: items that a lane copies at once
 };
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 template <template <class> class Of>
 struct Operands {
     Of<Input> x;
 };
 
+// Call use(layout, members of packs...) for each operand.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
     use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
@@ -178,37 +184,33 @@ struct Outputs {
     Of<Output> y;
 };
 
+// Call use(members of packs...) for each output.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
-template <class Item>
-using PointerTo = Item*;
-
-template <class Item>
-using ConstPointerTo = const Item*;
-
-// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kColumns = kLanes * kVector;
-constexpr int kTile = kThreads / kLanes * kRun;
-constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
+// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+constexpr int kTileColumns = kLanes * kThreadColumns;
+constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
+constexpr int kWarpRows = kWarpThreads / kLanes * kRunItems;  // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
-constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0, "whole rows of a panel");
+constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
+constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
+
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item, int count = kVector>
+template <typename Item, int count = kThreadColumns>
 struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
 
 template <typename Item>
 struct Rows {
-    Access<Item> row[kRun];
+    Access<Item> row[kRunItems];
 };
 
 typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
@@ -222,7 +224,7 @@ typedef Access<State> States;  // one per column
 typedef States ThreadState;    // of a row of a thread
 
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
+    ThreadState item[kRunItems];
 };
 
 // The states that a function gives for each column.
@@ -230,7 +232,7 @@ template <typename Of>
 __device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
+    for (int c = 0; c < kThreadColumns; ++c) s.column[c] = of(c);
     return s;
 }
 
@@ -256,21 +258,21 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 template <bool uneven = kUneven>
 __device__ __forceinline__ bool is_live(Position live, int k) {
-    return uneven ? live > k : !kRagged || live > 0;
+    return uneven ? live > k : !kPartialColumns || live > 0;
 }
 
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
-    long long step;       // items from one row to the next in scan order
-    const Item* begin;    // the operand's first item
+struct Source {         // an operand, as a thread reads it
+    const Item* first;  // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
     const Item* end;
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
 // An operand that is read a row further on.
 template <typename Item>
-__device__ __forceinline__ Source<Item> moved_on(Source<Item> x) {
+__device__ __forceinline__ Source<Item> shift_source(Source<Item> x) {
     x.first += x.step;
     return x;
 }
@@ -281,8 +283,8 @@ template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kStridedColumns || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+        for (int c = 0; c < kThreadColumns; ++c)
+            if (!kStridedColumns || !kPartialColumns || there > c) to[c * kSpacing] = y.column[c];
     } else {
         *reinterpret_cast<Access<Item>*>(to) = y;
     }
@@ -298,12 +300,12 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
-    const long long outer = panel / kPanels;
-    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
-    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_panel = threadIdx.x % kLanes;
+    const long long outer = panel / kColumnTiles;
+    const long long column = panel % kColumnTiles * (long long)kTileColumns + in_panel * kPitch;
+    const int there = columns_of(kPartialColumns ? (int)min(kInner - column, (long long)kTileColumns) : kTileColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRunItems;
+    const Position first = kExchangesRows ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
     const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
@@ -314,7 +316,7 @@ template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
     const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
     const Item* const own = begin + at.item;
-    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
+    return {flat ? own - at.in_panel * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 struct Geometry {};  // all operands lie as the output
@@ -331,38 +333,43 @@ __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& op
                                               const Geometry& geometry, Position length, long long lines,
                                               long long items, long long before = 0) {
     Sources from;
-    for_each_operand([&](auto layout, auto& x, auto* begin) {
-        x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
-        if constexpr (layout.kShift > 0) x = moved_on(x);
-    }, from, operands);
+    for_each_operand(
+        [&](auto layout, auto& x, auto* begin) {
+            x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
+            if constexpr (layout.kShift > 0) x = shift_source(x);
+        },
+        from, operands);
     return from;
 }
 
 // ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a panel is
-constexpr int kGap = kRun % 2 == 0 ? kLanes : 0;    // accesses of padding after a thread's rows: no bank conflicts
-constexpr int kSlotAccesses = kRun * kLanes + kGap;  // accesses from one slot's rows to the next slot's
-constexpr int kWarpAccesses = 32 / kLanes * kSlotAccesses;
+constexpr int kGap = kRunItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
+constexpr int kSlotAccesses = kRunItems * kLanes + kGap;  // accesses from one slot's rows to the next slot's
+constexpr int kWarpAccesses = kWarpThreads / kLanes * kSlotAccesses;
+
 // Accesses of a warp's part of a stage, with slack for misaligned rows.
 template <typename Item>
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
 
 // Accesses of a stage of the ring.
 template <typename Item>
-constexpr int kStage = kWarps * kPart<Item>;
+constexpr int kStage = kBlockWarps * kPart<Item>;
 
 // Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, scanned = k * kStride + lane / kLanes;
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
+              scanned = k * kStride + lane / kLanes;
     const int row = kReverse ? kWarpRows - 1 - scanned : scanned;
-    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRun * kGap;
+    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRunItems * kGap;
 }
 
 // Index in a stage of the k-th row that a thread scans.
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int slot = kReverse ? (31 - lane) / kLanes : lane / kLanes, row = kReverse ? kRun - 1 - k : k;
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
+    const int slot = kReverse ? (kWarpThreads - 1 - lane) / kLanes : lane / kLanes,
+              row = kReverse ? kRunItems - 1 - k : k;
     return warp * kPart<Item> + slot * kSlotAccesses + lane % kLanes + row * kLanes;
 }
 
@@ -371,10 +378,10 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
     if (kRealigns) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
+    for (int k = 0; k < kRunItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[copied_place<Item>(k)];
+    for (int k = 0; k < kRunItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
     return rows;
 }
 
@@ -388,12 +395,12 @@ template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
     const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k, from += kStride * x.step) {
+    for (int k = 0; k < kRunItems; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
         if (is_live<uneven>(live, k * kStride))
-            copy_async<!kExchanged>(to, from);
+            copy_async<!kExchangesRows>(to, from);
         else
             leave_out(*to);
     }
@@ -401,9 +408,9 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
 
 // Copy this lane's part of a tile of all operands.
 __device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, Position live) {
-    for_each_operand([&](auto layout, auto& slots, auto& x) {
-        copy_rows<(kUneven || layout.kShift > 0)>(slots[stage], x, live - layout.kShift);
-    }, ring, from);
+    for_each_operand([&](auto layout, auto& slots,
+                         auto& x) { copy_rows<(kUneven || layout.kShift > 0)>(slots[stage], x, live - layout.kShift); },
+                     ring, from);
 }
 
 // The rows that a thread scans of a tile that arrived.
@@ -411,7 +418,7 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRunItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
@@ -440,30 +447,31 @@ __device__ __forceinline__ States lose(const States& lost, const States& older, 
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
+    for (int k = 0; k < kRunItems; ++k)
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
+        for (int c = 0; c < kThreadColumns; ++c)
             s.item[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// The total of a thread's consecutive items, with the rounding errors of its steps; leaves their inclusive scan in place.
+// The total of a thread's consecutive items, with the rounding errors of its steps; leaves their inclusive scan in
+// place.
 __device__ __forceinline__ ThreadState scan_items(Items& s) {
     ThreadState total = s.item[0];
     ThreadState lost = {};
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) {
+    for (int k = 1; k < kRunItems; ++k) {
         lost = lose(lost, total, s.item[k]);
         total = s.item[k] = combine(total, s.item[k]);
     }
-    return s.item[kRun - 1] = regain(total, lost);
+    return s.item[kRunItems - 1] = regain(total, lost);
 }
 
 // The results of a row, by the states of its columns.
 __device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) {
+    for (int c = 0; c < kThreadColumns; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
@@ -474,7 +482,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
@@ -495,13 +503,13 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
+constexpr int kSlots = kWarpThreads / kLanes;  // threads of a warp along the same columns
 
 // Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
 template <int first, class Of>
 __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 #pragma unroll
-    for (int distance = first; distance < 32; distance *= 2) {
+    for (int distance = first; distance < kWarpThreads; distance *= 2) {
         const Of older = shuffle_up(s, distance);
         if (lane >= distance) s = combine(older, s);
     }
@@ -509,85 +517,100 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 }
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
-__device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
+__device__ __forceinline__ States slot_prefix(const States& inclusive, int lane) {
     const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
     return kSlots > 1 && lane >= kLanes ? older : identities();
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
+static_assert(sizeof(State) == kStatusWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {  // the workspace
+struct TileStatus {               // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long*
+        word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
-struct Words {
-    unsigned long long piece[kWords];
+struct StatusWords {
+    unsigned long long piece[kStatusWords];
 };
 
-__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
-
-// The block with the last ticket of a launch advances the epoch for the next one.
-__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
-    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+__device__ __forceinline__ unsigned long long take_ticket(const TileStatus& tile_status) {
+    return atomicAdd(tile_status.tickets, 1ull);
 }
 
-__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+// The block with the last ticket of a launch advances the epoch for the next one. After 2^32 - 1 launches epochs begin
+// again with 1, never with 0, which a cleared word holds. A word of as many launches ago would be taken for one of this
+// launch, if none of the launches in between had as many tiles.
+__device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket != last) return;
+    const unsigned finished = (unsigned)(ticket >> 32) + 1;
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == 0xffffffffu ? 0 : finished) << 32);
+}
 
-__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[kWords];
+__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
+    unsigned piece[kStatusWords];
     memcpy(piece, &total, sizeof(State));
 #pragma unroll
-    for (int k = 0; k < kWords; ++k)
-        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
+    for (int k = 0; k < kStatusWords; ++k)
+        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << 32 | piece[k]);
 }
 
-__device__ __forceinline__ Words peek(const Board& board, long long tile) {
-    Words words;
+__device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status, long long tile) {
+    StatusWords words;
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
+    for (int k = 0; k < kStatusWords; ++k) words.piece[k] = load_relaxed(tile_status.word + tile * kStatusWords + k);
     return words;
 }
 
-__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+__device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> 32 != epoch;
     return missing;
 }
 
-__device__ __forceinline__ State total_of(const Words& words) {
-    unsigned piece[kWords];
+__device__ __forceinline__ State value_of(const StatusWords& words) {
+    unsigned piece[kStatusWords];
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
+    for (int k = 0; k < kStatusWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
-constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // columns per warp
-constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
-constexpr int kFoldLanes = 32 / kFoldColumns;
-constexpr int kTileLooks = !kHasPeers ? 0 : kGroup > kFoldLanes ? kGroup / kFoldLanes : 1;  // tiles that a lane folds
-constexpr int kGroupLooks = !kHasGroups ? 0 : kStretch > kFoldLanes ? kStretch / kFoldLanes : 1;  // groups likewise
-constexpr int kLooks = kHasPeers || kHasGroups ? kTileLooks + kGroupLooks + kHasCarry : 1;
-static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
+constexpr int kFoldColumns = kTileColumns > kBlockWarps ? kTileColumns / kBlockWarps : 1;  // columns per warp
+constexpr int kFoldWarps = kTileColumns / kFoldColumns;  // warps that fold
+constexpr int kFoldLanes = kWarpThreads / kFoldColumns;
+
+constexpr int kTileLooks = !kFoldsTiles               ? 0
+                           : kGroupTiles > kFoldLanes ? kGroupTiles / kFoldLanes
+                                                      : 1;  // tiles that a lane folds
+
+constexpr int kGroupLooks = !kFoldsGroups                    ? 0
+                            : kSupergroupGroups > kFoldLanes ? kSupergroupGroups / kFoldLanes
+                                                             : 1;  // groups likewise
+
+constexpr int kFoldLooks = kFoldsTiles || kFoldsGroups ? kTileLooks + kGroupLooks + kChainsPrefixes : 1;
+static_assert(kTileColumns <= kBlockThreads && kFoldColumns <= kWarpThreads, "a lane for every column");
+
 // Number of groups of so many tiles, the last of which may be partial.
 __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
 // A panel's column in an array of the states of its threads.
 __device__ __forceinline__ State& column_of(States* states, int column) {
-    return states[column / kVector].column[column % kVector];
+    return states[column / kThreadColumns].column[column % kThreadColumns];
 }
 
 // Replace the totals of a column's warps by the exclusive prefix of each; returns the total of the tile.
-__device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], int column) {
+__device__ __forceinline__ State scan_warp_totals(States (*warp_aggregate)[kLanes], int column) {
     State total = identity();
-    for (int w = 0; w < kWarps; ++w) {
-        State& warps = column_of(warp_total[w], column);
+    for (int w = 0; w < kBlockWarps; ++w) {
+        State& warps = column_of(warp_aggregate[w], column);
         const State newer = warps;
         warps = total;
         total = combine(total, newer);
@@ -601,27 +624,28 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], 
 // carry_of(column, begins): the carry-in of a column, where nothing is chained to it. `launch` stays in shared
 // memory, as registers are scarce.
 template <class CarryOf>
-__device__ __forceinline__ void look_back(const Board& board, const unsigned& launch, unsigned panel, int tile,
-                                          int tiles_a_line, States (*warp_total)[kLanes], States* ahead, CarryOf carry_of) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+__device__ __forceinline__ void look_back(const TileStatus& tile_status, const unsigned& epoch, unsigned panel,
+                                          int tile, int tiles_a_line, States (*warp_aggregate)[kLanes], States* ahead,
+                                          CarryOf carry_of) {
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
     const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
-    const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
-    const int group = tile / kGroup, stretch = tile / (kGroup * kStretch);
+    const bool last = lane / kFoldColumns == kFoldLanes - 1;       // the lane that holds the column's totals
+    const int group = tile / kGroupTiles, stretch = tile / (kGroupTiles * kSupergroupGroups);
     // a column has statuses of its tiles, then of groups, then of groups of groups
-    const int groups_at = kHasPeers ? tiles_a_line : 0;
-    const int stretches_at = groups_at + (kHasGroups ? groups_of(tiles_a_line, kGroup) : 0);
-    const int end = stretches_at + (kHasCarry ? groups_of(tiles_a_line, kGroup * kStretch) : 0);
-    const long long statuses = (long long)panel * kColumns * end + folded;
-    const auto status_of = [&](int index) { return statuses + (long long)index * kColumns; };
+    const int groups_at = kFoldsTiles ? tiles_a_line : 0;
+    const int stretches_at = groups_at + (kFoldsGroups ? groups_of(tiles_a_line, kGroupTiles) : 0);
+    const int end = stretches_at + (kChainsPrefixes ? groups_of(tiles_a_line, kGroupTiles * kSupergroupGroups) : 0);
+    const long long statuses = (long long)panel * kTileColumns * end + folded;
+    const auto status_of = [&](int index) { return statuses + (long long)index * kTileColumns; };
 
     // the totals that this lane folds: of tiles, then of groups, then the chained prefix
-    bool needed[kLooks], waits[kLooks];
-    long long place[kLooks];
-    Words words[kLooks];
+    bool needed[kFoldLooks], waits[kFoldLooks];
+    long long place[kFoldLooks];
+    StatusWords words[kFoldLooks];
 #pragma unroll
-    for (int k = 0; k < kLooks; ++k) {
-        const int own_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
-        const int own_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
+    for (int k = 0; k < kFoldLooks; ++k) {
+        const int own_tile = group * kGroupTiles + lane / kFoldColumns * kTileLooks + k;
+        const int own_group = stretch * kSupergroupGroups + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
         const bool of_tiles = k < kTileLooks, of_groups = !of_tiles && k < kTileLooks + kGroupLooks;
         needed[k] = of_tiles ? own_tile < tile : of_groups ? own_group < group : last && stretch > 0;
         place[k] = status_of(of_tiles ? own_tile : of_groups ? groups_at + own_group : stretches_at + stretch - 1);
@@ -629,81 +653,77 @@ __device__ __forceinline__ void look_back(const Board& board, const unsigned& la
     }
     const auto look = [&] {  // at all missing words at once: one memory round trip
 #pragma unroll
-        for (int k = 0; k < kLooks; ++k)
-            if (waits[k]) words[k] = peek(board, place[k]);
+        for (int k = 0; k < kFoldLooks; ++k)
+            if (waits[k]) words[k] = load_status(tile_status, place[k]);
 #pragma unroll
-        for (int k = 0; k < kLooks; ++k) waits[k] = waits[k] && is_missing(words[k], launch);
+        for (int k = 0; k < kFoldLooks; ++k) waits[k] = waits[k] && is_stale(words[k], epoch);
     };
     const auto waiting = [&](int begin, int end) {
         bool any = false;
 #pragma unroll
-        for (int k = 0; k < kLooks; ++k) any = any || (k >= begin && k < end && waits[k]);
+        for (int k = 0; k < kFoldLooks; ++k) any = any || (k >= begin && k < end && waits[k]);
         return any;
     };
     const auto fold = [&](int begin, int end) {
         State sum = identity();
 #pragma unroll
-        for (int k = 0; k < kLooks; ++k)
-            if (k >= begin && k < end && needed[k]) sum = combine(sum, total_of(words[k]));
+        for (int k = 0; k < kFoldLooks; ++k)
+            if (k >= begin && k < end && needed[k]) sum = combine(sum, value_of(words[k]));
         return scan_lanes<kFoldColumns>(sum, lane);
     };
 
     // ---- publish the tile's total before looking back: other blocks wait for it
     State total = identity();
     if (last) {
-        total = scan_warp_totals(warp_total, folded);
-        if (kHasPeers) publish(board, launch, status_of(tile), total);
+        total = scan_warp_totals(warp_aggregate, folded);
+        if (kFoldsTiles) publish(tile_status, epoch, status_of(tile), total);
     }
 
     // ---- fold the tiles above it in its group, then the groups above it, and the groups of groups above those
     State tiles = identity(), groups = identity();
-    if constexpr (kHasPeers) {
+    if constexpr (kFoldsTiles) {
         while (waiting(0, kTileLooks)) look();
         tiles = fold(0, kTileLooks);
     }
-    if (kHasGroups && last && tile % kGroup == kGroup - 1)
-        publish(board, launch, status_of(groups_at + group), kHasPeers ? combine(tiles, total) : total);
-    while (waiting(kTileLooks, kLooks)) look();
-    if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
+    if (kFoldsGroups && last && tile % kGroupTiles == kGroupTiles - 1)
+        publish(tile_status, epoch, status_of(groups_at + group), kFoldsTiles ? combine(tiles, total) : total);
+    while (waiting(kTileLooks, kFoldLooks)) look();
+    if constexpr (kFoldsGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
     if (last) {
-        State before = carry_of(folded, !kHasCarry || stretch == 0);
-        if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
-        if (kHasGroups) before = combine(before, groups);
-        if (kHasPeers) before = combine(before, tiles);
-        if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1)
-            publish(board, launch, status_of(stretches_at + stretch), combine(before, total));
+        State before = carry_of(folded, !kChainsPrefixes || stretch == 0);
+        if (kChainsPrefixes && stretch > 0) before = value_of(words[kFoldLooks - 1]);
+        if (kFoldsGroups) before = combine(before, groups);
+        if (kFoldsTiles) before = combine(before, tiles);
+        if (kChainsPrefixes && tile % (kGroupTiles * kSupergroupGroups) == kGroupTiles * kSupergroupGroups - 1)
+            publish(tile_status, epoch, status_of(stretches_at + stretch), combine(before, total));
         column_of(ahead, folded) = before;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 prod_f64_n65536_inner6_exclusive_columns_lookback(
-    const Input* input,
-    Output* output,
-    long long lines,
-    unsigned long long* workspace
-) {
+    const Input* input, Output* output, long long lines, unsigned long long* workspace) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};
     constexpr Position length = kLength;
-    const Board board = {workspace, workspace + 2};
+    const TileStatus tile_status = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
+    __shared__ States warp_aggregate[kBlockWarps][kLanes];  // later the warp's exclusive prefix in the tile
     __shared__ States ahead[kLanes];               // the carry-in, later the tile's exclusive prefix
-    __shared__ unsigned launch;                    // epoch of this launch
+    __shared__ unsigned epoch;                    // epoch of this launch
 
-    // ---- one tile per block, by rows of tiles of kAbreast panels: blocks start in the order of their index, so the
+    // ---- one tile per block, by rows of tiles of kTilesAbreast panels: blocks start in the order of their index, so the
     // tiles above are resident, or done
-    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    const unsigned panels = (unsigned)(lines / kInner) * kPanels;
-    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
-    const unsigned first_panel = blockIdx.x / together * kAbreast;
-    const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
+    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(tile_status) : 0;  // arrives while the tile is loaded
+    const int tiles_a_line = (int)((length + kTileItems - 1) / kTileItems);
+    const unsigned panels = (unsigned)(lines / kInner) * kColumnTiles;
+    const unsigned together = (unsigned)min((long long)kTilesAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
+    const unsigned first_panel = blockIdx.x / together * kTilesAbreast;
+    const unsigned abreast = min(panels - first_panel, (unsigned)kTilesAbreast);
     const unsigned panel = first_panel + blockIdx.x % together % abreast;
     const int tile = blockIdx.x % together / abreast;  // index in its panel
-    const Place at = place_of(panel, (Position)tile * kTile, length);
+    const Place at = place_of(panel, (Position)tile * kTileItems, length);
     const int lane = at.lane, warp = at.warp, place = at.in_panel;
     const Sources from = sources_of(operands, at, geometry, length, lines, length);
 
@@ -711,24 +731,24 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(
     copy(ring, 0, from, items_in(at.live));
     copy_async_commit();
     copy_async_wait<0>();
-    if constexpr (kExchanged) __syncwarp();
+    if constexpr (kExchangesRows) __syncwarp();
     Items copied = lift_items(staged(ring, 0, from));
     const States inclusive = scan_lanes<kLanes>(scan_items(copied), lane);
-    const States inside = slots_before(inclusive, lane);
-    if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
+    const States inside = slot_prefix(inclusive, lane);
+    if (lane >= kWarpThreads - kLanes) warp_aggregate[warp][place] = inclusive;
     if (threadIdx.x < kLanes) ahead[place] = identities();
-    if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
+    if (threadIdx.x == 0) epoch = epoch_of(ticket), advance_epoch(tile_status, ticket, gridDim.x - 1);
     __syncthreads();
 
     // ---- look-back
     const auto carry_of = [&](int folded, bool) { return column_of(ahead, folded); };
-    if (warp < kFoldWarps) look_back(board, launch, panel, tile, tiles_a_line, warp_total, ahead, carry_of);
+    if (warp < kFoldWarps) look_back(tile_status, epoch, panel, tile, tiles_a_line, warp_aggregate, ahead, carry_of);
     __syncthreads();
 
     // ---- store
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);
-    States prefix = combine(ahead[place], warp_total[warp][place]);
+    States prefix = combine(ahead[place], warp_aggregate[warp][place]);
     if constexpr (kSlots > 1) prefix = combine(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
@@ -737,7 +757,7 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(
     each_result(prefix, s, [&](int k, const Results& results) { rows.row[k] = results.y; });
     rows = exchange(results, rows);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
+    for (int k = 0; k < kRunItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 69632, "shared memory as planned");

@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // numbers  rule: columns
 // target   sm_90
-// content  sha256 b7db9fa361920768 of everything below this banner
+// content  sha256 56c47ca6aeab67aa of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,40 +15,42 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
+
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr int kWarpThreads = 32;  // threads per warp
-constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kWarpThreads = 32;
+constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
 constexpr int kLength = 1024;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 512;  // threads per block
-constexpr int kWarps = 16;  // warps per block
-constexpr int kBlocks = 1;  // least resident blocks per multiprocessor
-constexpr int kRun = 8;  // rows per thread and tile
-constexpr int kVector = 4;  // columns per thread
+constexpr int kBlockThreads = 512;  // threads per block
+constexpr int kBlockWarps = 16;  // warps per block
+constexpr int kBlocksPerSm = 1;  // least resident blocks per multiprocessor
+constexpr int kRunItems = 8;  // rows per thread and tile
+constexpr int kThreadColumns = 4;  // columns per thread
 constexpr int kLanes = 8;  // threads side by side across a panel
-constexpr int kPanels = 32;  // panels across the columns
-constexpr bool kRagged = false;  // the last panel has fewer columns
+constexpr int kColumnTiles = 32;  // panels across the columns
+constexpr bool kPartialColumns = false;  // the last panel has fewer columns
 constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
-constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kExchangesRows = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
 constexpr bool kLoops = true;  // a column has several tiles
-constexpr bool kClears = false;  // items that do not exist are 0
+constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kUneven = false;  // the last tile of a line is partial
 constexpr bool kSerial = false;  // each result is computed from the one before it
 constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
 constexpr bool kCopiesAsync = true;  // the target has cp.async
-static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
 #ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+#define dynamic_shared(Layout, name)                              \
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 #endif
 
@@ -79,22 +81,10 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
-
-__device__ __forceinline__ State lift(Value x) {
-    return x;
-}
-
-__device__ __forceinline__ State combine(State older, State newer) {
-    return older + newer;
-}
-
-__device__ __forceinline__ State element(Input x) {
-    return lift(x);
-}
-
-__device__ __forceinline__ Output output_of(State state) {
-    return state;
-}
+__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State combine(State older, State newer) { return older + newer; }
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
@@ -108,30 +98,45 @@ __device__ __forceinline__ constexpr Position items_in(Position length) { return
 // instructions it computes, and so the bits of its results.
 template <class Slot>
 __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
-    if constexpr (kClears) slot = {};
+    if constexpr (kZeroFills) slot = {};
 }
 
-enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+enum LayoutFlags {
+    kDense = 1,        // lies as the output
+    kContiguous = 2,   // items of a line are adjacent, lines begin anywhere
+    kMisaligned = 4,   // lines begin off the output's vector loads
+    kFlat = 8,         // a warp copies its rows as one range
+    kRepeated = 16,    // another operand once more, read further on
+    kFirst = 32,       // the first operand that is read
+    kAlongLine = 64,   // transposed: contiguous are the items of a line
+};
 
 template <int flags, int geometry, int shift, int access = 1>
 struct OperandLayout {
-    static constexpr bool kIsDense = flags & kDense;            // lies as the output
-    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
-    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
-    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
-    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsDense = flags & kDense;
+    static constexpr bool kInRows = flags & kContiguous;
+    static constexpr bool kIsShifted = flags & kMisaligned;
+    static constexpr bool kIsFlat = flags & kFlat;
+    static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
-    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
-    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
-    static constexpr int kGeometry = geometry;                  // its place in Geometry
-    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+    static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr int kGeometry = geometry;  // its place in Geometry
+    static constexpr int kShift = shift;        // items by which it is read further on in scan order
+    static constexpr int kAccess = access;      // transposed: items that a lane copies at once
 };
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 template <template <class> class Of>
 struct Operands {
     Of<Input> x;
 };
 
+// Call use(layout, members of packs...) for each operand.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
     use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
@@ -142,37 +147,33 @@ struct Outputs {
     Of<Output> y;
 };
 
+// Call use(members of packs...) for each output.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
-template <class Item>
-using PointerTo = Item*;
-
-template <class Item>
-using ConstPointerTo = const Item*;
-
-// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kColumns = kLanes * kVector;
-constexpr int kTile = kThreads / kLanes * kRun;
-constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
+// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+constexpr int kTileColumns = kLanes * kThreadColumns;
+constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
+constexpr int kWarpRows = kWarpThreads / kLanes * kRunItems;  // rows in a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
-constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(32 % kLanes == 0, "whole rows of a panel");
+constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
+constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
+
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
-template <typename Item, int count = kVector>
+template <typename Item, int count = kThreadColumns>
 struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
 
 template <typename Item>
 struct Rows {
-    Access<Item> row[kRun];
+    Access<Item> row[kRunItems];
 };
 
 typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
@@ -186,7 +187,7 @@ typedef Access<State> States;  // one per column
 typedef States ThreadState;    // of a row of a thread
 
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
+    ThreadState item[kRunItems];
 };
 
 // The states that a function gives for each column.
@@ -194,7 +195,7 @@ template <typename Of>
 __device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
+    for (int c = 0; c < kThreadColumns; ++c) s.column[c] = of(c);
     return s;
 }
 
@@ -220,21 +221,21 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 template <bool uneven = kUneven>
 __device__ __forceinline__ bool is_live(Position live, int k) {
-    return uneven ? live > k : !kRagged || live > 0;
+    return uneven ? live > k : !kPartialColumns || live > 0;
 }
 
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
-    long long step;       // items from one row to the next in scan order
-    const Item* begin;    // the operand's first item
+struct Source {         // an operand, as a thread reads it
+    const Item* first;  // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
     const Item* end;
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
 // An operand that is read a row further on.
 template <typename Item>
-__device__ __forceinline__ Source<Item> moved_on(Source<Item> x) {
+__device__ __forceinline__ Source<Item> shift_source(Source<Item> x) {
     x.first += x.step;
     return x;
 }
@@ -243,20 +244,20 @@ typedef Operands<Source> Sources;  // of a thread
 
 // Move on to the next tile.
 __device__ __forceinline__ void advance(Sources& from) {
-    for_each_operand([&](auto, auto& x) { x.first += kTile * x.step; }, from);
+    for_each_operand([&](auto, auto& x) { x.first += kTileItems * x.step; }, from);
 }
 
 // Likewise; `to`: the first row of the next tile to store.
 __device__ __forceinline__ void advance(Outputs<PointerTo>& to) {
-    for_each_output([&](auto& y) { y += kTile * kStep; }, to);
+    for_each_output([&](auto& y) { y += kTileItems * kStep; }, to);
 }
 
 template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kStridedColumns || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+        for (int c = 0; c < kThreadColumns; ++c)
+            if (!kStridedColumns || !kPartialColumns || there > c) to[c * kSpacing] = y.column[c];
     } else {
         *reinterpret_cast<Access<Item>*>(to) = y;
     }
@@ -272,12 +273,12 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
 
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
-    const long long outer = panel / kPanels;
-    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
-    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_panel = threadIdx.x % kLanes;
+    const long long outer = panel / kColumnTiles;
+    const long long column = panel % kColumnTiles * (long long)kTileColumns + in_panel * kPitch;
+    const int there = columns_of(kPartialColumns ? (int)min(kInner - column, (long long)kTileColumns) : kTileColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRunItems;
+    const Position first = kExchangesRows ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
     const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
@@ -288,7 +289,7 @@ template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
     const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
     const Item* const own = begin + at.item;
-    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
+    return {flat ? own - at.in_panel * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 struct Geometry {};  // all operands lie as the output
@@ -305,25 +306,29 @@ __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& op
                                               const Geometry& geometry, Position length, long long lines,
                                               long long items, long long before = 0) {
     Sources from;
-    for_each_operand([&](auto layout, auto& x, auto* begin) {
-        x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
-        if constexpr (layout.kShift > 0) x = moved_on(x);
-    }, from, operands);
+    for_each_operand(
+        [&](auto layout, auto& x, auto* begin) {
+            x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
+            if constexpr (layout.kShift > 0) x = shift_source(x);
+        },
+        from, operands);
     return from;
 }
 
 // ---- tiles in shared memory
 // Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
 template <typename Item>
-constexpr int kStage = kRun * kThreads;
+constexpr int kStage = kRunItems * kBlockThreads;
 
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
-    return k * kThreads + (int)threadIdx.x;
+    return k * kBlockThreads + (int)threadIdx.x;
 }
 
 template <typename Item>
-__device__ __forceinline__ int scanned_place(int k) { return copied_place<Item>(k); }
+__device__ __forceinline__ int scanned_place(int k) {
+    return copied_place<Item>(k);
+}
 
 template <class Item>
 using RingStages = Access<Item>[kStages][kStage<Item>];
@@ -335,12 +340,12 @@ template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
     const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k, from += kStride * x.step) {
+    for (int k = 0; k < kRunItems; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
         // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
         // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
         if (is_live<uneven>(live, k * kStride))
-            copy_async<!kExchanged>(to, from);
+            copy_async<!kExchangesRows>(to, from);
         else
             leave_out(*to);
     }
@@ -348,9 +353,9 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
 
 // Copy this lane's part of a tile of all operands.
 __device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, Position live) {
-    for_each_operand([&](auto layout, auto& slots, auto& x) {
-        copy_rows<(kUneven || layout.kShift > 0)>(slots[stage], x, live - layout.kShift);
-    }, ring, from);
+    for_each_operand([&](auto layout, auto& slots,
+                         auto& x) { copy_rows<(kUneven || layout.kShift > 0)>(slots[stage], x, live - layout.kShift); },
+                     ring, from);
 }
 
 // The rows that a thread scans of a tile that arrived.
@@ -358,7 +363,7 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRunItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
@@ -379,9 +384,9 @@ __device__ __forceinline__ States combine(const States& older, const States& new
 __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
+    for (int k = 0; k < kRunItems; ++k)
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
+        for (int c = 0; c < kThreadColumns; ++c)
             s.item[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
@@ -390,7 +395,7 @@ __device__ __forceinline__ Items lift_items(const TileRows& rows) {
 __device__ __forceinline__ ThreadState scan_items(Items& s) {
     ThreadState total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = s.item[k] = combine(total, s.item[k]);
+    for (int k = 1; k < kRunItems; ++k) total = s.item[k] = combine(total, s.item[k]);
     return total;
 }
 
@@ -398,7 +403,7 @@ __device__ __forceinline__ ThreadState scan_items(Items& s) {
 __device__ __forceinline__ Results result_of(const States& states) {
     Results results;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) {
+    for (int c = 0; c < kThreadColumns; ++c) {
         results.y.column[c] = output_of(states.column[c]);
     }
     return results;
@@ -409,7 +414,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
@@ -434,11 +439,11 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
     return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
-constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
+constexpr int kSlots = kWarpThreads / kLanes;  // threads of a warp along the same columns
 
 // The states of the warp's last slot.
 __device__ __forceinline__ States of_last_slot(const States& s) {
-    const int source = 32 - kLanes + threadIdx.x % kLanes;
+    const int source = kWarpThreads - kLanes + threadIdx.x % kLanes;
     return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
 }
 
@@ -446,7 +451,7 @@ __device__ __forceinline__ States of_last_slot(const States& s) {
 template <int first, class Of>
 __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 #pragma unroll
-    for (int distance = first; distance < 32; distance *= 2) {
+    for (int distance = first; distance < kWarpThreads; distance *= 2) {
         const Of older = shuffle_up(s, distance);
         if (lane >= distance) s = combine(older, s);
     }
@@ -454,24 +459,21 @@ __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 }
 
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
-__device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
+__device__ __forceinline__ States slot_prefix(const States& inclusive, int lane) {
     const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
     return kSlots > 1 && lane >= kLanes ? older : identities();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 sum_f32_n1024_inner1024_columns(
-    const Input* input,
-    Output* output,
-    long long lines
-) {
+    const Input* input, Output* output, long long lines) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};
     constexpr Position length = kLength;
     dynamic_shared(Ring, ring);
     // by the parity of a tile: its prefix, then the totals of its warps
-    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
+    __shared__ States warp_aggregates[kLoops ? 2 : 1][kBlockWarps][kLanes];
 
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
@@ -479,15 +481,15 @@ sum_f32_n1024_inner1024_columns(
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
-    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    const int tiles_a_line = kLoops ? (int)((length + kTileItems - 1) / kTileItems) : 1;
     // the prefix of the first tile
     States carry = identities();
-    if (kWarps > 1 && kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    if (kBlockWarps > 1 && kLoops && threadIdx.x < kLanes) warp_aggregates[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
         if (tile < tiles_a_line) {
-            copy(ring, tile % kStages, from, items_in(at.live) - (Position)tile * kTile);
+            copy(ring, tile % kStages, from, items_in(at.live) - (Position)tile * kTileItems);
             advance(from);
         }
         copy_async_commit();
@@ -496,22 +498,22 @@ sum_f32_n1024_inner1024_columns(
     for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
-        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        const Position begin = (Position)tile * kTileItems;  // scan position of the tile's first row
         copy_tile(tile + kStages - 1);
         copy_async_wait<kStages - 1>();
-        if constexpr (kExchanged) __syncwarp();
+        if constexpr (kExchangesRows) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
         // ---- scan the rows of the thread, then across the slots of the warp
         const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
-        const States inside = slots_before(inclusive, lane);
-        const bool last_slot = lane >= 32 - kLanes;
+        const States inside = slot_prefix(inclusive, lane);
+        const bool last_slot = lane >= kWarpThreads - kLanes;
 
         // ---- combine the totals of the warps before this one, in order
         States prefix = carry;
-        if constexpr (kWarps > 1) {
-            auto& totals = warp_totals[tile % 2];
-            if (last_slot && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        if constexpr (kBlockWarps > 1) {
+            auto& totals = warp_aggregates[tile % 2];
+            if (last_slot && warp < kBlockWarps - 1) totals[warp + 1][place] = inclusive;
             __syncthreads();
             if constexpr (kLoops) prefix = totals[0][place];
             if constexpr (kSerial) {
@@ -519,11 +521,11 @@ sum_f32_n1024_inner1024_columns(
                 for (int w = 1; w <= warp; ++w) prefix = combine(prefix, totals[w][place]);
             } else {
 #pragma unroll
-                for (int w = 1; w < kWarps; ++w)
+                for (int w = 1; w < kBlockWarps; ++w)
                     if (w <= warp) prefix = combine(prefix, totals[w][place]);
             }
-            if (kLoops && last_slot && warp == kWarps - 1)  // the prefix of the next tile
-                warp_totals[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
+            if (kLoops && last_slot && warp == kBlockWarps - 1)  // the prefix of the next tile
+                warp_aggregates[(tile + 1) % 2][0][place] = combine(prefix, inclusive);
         } else {
             carry = combine(carry, of_last_slot(inclusive));
         }
@@ -534,7 +536,7 @@ sum_f32_n1024_inner1024_columns(
             store_row(to, k, results, at.live - begin, at.there);
         });
         advance(to);
-        if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
+        if constexpr (kExchangesRows) __syncwarp();  // all lanes have read what the next copies overwrite
     }
 }
 

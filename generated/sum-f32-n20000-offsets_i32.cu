@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  rule: persistent
 // target   sm_90
-// content  sha256 0f9fa7e349ddd191 of everything below this banner
+// content  sha256 7b293176f41a21f4 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,17 +15,21 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
+
 typedef float Value;  // accumulator type
+
 namespace unsegmented {
 typedef Value State;  // scan state of a contiguous range of items
 }  // namespace unsegmented
 
 struct State {  // operator state and segment bounds of a range
     unsegmented::State plain;
-    int bounds;  // 1: a segment begins in the range, which hides older items; 2: one begins, or in reverse ends, at the newest
+    int bounds;  // 1: a segment begins in the range, which hides older items; 2: one begins, or in reverse ends, at the
+                 // newest
 };
 
 typedef int Offset;
+
 struct Segments {
     const Offset* begin;  // begins of the segments after the first, or of all of them and their end, ascending
     int count;
@@ -33,43 +37,45 @@ struct Segments {
 
 // ---- the plan: persistent
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr int kWarpThreads = 32;  // threads per warp
-constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kWarpThreads = 32;
+constexpr int kWordBits = 32;
+constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
 constexpr int kLength = 20000;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 384;  // threads per block
-constexpr int kWarps = 12;  // warps per block
+constexpr int kBlockThreads = 384;  // threads per block
+constexpr int kBlockWarps = 12;  // warps per block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // items per vector load
-constexpr int kVectors = 7;  // vector loads per thread
-constexpr int kRun = 28;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // runs per thread
-constexpr int kOutItems = 4;  // items per vector store
-constexpr int kTurns = 1;  // vector loads of a run after which shared memory banks repeat
+constexpr int kItemsPerLoad = 4;  // items per vector load
+constexpr int kThreadLoads = 7;  // vector loads per thread
+constexpr int kRunItems = 28;  // consecutive items that a thread scans serially
+constexpr int kThreadRuns = 1;  // runs per thread
+constexpr int kItemsPerStore = 4;  // items per vector store
+constexpr int kBankPeriod = 1;  // vector loads of a run after which shared memory banks repeat
 constexpr int kWarpItems = 896;  // items per warp and tile
-constexpr int kTile = 10752;  // items per tile
-constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
-constexpr int kLead = 0;  // most items by which a vector load starts before its row
+constexpr int kTileItems = 10752;  // items per tile
+constexpr int kBoundaryItems = 0;  // items; vector loads of misaligned rows start at multiples of this
+constexpr int kMaxLead = 0;  // most items by which a vector load starts before its row
 constexpr bool kChecksEnd = true;  // vector loads may lie past the end of a row
 constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kInRuns = true;  // lanes exchange vectors, so that a thread's items are consecutive
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
-constexpr int kBlocks = 1;  // resident blocks per multiprocessor
-constexpr int kGroups = 1;  // groups of 32 tiles whose totals a block reads in one step of its look-back
-constexpr bool kShares = true;  // lanes read what others of the warp copied
-constexpr bool kClears = false;  // items that do not exist are 0
+constexpr int kBlocksPerSm = 1;  // resident blocks per multiprocessor
+constexpr int kLookBackGroups = 1;  // groups of 32 tiles whose totals a block reads in one step of its look-back
+constexpr bool kLanesShare = true;  // lanes read what others of the warp copied
+constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
 constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
-constexpr bool kEnds = false;  // a head flag ends a segment in scan order
-constexpr bool kFlagsNext = false;  // the item after a head begins a segment
-constexpr int kWords = 2;  // status words of a tile
+constexpr bool kFlagsEndSegments = false;  // a head flag ends a segment in scan order
+constexpr bool kFlagsNextItems = false;  // the item after a head begins a segment
+constexpr int kStatusWords = 2;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
 constexpr bool kCopiesAsync = true;  // the target has cp.async
-static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
 #ifdef __CUDACC__
 // Tile status words: relaxed 64-bit accesses, which L1 does not serve, at the scope of the GPU, or of the system where
 // other GPUs read them.
@@ -92,8 +98,8 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 
 #ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+#define dynamic_shared(Layout, name)                              \
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 #endif
 
@@ -125,35 +131,18 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 namespace unsegmented {
 __device__ __forceinline__ State identity() { return 0; }
-
-__device__ __forceinline__ State lift(Value x) {
-    return x;
-}
-
-__device__ __forceinline__ State combine(State older, State newer) {
-    return older + newer;
-}
-
-__device__ __forceinline__ State append(State older, State newer) {
-    return combine(older, newer);
-}
-
-__device__ __forceinline__ State element(Input x) {
-    return lift(x);
-}
-
-__device__ __forceinline__ Output output_of(State state) {
-    return state;
-}
-
+__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State combine(State older, State newer) { return older + newer; }
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 }  // namespace unsegmented
-
 __device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 // A segment is the same items in both directions; scanned in reverse, it ends with the item that carries its head flag.
 // With carries of segments the first item in scan order carries the flag in both directions.
 __device__ __forceinline__ State combine(State older, State newer) {
-    if constexpr (kEnds) {
+    if constexpr (kFlagsEndSegments) {
         const bool cut = (newer.bounds & 1) || (older.bounds & 2);
         return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
                 (newer.bounds & 2) | (older.bounds & 1) | cut};
@@ -166,7 +155,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 __device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Input x, bool b) {
-    return {unsegmented::element(x), b ? (kEnds ? 2 : 3) : 0};
+    return {unsegmented::element(x), b ? (kFlagsEndSegments ? 2 : 3) : 0};
 }
 
 __device__ __forceinline__ Output output_of(State state) {
@@ -177,17 +166,17 @@ typedef unsigned Begins;  // a bit for each of a thread's items
 
 // Bit k: whether a segment begins at item k of run j.
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
-    static_assert(kRun <= 32, "bits of two words");
-    const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
-    if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
-    return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
+    static_assert(kRunItems <= kWordBits, "bits of two words");
+    const int run = j * kWarpThreads + lane, at = (kReverse ? kThreadRuns * kWarpThreads - 1 - run : run) * kRunItems;
+    if constexpr (kWordBits % kRunItems == 0) return marks[at / kWordBits] >> at % kWordBits;
+    return __funnelshift_r(marks[at / kWordBits], marks[at / kWordBits + 1], at % kWordBits);
 }
 
 // The number of segments that begin before `place`, which all lanes of the warp name alike.
-__device__ __forceinline__ int begun_before(const Segments& segments, long long place, int lane) {
+__device__ __forceinline__ int count_begins(const Segments& segments, long long place, int lane) {
     int low = 0, count = segments.count;  // range that holds the first of them
-    while (count > 0) {  // split the rest into 32 parts; count those that end before `place`
-        const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
+    while (count > 0) {                   // split the rest into 32 parts; count those that end before `place`
+        const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1;
         const bool before = last < count && segments.begin[low + last] < place;
         const int whole = __popc(__ballot_sync(kFullMask, before));
         low += whole * part;
@@ -199,14 +188,14 @@ __device__ __forceinline__ int begun_before(const Segments& segments, long long 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
-    for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
-    if constexpr (kFlagsNext) ++first;  // an item begins a segment, in scan order, if the next in memory does
-    int low = begun_before(segments, first, lane);
+    for (int w = lane; w < kWarpItems / kWordBits; w += kWarpThreads) marks[w] = 0;
+    if constexpr (kFlagsNextItems) ++first;  // an item begins a segment, in scan order, if the next in memory does
+    int low = count_begins(segments, first, lane);
     __syncwarp();
-    for (bool inside = true; __all_sync(kFullMask, inside); low += 32) {
+    for (bool inside = true; __all_sync(kFullMask, inside); low += kWarpThreads) {
         const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
         inside = item >= 0 && item < kWarpItems;  // offsets that were overwritten may fall
-        if (inside) atomicOr(&marks[item / 32], 1u << item % 32);
+        if (inside) atomicOr(&marks[item / kWordBits], 1u << item % kWordBits);
     }
     __syncwarp();
 }
@@ -223,11 +212,11 @@ __device__ __forceinline__ constexpr Position items_in(Position length) { return
 // instructions it computes, and so the bits of its results.
 template <class Slot>
 __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
-    if constexpr (kClears) slot = {};
+    if constexpr (kZeroFills) slot = {};
 }
 
 // ---- a vector load holds items in memory order, Items hold states in scan order
-template <class Item, int count = kItems>
+template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
@@ -239,27 +228,42 @@ __device__ __forceinline__ constexpr Position along(Position items) { return kRe
 // Where a vector of `items` items holds its item `k` in scan order.
 __device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+enum LayoutFlags {
+    kDense = 1,        // lies as the output
+    kContiguous = 2,   // items of a line are adjacent, lines begin anywhere
+    kMisaligned = 4,   // lines begin off the output's vector loads
+    kFlat = 8,         // a warp copies its rows as one range
+    kRepeated = 16,    // another operand once more, read further on
+    kFirst = 32,       // the first operand that is read
+    kAlongLine = 64,   // transposed: contiguous are the items of a line
+};
 
 template <int flags, int geometry, int shift, int access = 1>
 struct OperandLayout {
-    static constexpr bool kIsDense = flags & kDense;            // lies as the output
-    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
-    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
-    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
-    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsDense = flags & kDense;
+    static constexpr bool kInRows = flags & kContiguous;
+    static constexpr bool kIsShifted = flags & kMisaligned;
+    static constexpr bool kIsFlat = flags & kFlat;
+    static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
-    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
-    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
-    static constexpr int kGeometry = geometry;                  // its place in Geometry
-    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+    static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr int kGeometry = geometry;  // its place in Geometry
+    static constexpr int kShift = shift;        // items by which it is read further on in scan order
+    static constexpr int kAccess = access;      // transposed: items that a lane copies at once
 };
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 template <template <class> class Of>
 struct Operands {
     Of<Input> x;
 };
 
+// Call use(layout, members of packs...) for each operand.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
     use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
@@ -270,19 +274,14 @@ struct Outputs {
     Of<Output> y;
 };
 
+// Call use(members of packs...) for each output.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
 template <class Item>
-using PointerTo = Item*;
-
-template <class Item>
-using ConstPointerTo = const Item*;
-
-template <class Item>
-using Loads = Vector<Item>[kVectors];
+using Loads = Vector<Item>[kThreadLoads];
 
 struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
 };
@@ -290,15 +289,15 @@ struct Accesses : Operands<Loads> {  // how a thread addresses its items of a ti
 typedef State ThreadState;  // of an item of a thread
 
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
+    ThreadState item[kRunItems];
 };
 
 template <class Item>
-using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
+using Stores = Vector<Item, kItemsPerStore>[kRunItems / kItemsPerStore];
 
 typedef Outputs<Stores> Results;  // of Items
 
-struct ItemContext {  // where consecutive items lie in their line
+struct ItemContext {         // where consecutive items lie in their line
     Position rest = 0;       // items from the first of them to the line's end
     int index = 0;           // of the first of them
     Begins starts = 0;       // a bit for each that begins a segment
@@ -309,9 +308,9 @@ struct ItemContext {  // where consecutive items lie in their line
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j, const ItemContext& at) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[place], at.starts >> place_of(k, kRun) & 1);
+    for (int k = 0; k < kRunItems; ++k) {
+        const int access = (j * kRunItems + k) / kItemsPerLoad, place = place_of(k % kItemsPerLoad, kItemsPerLoad);
+        s.item[k] = element(a.x[access].item[place], at.starts >> place_of(k, kRunItems) & 1);
     }
     return s;
 }
@@ -323,7 +322,7 @@ __device__ __forceinline__ State empty_state() { return identity(); }
 __device__ __forceinline__ ThreadState scan_items(const Items& s) {
     ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRunItems; ++k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -341,7 +340,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
@@ -352,8 +351,8 @@ __device__ __forceinline__ void each_result(const ThreadState& prefix, const Ite
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
     each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
+        const int at = place_of(k % kItemsPerStore, kItemsPerStore);
+        for_each_output([&](auto& to, auto& from) { to[k / kItemsPerStore].item[at] = from; }, r, result);
     });
     return r;
 }
@@ -373,7 +372,7 @@ __device__ __forceinline__ State shuffle(const State& s, int source) {
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
-__device__ __forceinline__ State warps_before(State totals, int warp) {
+__device__ __forceinline__ State warp_prefix(State totals, int warp) {
     const bool first = warp == 0;
     const State older = shuffle(totals, first ? 0 : warp - 1);
     return first ? identity() : older;
@@ -401,23 +400,25 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-struct Part {  // a thread's slice of a row
-    Position first;   // scan position of its first item
-    Position length;  // of the row
-    Position end;     // of the items that it accesses
-    int lane;         // in the row
+struct RowPart {                            // a thread's slice of a row
+    Position first;                         // scan position of its first item
+    Position length;                        // of the row
+    Position end;                           // of the items that it accesses
+    int lane;                               // in the row
     int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
-    int step = kLanes * kItems;             // items from an access to the next
-    int accesses = kVectors;                // that have items
+    int step = kLanes * kItemsPerLoad;      // items from an access to the next
+    int accesses = kThreadLoads;            // that have items
     bool live = true;                       // the row is not past the last one
 
     __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
 
-    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const { return live && (!kChecksEnd || at(j) < end); }
+    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const {
+        return live && (!kChecksEnd || at(j) < end);
+    }
 
     // Scan position of the first item of run j.
     __device__ __forceinline__ Position begin(int j) const {
-        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
+        return kThreadRuns == 1 ? first + lane * (kRunItems - kItemsPerLoad) : at(j);
     }
 
     // Items from there to the end of the row.
@@ -426,8 +427,8 @@ struct Part {  // a thread's slice of a row
 
 // The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
-    return items + line * length + memory_index(part.first, kItems, length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const RowPart& part, Position length) {
+    return items + line * length + memory_index(part.first, kItemsPerLoad, length);
 }
 
 // ---- misaligned rows: vector accesses are aligned, those at both ends of a row are predicated
@@ -442,7 +443,7 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
 struct Geometry {};  // all operands lie as the output
 
 template <class Layout, class Item>
-__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
+__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const RowPart& part,
                                                     Position length, const Geometry&) {
     return dense(from, line, part, length);
 }
@@ -459,11 +460,11 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 __device__ __forceinline__ Row row_of(const Operands<ConstPointerTo>& operands, const Outputs<PointerTo>& outputs,
-                                      long long line, const Part& part, Position length, const Geometry& geometry) {
+                                      long long line, const RowPart& part, Position length, const Geometry& geometry) {
     Row row = {operands, outputs};
-    for_each_operand([&](auto layout, auto& from) {
-        from = first_access(layout, from, line, part, items_in(length), geometry);
-    }, row.from);
+    for_each_operand(
+        [&](auto layout, auto& from) { from = first_access(layout, from, line, part, items_in(length), geometry); },
+        row.from);
     for_each_output([&](auto& to) { to = dense(to, line, part, length); }, row.to);
     return row;
 }
@@ -476,35 +477,38 @@ __device__ __forceinline__ int access_place(int number) {
 }
 
 template <class Held, class Slot>
-__device__ __forceinline__ void exchange_back(Held (&held)[kVectors], Slot* slots, int lane) {
+__device__ __forceinline__ void exchange_back(Held (&held)[kThreadLoads], Slot* slots, int lane) {
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-        reinterpret_cast<Held&>(slots[access_place<kTurns>(lane * kVectors + j)]) = held[j];
+    for (int j = 0; j < kThreadLoads; ++j)
+        reinterpret_cast<Held&>(slots[access_place<kBankPeriod>(lane * kThreadLoads + j)]) = held[j];
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) held[j] = reinterpret_cast<Held&>(slots[access_place<kTurns>(lane + 32 * j)]);
+    for (int j = 0; j < kThreadLoads; ++j)
+        held[j] = reinterpret_cast<Held&>(slots[access_place<kBankPeriod>(lane + kWarpThreads * j)]);
 }
 
 // ---- loads and stores
 template <class To>
-__device__ __forceinline__ void fetch(To* to, const void* from) { copy_async(to, from); }  // in flight
+__device__ __forceinline__ void fetch(To* to, const void* from) {
+    copy_async(to, from);
+}  // in flight
 
 // Where the ring holds access j of a thread, and access j of an operand whose lanes share accesses.
 __device__ __forceinline__ int slot_of(int j, [[maybe_unused]] int lane) {
-    return kInRuns ? access_place<kTurns>(lane + 32 * j) : j * kThreads;
+    return kInRuns ? access_place<kBankPeriod>(lane + kWarpThreads * j) : j * kBlockThreads;
 }
 
 // Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
                                             Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) {
+    if (dense && (!guarded || is_whole(position, kItemsPerLoad, end))) {
         fetch(to, from);
     } else {
 #pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end))
+        for (int k = 0; k < kItemsPerLoad; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItemsPerLoad), end))
                 fetch(&to->item[k], from + k * step);
             else
                 leave_out(to->item[k]);
@@ -514,11 +518,11 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
 // Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
 // `shift` items further on than the output.
 template <bool dense, int shift = 0, class Item>
-__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+__device__ __forceinline__ void read_row(Vector<Item>* to, const RowPart& part, const Item* from, long long step) {
     const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
 #pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
+    for (int n = 0; n < kThreadLoads; ++n) {
+        const int j = place_of(n, kThreadLoads);
         const Item* const access = from + along(j * part.step) * step;
         Vector<Item>& slot = to[slot_of(j, part.lane)];
         if (part.reaches(j))
@@ -530,7 +534,7 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, con
 
 // Copy a thread's accesses of an operand that lie as those of the output, or whose items are strided.
 template <class Layout, class Item>
-__device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const Part& part, const Item* from,
+__device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const RowPart& part, const Item* from,
                                          const Geometry& geometry) {
     constexpr bool dense = (layout.kIsDense || layout.kInRows) && layout.kShift == 0;
     const long long step = step_of(layout, geometry);
@@ -539,20 +543,20 @@ __device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const 
 
 // Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kItemsPerStore>& y, Position position,
                                              Position end) {
-    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
-        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+    if (kBoundaryItems == 0 || is_whole(position, kItemsPerStore, end)) {
+        *reinterpret_cast<Vector<Item, kItemsPerStore>*>(to) = y;
     } else {
 #pragma unroll
-        for (int k = 0; k < kOutItems; ++k)
-            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kItemsPerStore; ++k)
+            if (is_inside(position + place_of(k, kItemsPerStore), end)) to[k] = y.item[k];
     }
 }
 
 // Store the results of access j.
-__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    const int access = kRuns == 1 ? j : 0;
+__device__ __forceinline__ void store(const RowPart& part, const Row& row, int j, const Results& r) {
+    const int access = kThreadRuns == 1 ? j : 0;
     const Position step = along(j * part.step);
     for_each_output([&](auto* to, auto& y) { store_access(to + step, y[access], part.at(j), part.end); }, row.to, r);
 }
@@ -562,12 +566,13 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 typedef long long TileNumber;
 
 __device__ __forceinline__ int tiles_of(Position length) {
-    return (int)((length + kLead + kTile - 1) / kTile);
+    return (int)((length + kMaxLead + kTileItems - 1) / kTileItems);
 }
 
 // ---- the scan of a thread's items, then across the lanes of their row or warp
 // Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
-__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part& part) {
+__device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)[kThreadRuns], State before,
+                                             const RowPart& part) {
     before = scan_lanes(scan_items(s[0]), part.lane);  // inclusive of this thread's items
     const State older = shuffle_up(before, 1);
     p[0] = part.lane > 0 ? older : identity();
@@ -576,12 +581,12 @@ __device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns
 
 // ---- multistage ring of tiles in shared memory
 struct Ring {  // accesses of the tiles in flight
-    Vector<Input> x[kStages][kWarps][32 * kVectors];
-    unsigned marks[kStages][kWarps][kWarpItems / 32 + 1];  // bits of items at which segments begin
+    Vector<Input> x[kStages][kBlockWarps][kWarpThreads * kThreadLoads];
+    unsigned marks[kStages][kBlockWarps][kWarpItems / kWordBits + 1];  // bits of items at which segments begin
 };
 
 // Copy the accesses of a tile to a stage of the ring.
-__device__ __forceinline__ void copy(Ring& ring, unsigned stage, [[maybe_unused]] int warp, const Part& part,
+__device__ __forceinline__ void copy(Ring& ring, unsigned stage, [[maybe_unused]] int warp, const RowPart& part,
                                      const Row& row, [[maybe_unused]] const Geometry& geometry) {
     copy_row(OperandLayout<kDense | kFirst, 0, 0>(), ring.x[stage][warp], part, row.from.x, geometry);
 }
@@ -591,122 +596,128 @@ __device__ __forceinline__ Accesses take(const Ring& ring, unsigned stage, [[may
                                          [[maybe_unused]] int lane) {
     Accesses a;
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-        a.x[j] = ring.x[stage][warp][access_place<kTurns>(lane * kVectors + j)];
+    for (int j = 0; j < kThreadLoads; ++j) {
+        a.x[j] = ring.x[stage][warp][access_place<kBankPeriod>(lane * kThreadLoads + j)];
     }
     return a;
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
+static_assert(sizeof(State) == kStatusWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {  // the workspace
+struct TileStatus {               // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long*
+        word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
-struct Words {
-    unsigned long long piece[kWords];
+struct StatusWords {
+    unsigned long long piece[kStatusWords];
 };
 
-__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
-
-// The block with the last ticket of a launch advances the epoch for the next one.
-__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
-    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+__device__ __forceinline__ unsigned long long take_ticket(const TileStatus& tile_status) {
+    return atomicAdd(tile_status.tickets, 1ull);
 }
 
-__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+// The block with the last ticket of a launch advances the epoch for the next one. After 2^32 - 1 launches epochs begin
+// again with 1, never with 0, which a cleared word holds. A word of as many launches ago would be taken for one of this
+// launch, if none of the launches in between had as many tiles.
+__device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket != last) return;
+    const unsigned finished = (unsigned)(ticket >> 32) + 1;
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == 0xffffffffu ? 0 : finished) << 32);
+}
 
-__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[kWords];
+__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
+    unsigned piece[kStatusWords];
     memcpy(piece, &total, sizeof(State));
 #pragma unroll
-    for (int k = 0; k < kWords; ++k)
-        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
+    for (int k = 0; k < kStatusWords; ++k)
+        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << 32 | piece[k]);
 }
 
-__device__ __forceinline__ Words peek(const Board& board, long long tile) {
-    Words words;
+__device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status, long long tile) {
+    StatusWords words;
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
+    for (int k = 0; k < kStatusWords; ++k) words.piece[k] = load_relaxed(tile_status.word + tile * kStatusWords + k);
     return words;
 }
 
-__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+__device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> 32 != epoch;
     return missing;
 }
 
-__device__ __forceinline__ State total_of(const Words& words) {
-    unsigned piece[kWords];
+__device__ __forceinline__ State value_of(const StatusWords& words) {
+    unsigned piece[kStatusWords];
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
+    for (int k = 0; k < kStatusWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
 // Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (is_missing(words, launch)) words = peek(board, tile);
-    return total_of(words);
+__device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, unsigned epoch, long long tile,
+                                                 StatusWords words) {
+    while (is_stale(words, epoch)) words = load_status(tile_status, tile);
+    return value_of(words);
 }
 
-// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kWarps groups
-// from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of each
-// group in group_total.
-__device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
-                                             int group, int index) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
-    State total = tile < index ? await(board, launch, first + tile, peek(board, first + tile)) : identity();
+// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
+// groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
+// each group in group_total.
+__device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
+                                                long long first, int group, int index) {
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
+              tile = (group + warp) * kWarpThreads + lane;
+    State total = tile < index
+                      ? wait_for_status(tile_status, epoch, first + tile, load_status(tile_status, first + tile))
+                      : identity();
     total = scan_lanes(total, lane);
     __syncthreads();
-    if (lane == 31) group_total[warp] = total;
+    if (lane == kWarpThreads - 1) group_aggregate[warp] = total;
     __syncthreads();
 }
 
 struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
     State warps;          // exclusive prefix of this warp in the tile
-    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
+    State prefix[kThreadRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 sum_f32_n20000_offsets_i32_persistent(
-    const Input* input,
-    Output* output,
-    long long lines,
-    const Segments segments,
-    unsigned long long* workspace
-) {
+    const Input* input, Output* output, long long lines, const Segments segments, unsigned long long* workspace) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};
     constexpr Position length = kLength;
-    const Board board = {workspace, workspace + 2};
+    const TileStatus tile_status = {workspace, workspace + 2};
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][kWarps];  // by the parity of the step
-    __shared__ State group_total[2][kGroups];  // by the parity of the step
+    __shared__ State warp_aggregate[2][kBlockWarps];  // by the parity of the step
+    __shared__ State group_aggregate[2][kLookBackGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
+    const int lane = threadIdx.x % kWarpThreads;
+    const int warp = threadIdx.x / kWarpThreads;
+    const int place = warp * kWarpItems + lane * kItemsPerLoad;  // of this thread's first item in a tile
     const int tiles_a_line = tiles_of(length);
     const long long tiles = lines * tiles_a_line;
 
     // This thread's part of a tile.
     const auto part_of = [&]([[maybe_unused]] long long line, int index) {
-        const Position first = (Position)index * kTile + place;
-        return Part{first, length, length, lane};
+        const Position first = (Position)index * kTileItems + place;
+        return RowPart{first, length, length, lane};
     };
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
-            const Part part = part_of(line, (int)((TileNumber)number % tiles_a_line));
+            const RowPart part = part_of(line, (int)((TileNumber)number % tiles_a_line));
             copy(ring, stage, warp, part, row_of(operands, outputs, line, part, length, geometry), geometry);
         }
         copy_async_commit();
@@ -714,16 +725,16 @@ sum_f32_n20000_offsets_i32_persistent(
 
     // ---- claim and load the first tiles
     constexpr int kLoaded = kStages - kAhead;  // tiles in the ring that are not scanned yet
-    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, (unsigned long long)kLoaded);
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(tile_status.tickets, (unsigned long long)kLoaded);
     __syncthreads();
-    const unsigned launch = launch_of(ticket[0]);
+    const unsigned epoch = epoch_of(ticket[0]);
     long long loaded[kLoaded];  // their numbers
 #pragma unroll
     for (int k = 0; k < kLoaded; ++k) {
         loaded[k] = (unsigned)ticket[0] + k;
         load_tile(k, loaded[k]);
     }
-    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(tile_status) : 0;  // one step ahead of its use
     __syncthreads();
 
     Tile tile[kAhead + 1] = {};  // tile k is stored k steps later; the first steps read tiles before any is scanned
@@ -733,15 +744,15 @@ sum_f32_n20000_offsets_i32_persistent(
     long long base_line = -1;
     int index = 0;  // index of the current tile within its row
     int group = 0;  // number of groups in base
-    const bool looks_back = kGroups > 1 || warp == 0;
-    const int own_group = kGroups > 1 ? warp : 0;  // of the kGroups that a block waits for in a step
-    Words words = {};  // the status this thread waits for, as read one step ahead
+    const bool looks_back = kLookBackGroups > 1 || warp == 0;
+    const int own_group = kLookBackGroups > 1 ? warp : 0;  // of the kLookBackGroups that a block waits for in a step
+    StatusWords words = {};  // the status this thread waits for, as read one step ahead
 
     for (int step = -kAhead; tile[0].number < tiles; ++step) {
         const unsigned parity = step & 1;
         if (threadIdx.x == 0) {
             ticket[parity] = taken;
-            taken = take_ticket(board);
+            taken = take_ticket(tile_status);
         }
 
         // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
@@ -749,71 +760,71 @@ sum_f32_n20000_offsets_i32_persistent(
         {
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
-            const Part part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            mark_begins(ring.marks[arrived][warp], segments, memory_index(part.first - lane * kItems, kWarpItems, length), lane);
+            const RowPart part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
+            mark_begins(ring.marks[arrived][warp], segments, memory_index(part.first - lane * kItemsPerLoad, kWarpItems, length), lane);
             copy_async_wait<kStages - 1 - kAhead>();
-            if (kShares) __syncwarp();  // lanes read items that other lanes copied
+            if (kLanesShare) __syncwarp();  // lanes read items that other lanes copied
             Accesses a = take(ring, arrived, warp, lane);
-            Items s[kRuns];
+            Items s[kThreadRuns];
 #pragma unroll
-            for (int j = 0; j < kRuns; ++j)
+            for (int j = 0; j < kThreadRuns; ++j)
                 s[j] = lift_items(a, j, {part.rest(j), (int)memory_index(part.begin(j), 1, items_in(length)), starts_of(ring.marks[arrived][warp], j, lane)});
             const State total = scan_across(tile[kAhead].prefix, s, identity(), part);
-            if (lane == 31) warp_total[parity][warp] = total;
+            if (lane == kWarpThreads - 1) warp_aggregate[parity][warp] = total;
         }
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
         const long long peers = tile[0].number - index;  // the first tile of the row
         if (looks_back) {
-            const int peer = (group + own_group) * 32 + lane;
-            State total = peer < index ? await(board, launch, peers + peer, words) : identity();
+            const int peer = (group + own_group) * kWarpThreads + lane;
+            State total = peer < index ? wait_for_status(tile_status, epoch, peers + peer, words) : identity();
             total = scan_lanes(total, lane);
-            if (lane == 31) group_total[parity][warp] = total;
+            if (lane == kWarpThreads - 1) group_aggregate[parity][warp] = total;
         }
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[parity][lane] : identity(), lane);
-        tile[kAhead].warps = warps_before(totals, warp);
-        if (threadIdx.x == kWarps - 1 && tile[kAhead].number < tiles)
-            publish(board, launch, tile[kAhead].number, totals);
+        const State totals = scan_lanes<kBlockWarps>(lane < kBlockWarps ? warp_aggregate[parity][lane] : identity(), lane);
+        tile[kAhead].warps = warp_prefix(totals, warp);
+        if (threadIdx.x == kBlockWarps - 1 && tile[kAhead].number < tiles)
+            publish(tile_status, epoch, tile[kAhead].number, totals);
 
         // ---- read the totals before the next tile, one step ahead of their use
         const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
-        const int next_group = kGroups > 1 && next_line == base_line ? index / 32 : 0;
-        const int next_peer = (next_group + own_group) * 32 + lane;
+        const int next_group = kLookBackGroups > 1 && next_line == base_line ? index / kWarpThreads : 0;
+        const int next_peer = (next_group + own_group) * kWarpThreads + lane;
         if (looks_back && next_peer < next_index && tile[1].number < tiles)
-            words = peek(board, tile[1].number - next_index + next_peer);
+            words = load_status(tile_status, tile[1].number - next_index + next_peer);
         __syncwarp();  // otherwise ptxas reads them after the copies below, and the look-back waits for their data, too
 
         // ---- fold the preceding totals in a fixed order
         int w = 0;
-        if constexpr (kGroups > 1) {
-            for (; w < kWarps && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-            while (w == kWarps) {  // more groups than warps
-                await_groups(group_total[parity], board, launch, peers, group, index);
-                for (w = 0; w < kWarps && group < index / 32; ++w, ++group)
-                    base = combine(base, group_total[parity][w]);
+        if constexpr (kLookBackGroups > 1) {
+            for (; w < kBlockWarps && group < index / kWarpThreads; ++w, ++group) base = combine(base, group_aggregate[parity][w]);
+            while (w == kBlockWarps) {  // more groups than warps
+                wait_for_groups(group_aggregate[parity], tile_status, epoch, peers, group, index);
+                for (w = 0; w < kBlockWarps && group < index / kWarpThreads; ++w, ++group)
+                    base = combine(base, group_aggregate[parity][w]);
             }
         }
-        const State prefix = combine(combine(base, group_total[parity][w]), tile[0].warps);
+        const State prefix = combine(combine(base, group_aggregate[parity][w]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
-        const Part part = part_of(line, index);
+        const RowPart part = part_of(line, index);
         Accesses a = take(ring, stage, warp, lane);
-        Items s[kRuns];
+        Items s[kThreadRuns];
 #pragma unroll
-        for (int j = 0; j < kRuns; ++j)
+        for (int j = 0; j < kThreadRuns; ++j)
             s[j] = lift_items(a, j, {part.rest(j), (int)memory_index(part.begin(j), 1, items_in(length)), starts_of(ring.marks[stage][warp], j, lane)});
 #pragma unroll
-        for (int j = 0; j < kRuns && (false || !kSerial); ++j) scan_items(s[j]);
+        for (int j = 0; j < kThreadRuns && (false || !kSerial); ++j) scan_items(s[j]);
         Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
-        auto* const slots = reinterpret_cast<Vector<Output, kOutItems>*>(ring.x[stage][warp]);  // of the items
+        auto* const slots = reinterpret_cast<Vector<Output, kItemsPerStore>*>(ring.x[stage][warp]);  // of the items
         exchange_back(r.y, slots, lane);
-        if (kShares) __syncwarp();  // all lanes have read the items overwritten below
+        if (kLanesShare) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
         loaded[kLoaded - 1] = (unsigned)ticket[parity];
@@ -823,8 +834,8 @@ sum_f32_n20000_offsets_i32_persistent(
         if (tile[0].number >= 0) {
             const Row row = row_of(operands, outputs, line, part, length, geometry);
 #pragma unroll
-            for (int n = 0; n < kVectors; ++n) {
-                const int j = place_of(n, kVectors);
+            for (int n = 0; n < kThreadLoads; ++n) {
+                const int j = place_of(n, kThreadLoads);
                 if (part.reaches(j)) store(part, row, j, r);
             }
         }
@@ -840,7 +851,7 @@ sum_f32_n20000_offsets_i32_persistent(
         }
     }
     // A block takes kStages + 1 surplus tickets.
-    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
+    if (threadIdx.x == 0) advance_epoch(tile_status, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
 static_assert((sizeof(Ring) + 15) / 16 * 16 == 177600, "shared memory as planned");

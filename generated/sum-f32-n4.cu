@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 1fae60a902b7a537 of everything below this banner
+// content  sha256 e72395ef8e936e72 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,160 +15,53 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
+
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: warp
-typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr int kWarpThreads = 32;  // threads per warp
-constexpr int kLength = 4;  // items per line
+constexpr int kWarpThreads = 32;
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kThreads = 128;  // threads per block
-constexpr int kLanes = 1;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // items per vector load
-constexpr int kVectors = 1;  // vector loads per thread
-constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kRuns = 1;  // runs per thread
-constexpr int kOutItems = 4;  // items per vector store
-constexpr int kLaneBits = 0;  // log2 of the lanes per row
-constexpr int kBoundary = 0;  // items; vector loads of misaligned rows start at multiples of this
-constexpr bool kChecksEnd = false;  // vector loads may lie past the end of a row
-constexpr bool kGuards = false;  // vector loads may reach past a row's ends
-constexpr bool kClears = true;  // items that do not exist are 0
+constexpr int kBlockThreads = 128;  // threads per block
+constexpr int kItemsPerLoad = 4;  // items per vector load
+constexpr int kRunItems = 4;  // consecutive items that a thread scans serially
 constexpr bool kExclusive = false;  // a result is the prefix before its item
-constexpr bool kComplete = false;  // a line has one result more than items
-static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
-
-__device__ __forceinline__ State lift(Value x) {
-    return x;
-}
-
-__device__ __forceinline__ State combine(State older, State newer) {
-    return older + newer;
-}
-
-__device__ __forceinline__ State element(Input x) {
-    return lift(x);
-}
-
-__device__ __forceinline__ Output output_of(State state) {
-    return state;
-}
-
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
-
-// The items of a line, of which a complete scan has one less than results.
-__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
-
-// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
-// instructions it computes, and so the bits of its results.
-template <class Slot>
-__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
-    if constexpr (kClears) slot = {};
-}
+__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State combine(State older, State newer) { return older + newer; }
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a vector load holds items in memory order, Items hold states in scan order
-template <class Item, int count = kItems>
+template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
 };
 
-// Offset in memory to an item so many items further in scan order.
-__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-
 // Where a vector of `items` items holds its item `k` in scan order.
 __device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
-
-enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
-
-template <int flags, int geometry, int shift, int access = 1>
-struct OperandLayout {
-    static constexpr bool kIsDense = flags & kDense;            // lies as the output
-    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
-    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
-    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
-    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
-    static constexpr bool kIsFirst = flags & kFirst;
-    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
-    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
-    static constexpr int kGeometry = geometry;                  // its place in Geometry
-    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
-};
-
-template <template <class> class Of>
-struct Operands {
-    Of<Input> x;
-};
-
-template <class Use, class... Packs>
-__device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
-    use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
-}
-
-template <template <class> class Of>
-struct Outputs {
-    Of<Output> y;
-};
-
-template <class Use, class... Packs>
-__device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
-    use(packs.y...);
-}
-
-template <class Item>
-using PointerTo = Item*;
-
-template <class Item>
-using ConstPointerTo = const Item*;
-
-template <class Item>
-using Loads = Vector<Item>[kVectors];
-
-struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
-};
 
 typedef State ThreadState;  // of an item of a thread
 
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
+    ThreadState item[kRunItems];
 };
 
-template <class Item>
-using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
-
-typedef Outputs<Stores> Results;  // of Items
-
-// States of the items of run j.
-__device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
-    Items s;
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
-        s.item[k] = element(a.x[access].item[place]);
-    }
-    return s;
-}
-
-// ---- the items of a thread
 // The total of a thread's consecutive items; leaves their inclusive scan in place.
 __device__ __forceinline__ ThreadState scan_items(Items& s) {
     ThreadState total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = s.item[k] = combine(total, s.item[k]);
+    for (int k = 1; k < kRunItems; ++k) total = s.item[k] = combine(total, s.item[k]);
     return total;
 }
 
-template <class Item>
-using One = Item;
-
-typedef Outputs<One> Result;  // of one item
+struct Result {  // of one item
+    Output y;
+};
 
 __device__ __forceinline__ Result result_of(State state) {
     return {output_of(state)};
@@ -179,209 +72,32 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
     }
 }
 
-// Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
-    Results r;
-    each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
-    });
-    return r;
-}
-
-// ---- lanes of a row
-struct Part {  // a thread's slice of a row
-    Position first;   // scan position of its first item
-    Position length;  // of the row
-    Position end;     // of the items that it accesses
-    int lane;         // in the row
-    int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
-    int step = kLanes * kItems;             // items from an access to the next
-    int accesses = kVectors;                // that have items
-    bool live = true;                       // the row is not past the last one
-
-    __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
-
-    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const { return live && (!kChecksEnd || at(j) < end); }
-
-    // Scan position of the first item of run j.
-    __device__ __forceinline__ Position begin(int j) const {
-        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
-    }
-
-    // Items from there to the end of the row.
-    __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
-};
-
-// The first access of a contiguous tensor whose rows have this length.
-template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
-    return items + line * length + memory_index(part.first, kItems, length);
-}
-
-// ---- misaligned rows: vector accesses are aligned, those at both ends of a row are predicated
-__device__ __forceinline__ bool is_inside(Position position, Position end) {
-    return (unsigned long long)position < (unsigned long long)end;
-}
-
-__device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
-    return position >= 0 && position <= end - items;
-}
-
-struct Geometry {};  // all operands lie as the output
-
-template <class Layout, class Item>
-__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
-                                                    Position length, const Geometry&) {
-    return dense(from, line, part, length);
-}
-
-// Items from one of a line to the next.
-template <class Layout>
-__device__ __forceinline__ long long step_of(Layout, const Geometry&) {
-    return 1;
-}
-
-struct Row {  // addresses of a thread's first access of each operand and output
-    Operands<ConstPointerTo> from;
-    Outputs<PointerTo> to;
-};
-
-__device__ __forceinline__ Row row_of(const Operands<ConstPointerTo>& operands, const Outputs<PointerTo>& outputs,
-                                      long long line, const Part& part, Position length, const Geometry& geometry) {
-    Row row = {operands, outputs};
-    for_each_operand([&](auto layout, auto& from) {
-        from = first_access(layout, from, line, part, items_in(length), geometry);
-    }, row.from);
-    for_each_output([&](auto& to) { to = dense(to, line, part, length); }, row.to);
-    return row;
-}
-
-// ---- loads and stores
-template <class To>
-__device__ __forceinline__ void fetch(To* to, const void* from) { *to = *static_cast<const To*>(from); }
-
-// Where a thread keeps access j, and access j of an operand whose lanes share accesses.
-__device__ __forceinline__ int slot_of(int j, int) { return j; }
-
-// Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
-template <bool dense, bool guarded, class Item>
-__device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
-                                            Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) {
-        fetch(to, from);
-    } else {
-#pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end))
-                fetch(&to->item[k], from + k * step);
-            else
-                leave_out(to->item[k]);
-    }
-}
-
-// Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
-// `shift` items further on than the output.
-template <bool dense, int shift = 0, class Item>
-__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
-    const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
-        const Item* const access = from + along(j * part.step) * step;
-        Vector<Item>& slot = to[slot_of(j, part.lane)];
-        if (part.reaches(j))
-            read_access<dense, (kGuards || shift > 0)>(&slot, access, step, part.at(j) + shift, end);
-        else
-            leave_out(slot);
-    }
-}
-
-// All accesses of a thread.
-__device__ __forceinline__ Accesses load(const Part& part, const Row& row, const Geometry& geometry) {
-    Accesses a;
-    for_each_operand([&](auto layout, auto& to, auto* from) {
-        if constexpr (!layout.kIsRepeated)
-            read_row<(layout.kIsDense || layout.kInRows)>(to, part, from, step_of(layout, geometry));
-    }, a, row.from);
-    return a;
-}
-
-// Store an access: as a whole, or those of its items that are in the row.
-template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
-                                             Position end) {
-    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
-        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
-    } else {
-#pragma unroll
-        for (int k = 0; k < kOutItems; ++k)
-            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
-    }
-}
-
-// Store the results of access j.
-__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    const int access = kRuns == 1 ? j : 0;
-    const Position step = along(j * part.step);
-    for_each_output([&](auto* to, auto& y) { store_access(to + step, y[access], part.at(j), part.end); }, row.to, r);
-}
-
-// ---- the scan of a thread's items, then across the lanes of their row or warp
-// Exclusive prefixes of a thread's runs in their row or warp, which `before` precedes; returns the total.
-__device__ __forceinline__ State scan_across(State (&p)[kRuns], Items (&s)[kRuns], State before, const Part&) {
-#pragma unroll
-    for (int j = 0; j < kRuns; ++j) {
-        p[j] = before;
-        before = combine(before, scan_items(s[j]));
-    }
-    return before;
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n4_warp(
-    const Input* input,
-    Output* output,
-    long long lines
-) {
-    const Operands<ConstPointerTo> operands = {input};
-    const Outputs<PointerTo> outputs = {output};
-    constexpr Geometry geometry = {};
-    constexpr Position length = kLength;
-    constexpr int lane_bits = kLaneBits;
-    // ---- `1 << lane_bits` lanes per row, and as many rows per block as it has threads for
-    const int lanes = 1 << lane_bits;
-    const int lane = threadIdx.x & (lanes - 1);
-    const long long line = (long long)blockIdx.x * (kThreads >> lane_bits) + (threadIdx.x >> lane_bits);
-    const Position first = lane * kItems;
-    Part part = {first, length, length, lane};
-    part.live = line < lines;
-    const Row row = row_of(operands, outputs, line, part, length, geometry);
-
-    // ---- load
-    Accesses a = load(part, row, geometry);
-
-    // ---- scan the items in their thread, then across the lanes
-    Items s[kRuns];
+    const Input* input, Output* output, long long lines) {
+    const long long line = (long long)blockIdx.x * kBlockThreads + threadIdx.x;
+    const bool live = line < lines;
+    Vector<Input> x = {};
+    if (live) x = reinterpret_cast<const Vector<Input>*>(input)[line];
+    Items s;
 #pragma unroll
-    for (int j = 0; j < kRuns; ++j)
-        s[j] = lift_items(a, j);
-    State p[kRuns];
-    scan_across(p, s, identity(), part);
-
-    // ---- store
-#pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
-        if (part.reaches(j)) store(part, row, j, make_results(p[j], s[j]));
-    }
+    for (int k = 0; k < kRunItems; ++k)
+        s.item[k] = element(x.item[place_of(k, kRunItems)]);
+    scan_items(s);
+    const State prefix = identity();
+    Vector<Output> y;
+    each_result(prefix, s, [&](int k, Result result) {
+        y.item[place_of(k, kRunItems)] = result.y;
+    });
+    if (!live) return;
+    reinterpret_cast<Vector<Output>*>(output)[line] = y;
 }
 
 #ifndef __CUDACC_RTC__  // host side

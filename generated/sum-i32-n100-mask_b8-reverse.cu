@@ -6,7 +6,7 @@
 //          4 rows of 100 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 97e04ba90f0d5b8d of everything below this banner
+// content  sha256 3bfde92e5e2545f4 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,38 +16,40 @@
 typedef int Input;  // int32
 typedef unsigned char Mask;  // bool
 typedef long long Output;  // int64
+
 typedef unsigned long long Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: staged
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr int kWarpThreads = 32;  // threads per warp
-constexpr long long kFullMask = 4294967295;  // all threads of a warp
+constexpr int kWarpThreads = 32;
+constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
 constexpr int kLength = 100;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kThreads = 32;  // threads per block
-constexpr int kWarps = 1;  // warps per block
+constexpr int kBlockThreads = 32;  // threads per block
+constexpr int kBlockWarps = 1;  // warps per block
 constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 2;  // items per vector load
-constexpr int kVectors = 1;  // vector loads per run
-constexpr int kRun = 2;  // consecutive items that a thread scans serially
-constexpr int kOutItems = 2;  // items per vector store
-constexpr int kRuns = 7;  // runs in a lane's piece of a row
+constexpr int kItemsPerLoad = 2;  // items per vector load
+constexpr int kThreadLoads = 1;  // vector loads per run
+constexpr int kRunItems = 2;  // consecutive items that a thread scans serially
+constexpr int kItemsPerStore = 2;  // items per vector store
+constexpr int kThreadRuns = 7;  // runs in a lane's piece of a row
 constexpr int kUnroll = 7;  // runs that a lane processes per loop iteration
-constexpr int kTurns = 1;  // rows that a lane processes per loop iteration
-constexpr int kRoom = 400;  // items of a warp's rows in shared memory
-constexpr int kSlack = 0;  // bytes by which rows may start after a 16-byte boundary
-constexpr bool kKept = true;  // a lane keeps its piece in registers while lanes exchange totals
+constexpr int kUnrolledRows = 1;  // rows that a lane processes per loop iteration
+constexpr int kRoomItems = 400;  // items of a warp's rows in shared memory
+constexpr int kSlackBytes = 0;  // bytes by which rows may start after a 16-byte boundary
+constexpr bool kKeepsItems = true;  // a lane keeps its piece in registers while lanes exchange totals
 constexpr bool kInitial = false;  // rows have a carry-in
 constexpr int kRows = 4;  // rows per warp
 constexpr int kLaneBits = 3;  // log2 of the lanes per row
-constexpr int kPiece = 14;  // items per lane
+constexpr int kPieceItems = 14;  // items per lane
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kSerial = false;  // each result of a vector load is computed from the one before it
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 constexpr bool kCopiesAsync = true;  // the target has cp.async
-static_assert(kThreads % kWarpThreads == 0, "blocks of whole warps");
+static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
 #ifdef __CUDACC__
 // Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register, and all of them where a target has no cp.async.
@@ -75,22 +77,14 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
-
-__device__ __forceinline__ State lift(Value x) {
-    return x;
-}
-
-__device__ __forceinline__ State combine(State older, State newer) {
-    return older + newer;
-}
+__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State combine(State older, State newer) { return older + newer; }
 
 __device__ __forceinline__ State element(Input x, Mask m) {
     return m ? lift((unsigned long long)((long long)x)) : identity();
 }
 
-__device__ __forceinline__ Output output_of(State state) {
-    return (long long)state;
-}
+__device__ __forceinline__ Output output_of(State state) { return (long long)state; }
 
 // Lowest index in memory of `items` items of a line, from a scan position on.
 __device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
@@ -101,7 +95,7 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 __device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
 // ---- a vector load holds items in memory order, Items hold states in scan order
-template <class Item, int count = kItems>
+template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
@@ -113,21 +107,35 @@ __device__ __forceinline__ constexpr Position along(Position items) { return kRe
 // Where a vector of `items` items holds its item `k` in scan order.
 __device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-enum LayoutFlags { kDense = 1, kContiguous = 2, kMisaligned = 4, kFlat = 8, kRepeated = 16, kFirst = 32, kAlongLine = 64 };
+enum LayoutFlags {
+    kDense = 1,        // lies as the output
+    kContiguous = 2,   // items of a line are adjacent, lines begin anywhere
+    kMisaligned = 4,   // lines begin off the output's vector loads
+    kFlat = 8,         // a warp copies its rows as one range
+    kRepeated = 16,    // another operand once more, read further on
+    kFirst = 32,       // the first operand that is read
+    kAlongLine = 64,   // transposed: contiguous are the items of a line
+};
 
 template <int flags, int geometry, int shift, int access = 1>
 struct OperandLayout {
-    static constexpr bool kIsDense = flags & kDense;            // lies as the output
-    static constexpr bool kInRows = flags & kContiguous;        // items of a line are adjacent, lines begin anywhere
-    static constexpr bool kIsShifted = flags & kMisaligned;     // lines begin off the output's vector loads
-    static constexpr bool kIsFlat = flags & kFlat;              // a warp copies its rows as one range
-    static constexpr bool kIsRepeated = flags & kRepeated;      // another operand once more, read further on
+    static constexpr bool kIsDense = flags & kDense;
+    static constexpr bool kInRows = flags & kContiguous;
+    static constexpr bool kIsShifted = flags & kMisaligned;
+    static constexpr bool kIsFlat = flags & kFlat;
+    static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
-    static constexpr bool kIsAlong = flags & kAlongLine;        // transposed: contiguous are the items of a line
-    static constexpr int kAccess = access;                      // transposed: items that a lane copies at once
-    static constexpr int kGeometry = geometry;                  // its place in Geometry
-    static constexpr int kShift = shift;                        // items by which it is read further on in scan order
+    static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr int kGeometry = geometry;  // its place in Geometry
+    static constexpr int kShift = shift;        // items by which it is read further on in scan order
+    static constexpr int kAccess = access;      // transposed: items that a lane copies at once
 };
+
+template <class Item>
+using PointerTo = Item*;
+
+template <class Item>
+using ConstPointerTo = const Item*;
 
 template <template <class> class Of>
 struct Operands {
@@ -135,6 +143,7 @@ struct Operands {
     Of<Mask> m;
 };
 
+// Call use(layout, members of packs...) for each operand.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_operand(Use use, Packs&... packs) {
     use(OperandLayout<kDense | kFirst, 0, 0>{}, packs.x...);
@@ -146,19 +155,14 @@ struct Outputs {
     Of<Output> y;
 };
 
+// Call use(members of packs...) for each output.
 template <class Use, class... Packs>
 __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
 template <class Item>
-using PointerTo = Item*;
-
-template <class Item>
-using ConstPointerTo = const Item*;
-
-template <class Item>
-using Loads = Vector<Item>[kVectors];
+using Loads = Vector<Item>[kThreadLoads];
 
 struct Accesses : Operands<Loads> {  // how a thread addresses its items of a tile
 };
@@ -166,11 +170,11 @@ struct Accesses : Operands<Loads> {  // how a thread addresses its items of a ti
 typedef State ThreadState;  // of an item of a thread
 
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
+    ThreadState item[kRunItems];
 };
 
 template <class Item>
-using Stores = Vector<Item, kOutItems>[kRun / kOutItems];
+using Stores = Vector<Item, kItemsPerStore>[kRunItems / kItemsPerStore];
 
 typedef Outputs<Stores> Results;  // of Items
 
@@ -178,8 +182,8 @@ typedef Outputs<Stores> Results;  // of Items
 __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-        const int access = (j * kRun + k) / kItems, place = place_of(k % kItems, kItems);
+    for (int k = 0; k < kRunItems; ++k) {
+        const int access = (j * kRunItems + k) / kItemsPerLoad, place = place_of(k % kItemsPerLoad, kItemsPerLoad);
         s.item[k] = element(a.x[access].item[place], a.m[access].item[place]);
     }
     return s;
@@ -190,7 +194,7 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j) {
 __device__ __forceinline__ ThreadState scan_items(Items& s) {
     ThreadState total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = s.item[k] = combine(total, s.item[k]);
+    for (int k = 1; k < kRunItems; ++k) total = s.item[k] = combine(total, s.item[k]);
     return total;
 }
 
@@ -208,7 +212,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
@@ -219,8 +223,8 @@ __device__ __forceinline__ void each_result(const ThreadState& prefix, const Ite
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
     each_result(prefix, s, [&](int k, Result result) {
-        const int at = place_of(k % kOutItems, kOutItems);
-        for_each_output([&](auto& to, auto& from) { to[k / kOutItems].item[at] = from; }, r, result);
+        const int at = place_of(k % kItemsPerStore, kItemsPerStore);
+        for_each_output([&](auto& to, auto& from) { to[k / kItemsPerStore].item[at] = from; }, r, result);
     });
     return r;
 }
@@ -260,7 +264,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
 // ---- a warp's rows in shared memory, contiguous and in memory order
 template <class Item>
 struct alignas(16) StagedItems {
-    Item item[kRoom + kSlack / sizeof(Item)];
+    Item item[kRoomItems + kSlackBytes / sizeof(Item)];
 };
 
 struct Staged {
@@ -291,14 +295,14 @@ __device__ __forceinline__ Rows advance(Rows rows, long long items, long long re
 // Items between the preceding 16-byte boundary and the rows.
 template <class Item>
 __device__ __forceinline__ int phase(const Item* rows) {
-    return kSlack == 0 ? 0 : (int)((unsigned long long)rows % 16 / sizeof(Item));
+    return kSlackBytes == 0 ? 0 : (int)((unsigned long long)rows % 16 / sizeof(Item));
 }
 
 // A warp copies items between global and shared memory, where they lie alike after a 16-byte boundary: by 16-byte
 // accesses, and single items at both ends.
 template <bool async, class Item>
 __device__ __forceinline__ void copy_items(Item* to, const Item* from, int count, int lane) {
-    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    constexpr int width = 16 / (int)sizeof(Item), stride = kWarpThreads * width;
     const auto copy = [&](int i) {  // a 16-byte access
         auto* const wide = reinterpret_cast<Vector<unsigned, 4>*>(to + i);
         if constexpr (async)
@@ -309,10 +313,10 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int count
     const int begin = phase(async ? from : to), end = begin + count;  // after the boundary
     to -= begin, from -= begin;
     int i = lane * width;
-    if (kSlack == 0 && end == kRoom) {  // all rows of the warp exist, and end on a boundary
+    if (kSlackBytes == 0 && end == kRoomItems) {  // all rows of the warp exist, and end on a boundary
 #pragma unroll 8
-        for (int step = 0; step < kRoom / stride; ++step, i += stride) copy(i);
-        if (i < kRoom) copy(i);
+        for (int step = 0; step < kRoomItems / stride; ++step, i += stride) copy(i);
+        if (i < kRoomItems) copy(i);
         return;
     }
     const int first = begin > 0 ? width : 0, whole = end / width * width;
@@ -323,14 +327,16 @@ __device__ __forceinline__ void copy_items(Item* to, const Item* from, int count
     if (last < end) to[last] = from[last];
 }
 
-// Copy a warp's rows to shared memory, and return where they begin there. In reverse an item of a complete scan lies one
-// place before its result.
+// Copy a warp's rows to shared memory, and return where they begin there. In reverse an item of a complete scan lies
+// one place before its result.
 __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
     const Operands<PointerTo> operands = staged.operands();
     const Outputs<PointerTo> outputs = staged.outputs();
-    for_each_operand([&](auto layout, auto* to, auto* from) {
-        if constexpr (!layout.kIsRepeated) copy_items<true>(to + phase(from), from, count, lane);
-    }, operands, rows.from);
+    for_each_operand(
+        [&](auto layout, auto* to, auto* from) {
+            if constexpr (!layout.kIsRepeated) copy_items<true>(to + phase(from), from, count, lane);
+        },
+        operands, rows.from);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
@@ -345,14 +351,17 @@ __device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int 
 __device__ __forceinline__ void write_rows(const Rows& rows, Staged& staged, int count, int lane) {
     const Outputs<PointerTo> outputs = staged.outputs();
     __syncwarp();
-    for_each_output([&](auto* to, auto* from) { copy_items<false>(to, from + phase(to), count, lane); }, rows.to, outputs);
+    for_each_output([&](auto* to, auto* from) { copy_items<false>(to, from + phase(to), count, lane); }, rows.to,
+                    outputs);
 }
 
 template <class Item>
-__device__ __forceinline__ Vector<Item> read_vector(const Item* from) { return *reinterpret_cast<const Vector<Item>*>(from); }
+__device__ __forceinline__ Vector<Item> read_vector(const Item* from) {
+    return *reinterpret_cast<const Vector<Item>*>(from);
+}
 
 template <class Item>
-__device__ __forceinline__ Vector<Item> otherwise([[maybe_unused]] const Vector<Item> (&loads)[kVectors]) {
+__device__ __forceinline__ Vector<Item> otherwise([[maybe_unused]] const Vector<Item> (&loads)[kThreadLoads]) {
     if constexpr (kComplete)
         return {};
     else
@@ -365,28 +374,29 @@ __device__ __forceinline__ void store_vector(Item* to, const Vector<Item, count>
 }
 
 // The accesses of a run that begins with item i of a lane's piece; `rest`: items that remain of the piece.
-__device__ __forceinline__ Accesses read_run(const Rows& at, int i, [[maybe_unused]] int rest, int start, Position length) {
+__device__ __forceinline__ Accesses read_run(const Rows& at, int i, [[maybe_unused]] int rest, int start,
+                                             Position length) {
     Accesses a;
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
+    for (int j = 0; j < kThreadLoads; ++j) {
         // Accesses past the piece repeat the first one: no stored result depends on them, and their items are as great
         // as those of the row.
-        const bool inside = kComplete ? start + i + j * kItems < length - 1 : j == 0 || j * kItems < rest;
-        for_each_operand([&](auto layout, auto& loads, auto* from) {
-            if constexpr (!layout.kIsRepeated)
-                loads[j] = inside ? read_vector(from + along(i + j * kItems)) : otherwise(loads);
-        }, a, at.from);
+        const bool inside = kComplete ? start + i + j * kItemsPerLoad < length - 1 : j == 0 || j * kItemsPerLoad < rest;
+        for_each_operand(
+            [&](auto layout, auto& loads, auto* from) {
+                if constexpr (!layout.kIsRepeated)
+                    loads[j] = inside ? read_vector(from + along(i + j * kItemsPerLoad)) : otherwise(loads);
+            },
+            a, at.from);
     }
     return a;
 }
 
 __device__ __forceinline__ void write_run(const Rows& at, int i, int rest, const Results& r) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-        if (j > 0 && j * kItems >= rest) continue;
-        for_each_output([&](auto* to, auto& y) {
-            store_vector(to + along(i + j * kItems), y[j]);
-        }, at.to, r);
+    for (int j = 0; j < kThreadLoads; ++j) {
+        if (j > 0 && j * kItemsPerLoad >= rest) continue;
+        for_each_output([&](auto* to, auto& y) { store_vector(to + along(i + j * kItemsPerLoad), y[j]); }, at.to, r);
     }
 }
 
@@ -398,52 +408,48 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
                                          int piece) {
     const int rest = length - part * piece;  // items to the end of the row
     const int items = rest < piece ? rest : piece;
-    constexpr bool kept = kKept && !alone;  // the items stay in registers in between
-    [[maybe_unused]] constexpr int steps = kept ? kRuns : kUnroll;
-    const int end = kept ? kRuns * kRun : items;
-    Items s[kept ? kRuns : 1];
+    constexpr bool kept = kKeepsItems && !alone;  // the items stay in registers in between
+    [[maybe_unused]] constexpr int steps = kept ? kThreadRuns : kUnroll;
+    const int end = kept ? kThreadRuns * kRunItems : items;
+    Items s[kept ? kThreadRuns : 1];
     if constexpr (!alone) {
         State total = identity();
 #pragma unroll steps
-        for (int i = 0; i < end; i += kRun) {
+        for (int i = 0; i < end; i += kRunItems) {
             if (i >= items) continue;
-            Items& scanned = s[kept ? i / kRun : 0];
+            Items& scanned = s[kept ? i / kRunItems : 0];
             scanned = read(i, items - i);
-            total = kRuns == 1 ? scan_items(scanned) : combine(total, scan_items(scanned));
+            total = kThreadRuns == 1 ? scan_items(scanned) : combine(total, scan_items(scanned));
         }
         const State older = shuffle_up(scan_lanes(total, part), 1);
         if (part > 0) prefix = kInitial ? combine(prefix, older) : older;
     }
 #pragma unroll steps
-    for (int i = 0; i < end; i += kRun) {
+    for (int i = 0; i < end; i += kRunItems) {
         if (i >= items) continue;
-        Items& scanned = s[kept ? i / kRun : 0];
+        Items& scanned = s[kept ? i / kRunItems : 0];
         if constexpr (!kept) scanned = read(i, items - i);
-        const State total = kept && !kSerial ? scanned.item[kRun - 1] : scan_items(scanned);
+        const State total = kept && !kSerial ? scanned.item[kRunItems - 1] : scan_items(scanned);
         write(i, items - i, prefix, scanned);
         prefix = combine(prefix, total);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_i32_n100_mask_b8_reverse_staged(
-    const Input* input,
-    const Mask* mask,
-    Output* output,
-    long long lines
-) {
+    const Input* input, const Mask* mask, Output* output, long long lines) {
     const Operands<ConstPointerTo> operands = {input, mask};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;
     constexpr int rows = kRows;
     constexpr int lane_bits = kLaneBits;
-    constexpr int piece = kPiece;
+    constexpr int piece = kPieceItems;
     // ---- a warp has `rows` rows, independent of other warps
-    __shared__ Staged of_warp[kWarps];
-    const int lane = threadIdx.x % 32;
-    const int warp = kWarps > 1 ? threadIdx.x / 32 : 0;
-    const long long line = ((long long)blockIdx.x * kWarps + warp) * rows;
-    if (kWarps > 1 && line >= lines) return;
+    __shared__ Staged of_warp[kBlockWarps];
+    const int lane = threadIdx.x % kWarpThreads;
+    const int warp = kBlockWarps > 1 ? threadIdx.x / kWarpThreads : 0;
+    const long long line = ((long long)blockIdx.x * kBlockWarps + warp) * rows;
+    if (kBlockWarps > 1 && line >= lines) return;
 
     // ---- copy the rows to shared memory
     const int count = (int)(lines - line < rows ? lines - line : rows);  // rows that exist
@@ -451,12 +457,12 @@ sum_i32_n100_mask_b8_reverse_staged(
     const Rows copied = read_rows(of_warp[warp], global, count * items_in(length), lane);
 
     // ---- scan some rows at once, by 1 << lane_bits lanes each; items past the last row are scanned, not stored
-    const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
+    const int at_once = kWarpThreads >> lane_bits, turns = rows >> (5 - lane_bits);
     const int own_row = lane >> lane_bits, part = lane & ((1 << lane_bits) - 1), start = part * piece;
-#pragma unroll kTurns
+#pragma unroll kUnrolledRows
     for (int turn = 0; turn < turns; ++turn) {
         const int row = own_row + turn * at_once;
-        const Position first = memory_index(start, kItems, length);  // of the lane's piece
+        const Position first = memory_index(start, kItemsPerLoad, length);  // of the lane's piece
         const Rows at = advance(copied, row * items_in(length) + first, row * length + first);
         const State begin = identity();
         const auto read = [&](int i, int rest) {  // `i` counts the items of a lane's piece in scan order

@@ -43,7 +43,7 @@ def count_of(count: int | str, noun: str) -> str:
 class Constant(NamedTuple):
     """A number of a plan, printed as a ``constexpr`` of the kernel's text."""
 
-    name: str  # in C: kThreads
+    name: str  # in C: kBlockThreads
     value: int
     meaning: str  # what the number counts, printed as a comment
 
@@ -142,14 +142,12 @@ class Plan:
         further = [source.geometry for source in spec.sources]
         uneven = spec.length is None or spec.complete or spec.length % self.tile != 0
         found = (
-            Constant("kWarpThreads", WARP, "threads per warp"),
-            Constant("kFullMask", 2**32 - 1, "all threads of a warp"),
             Constant("kLength", spec.length or 0, "items per line"),
             Constant("kReverse", spec.reverse, "scan from the last item to the first"),
-            Constant("kThreads", self.threads, "threads per block"),
-            Constant("kWarps", self.warps, "warps per block"),
+            Constant("kBlockThreads", self.threads, "threads per block"),
+            Constant("kBlockWarps", self.warps, "warps per block"),
             *self.constants(),
-            Constant("kClears", self.extends or not hasattr(self, "stages"), "items that do not exist are 0"),
+            Constant("kZeroFills", self.extends or not hasattr(self, "stages"), "items that do not exist are 0"),
             Constant("kExclusive", spec.exclusive, "a result is the prefix before its item"),
             Constant("kComplete", spec.complete, "a line has one result more than items"),
             Constant("kAligned", spec.aligned, "dense operands start on a 16-byte boundary"),
@@ -163,11 +161,13 @@ class Plan:
             Constant("kInner", spec.inner, "lines side by side in the output"),
             Constant("kThreadLines", getattr(self, "vector", 1), "lines per thread"),
             Constant("kStridedOperands", 1 + max(3, *further), "operands that may have strides of their own"),
-            Constant("kEnds", spec.reverse and not spec.per_segment, "a head flag ends a segment in scan order"),
-            Constant("kFlagsNext", spec.reverse and spec.per_segment, "the item after a head begins a segment"),
+            Constant(
+                "kFlagsEndSegments", spec.reverse and not spec.per_segment, "a head flag ends a segment in scan order"
+            ),
+            Constant("kFlagsNextItems", spec.reverse and spec.per_segment, "the item after a head begins a segment"),
             Constant("kResumes", spec.per_segment and spec.initial, "segments have a carry-in"),
-            Constant("kLooksOn", -1 if spec.reverse else 1, "from a begin in memory to that of what follows"),
-            Constant("kWords", max(1, self.code.state_bytes // STATUS_BYTES), "status words of a tile"),
+            Constant("kNextBegin", -1 if spec.reverse else 1, "from a begin in memory to that of what follows"),
+            Constant("kStatusWords", max(1, self.code.state_bytes // STATUS_BYTES), "status words of a tile"),
             Constant("kLinked", spec.linked, "other GPUs read status words"),
             Constant("kCopiesAsync", self.target.copies_async, "the target has cp.async"),
             Constant("kConvertsBfloat", self.target.bfloat_convert, "the target converts to bfloat16"),

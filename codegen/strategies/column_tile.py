@@ -56,17 +56,19 @@ class ColumnTilePlan(Plan):
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
         return (
             Constant("kInner", self.spec.inner, "columns side by side: the stride of the scanned dimension"),
-            Constant("kBlocks", self.blocks, "least resident blocks per multiprocessor"),
-            Constant("kRun", self.items, "rows per thread and tile"),
-            Constant("kVector", self.vector, "columns per thread"),
+            Constant("kBlocksPerSm", self.blocks, "least resident blocks per multiprocessor"),
+            Constant("kRunItems", self.items, "rows per thread and tile"),
+            Constant("kThreadColumns", self.vector, "columns per thread"),
             Constant("kLanes", self.lanes, "threads side by side across a panel"),
-            Constant("kPanels", self._panels, "panels across the columns"),
-            Constant("kRagged", self._panels * self.columns != self.spec.inner, "the last panel has fewer columns"),
+            Constant("kColumnTiles", self._panels, "panels across the columns"),
+            Constant(
+                "kPartialColumns", self._panels * self.columns != self.spec.inner, "the last panel has fewer columns"
+            ),
             Constant(
                 "kStridedColumns", self.strided_columns, "a thread's columns are kLanes apart, and accessed one by one"
             ),
             Constant("kRealigns", self.realigns, "rows start between the boundaries of vector loads"),
-            Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
+            Constant("kExchangesRows", self.exchanged, "lanes exchange rows in shared memory"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
         )
 

@@ -53,12 +53,12 @@ class ColumnsLookbackPlan(ColumnTilePlan):
         peers, groups, carry = self.looks
         return (
             *ColumnTilePlan.constants(self),
-            Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
-            Constant("kGroup", self.group, "tiles per group"),
-            Constant("kStretch", self.stretch, "groups per group of groups"),
-            Constant("kHasPeers", peers, "a tile folds the totals of tiles"),
-            Constant("kHasGroups", groups, "a tile folds the totals of groups"),
-            Constant("kHasCarry", carry, "inclusive prefixes are chained over groups of groups"),
+            Constant("kTilesAbreast", self.abreast, "panels whose tiles are claimed together"),
+            Constant("kGroupTiles", self.group, "tiles per group"),
+            Constant("kSupergroupGroups", self.stretch, "groups per group of groups"),
+            Constant("kFoldsTiles", peers, "a tile folds the totals of tiles"),
+            Constant("kFoldsGroups", groups, "a tile folds the totals of groups"),
+            Constant("kChainsPrefixes", carry, "inclusive prefixes are chained over groups of groups"),
         )
 
     @property

@@ -66,12 +66,14 @@ class PersistentPlan(RowPlan):
         groups = self.warps if self.spec.takes_length or self.tiles > WARP else 1
         return (
             *RowPlan.constants(self),
-            Constant("kPieces", pieces, "stores for the results of one vector load"),
+            Constant("kStoresPerLoad", pieces, "stores for the results of one vector load"),
             Constant("kStages", self.stages, "tiles in the ring"),
             Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
-            Constant("kBlocks", self.blocks, "resident blocks per multiprocessor"),
-            Constant("kGroups", groups, "groups of 32 tiles whose totals a block reads in one step of its look-back"),
-            Constant("kShares", bool(self.shifted or self.in_runs), "lanes read what others of the warp copied"),
+            Constant("kBlocksPerSm", self.blocks, "resident blocks per multiprocessor"),
+            Constant(
+                "kLookBackGroups", groups, "groups of 32 tiles whose totals a block reads in one step of its look-back"
+            ),
+            Constant("kLanesShare", bool(self.shifted or self.in_runs), "lanes read what others of the warp copied"),
             Constant("kSerial", self.serial, "each result of a vector load is computed from the one before it"),
         )
 

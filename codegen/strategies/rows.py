@@ -72,24 +72,30 @@ class RowPlan(Plan):
         out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
         return (
             Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
-            Constant("kItems", self.items, "items per vector load"),
-            Constant("kVectors", self.vectors, "vector loads per thread"),
-            Constant("kReads", self.vectors + self._reads_on, "vector loads per thread from rows of another alignment"),
-            Constant("kRun", self.run, "consecutive items that a thread scans serially"),
-            Constant("kRuns", 1 if self.in_runs else self.vectors, "runs per thread"),
-            Constant("kOutItems", out_items, "items per vector store"),
+            Constant("kItemsPerLoad", self.items, "items per vector load"),
+            Constant("kThreadLoads", self.vectors, "vector loads per thread"),
             Constant(
-                "kTurns",
+                "kThreadReads", self.vectors + self._reads_on, "vector loads per thread from rows of another alignment"
+            ),
+            Constant("kRunItems", self.run, "consecutive items that a thread scans serially"),
+            Constant("kThreadRuns", 1 if self.in_runs else self.vectors, "runs per thread"),
+            Constant("kItemsPerStore", out_items, "items per vector store"),
+            Constant(
+                "kBankPeriod",
                 gcd(self.vectors, BANK_ACCESSES),
                 "vector loads of a run after which shared memory banks repeat",
             ),
-            Constant("kStripe", lanes * self.items, "items that the lanes of a row load with one vector load each"),
+            Constant(
+                "kStripeItems", lanes * self.items, "items that the lanes of a row load with one vector load each"
+            ),
             Constant("kLaneBits", lanes.bit_length() - 1, "log2 of the lanes per row"),
             Constant("kStripes", self.vectors, "vector loads per lane of a warp"),
             Constant("kWarpItems", lanes * self.items * self.vectors, "items per warp and tile"),
-            Constant("kTile", self.tile, "items per tile"),
-            Constant("kBoundary", self.boundary, "items; vector loads of misaligned rows start at multiples of this"),
-            Constant("kLead", self._lead, "most items by which a vector load starts before its row"),
+            Constant("kTileItems", self.tile, "items per tile"),
+            Constant(
+                "kBoundaryItems", self.boundary, "items; vector loads of misaligned rows start at multiples of this"
+            ),
+            Constant("kMaxLead", self._lead, "most items by which a vector load starts before its row"),
             Constant("kChecksEnd", self.guarded and not self.boundary, "vector loads may lie past the end of a row"),
             Constant("kGuards", self.boundary > 0 or self.spec.complete, "vector loads may reach past a row's ends"),
             Constant("kInRuns", self.in_runs, "lanes exchange vectors, so that a thread's items are consecutive"),

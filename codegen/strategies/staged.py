@@ -89,26 +89,26 @@ class StagedPlan(Plan):
         chosen = (
             Constant("kRows", self.rows, "rows per warp"),
             Constant("kLaneBits", self.lanes.bit_length() - 1, "log2 of the lanes per row"),
-            Constant("kPiece", self.piece, "items per lane"),
+            Constant("kPieceItems", self.piece, "items per lane"),
         )
         return (
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
-            Constant("kItems", self.items, "items per vector load"),
-            Constant("kVectors", self.run // self.items, "vector loads per run"),
-            Constant("kRun", self.run, "consecutive items that a thread scans serially"),
-            Constant("kOutItems", self.items, "items per vector store"),
-            Constant("kRuns", self.piece // self.run, "runs in a lane's piece of a row"),
+            Constant("kItemsPerLoad", self.items, "items per vector load"),
+            Constant("kThreadLoads", self.run // self.items, "vector loads per run"),
+            Constant("kRunItems", self.run, "consecutive items that a thread scans serially"),
+            Constant("kItemsPerStore", self.items, "items per vector store"),
+            Constant("kThreadRuns", self.piece // self.run, "runs in a lane's piece of a row"),
             Constant(
                 "kUnroll", ceil_div(self.unroll * self.items, self.run), "runs that a lane processes per loop iteration"
             ),
-            Constant("kTurns", turns, "rows that a lane processes per loop iteration"),
-            Constant("kRoom", self.room, "items of a warp's rows in shared memory"),
+            Constant("kUnrolledRows", turns, "rows that a lane processes per loop iteration"),
+            Constant("kRoomItems", self.room, "items of a warp's rows in shared memory"),
             Constant(
-                "kSlack",
+                "kSlackBytes",
                 0 if self.on_boundary else ACCESS_BYTES,
                 "bytes by which rows may start after a 16-byte boundary",
             ),
-            Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
+            Constant("kKeepsItems", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
             Constant("kInitial", self.spec.initial, "rows have a carry-in"),
             Constant("kSerial", self.serial, "each result of a vector load is computed from the one before it"),
             *(() if self.spec.takes_length else chosen),

@@ -33,7 +33,6 @@ class WarpPlan(RowPlan):
     """``lanes`` threads scan a row; a block holds ``threads / lanes`` rows and never synchronises."""
 
     strategy: ClassVar[str] = "warp"
-    template: ClassVar[str] = "registers.cu.j2"
     spans_block: ClassVar[bool] = False
     one_block_per_sm: ClassVar[bool] = (
         False  # a block is small: it never has the registers of a multiprocessor to itself
@@ -47,6 +46,13 @@ class WarpPlan(RowPlan):
         require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
         require(self, self.tiles == 1, "one tile")
         require(self, self.lanes == WARP or not self.boundary, "a whole warp for rows that are shifted")
+
+    @property
+    def template(self) -> str:  # type: ignore[override]
+        """A row that is one vector load of each operand, which lies as the output, needs none of what others do."""
+        spec, single = self.spec, self.lanes == self.vectors == 1 and not self.spec.takes_length
+        plain = not (spec.strided or self.locates_items or spec.per_segment or spec.complete)
+        return "thread_rows.cu.j2" if single and plain else "registers.cu.j2"
 
     @property
     def tile(self) -> int:

@@ -12,4 +12,3 @@ __device__ __forceinline__ long long begin_of(const Segments& segments, int k) {
     const long long begin = segments.begin[k];
     return begin < 0 ? 0 : begin < segments.end ? begin : segments.end;
 }
-

@@ -19,23 +19,23 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 template <bool uneven = kUneven>
 __device__ __forceinline__ bool is_live(Position live, int k) {
-    return uneven ? live > k : !kRagged || live > 0;
+    return uneven ? live > k : !kPartialColumns || live > 0;
 }
 
 //@ Source
 template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;    // the first row of the next tile to read, of the thread, or of a warp that copies it together
-    long long step;       // items from one row to the next in scan order
-    const Item* begin;    // the operand's first item
+struct Source {         // an operand, as a thread reads it
+    const Item* first;  // the first row of the next tile to read, of the thread, or of a warp that copies it together
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
     const Item* end;
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
-//@ moved_on
+//@ shift_source
 // An operand that is read a row further on.
 template <typename Item>
-__device__ __forceinline__ Source<Item> moved_on(Source<Item> x) {
+__device__ __forceinline__ Source<Item> shift_source(Source<Item> x) {
     x.first += x.step;
     return x;
 }
@@ -46,13 +46,13 @@ typedef Operands<Source> Sources;  // of a thread
 //@ advance
 // Move on to the next tile.
 __device__ __forceinline__ void advance(Sources& from) {
-    for_each_operand([&](auto, auto& x) { x.first += kTile * x.step; }, from);
+    for_each_operand([&](auto, auto& x) { x.first += kTileItems * x.step; }, from);
 }
 
 //@ advance
 // Likewise; `to`: the first row of the next tile to store.
 __device__ __forceinline__ void advance(Outputs<PointerTo>& to) {
-    for_each_output([&](auto& y) { y += kTile * kStep; }, to);
+    for_each_output([&](auto& y) { y += kTileItems * kStep; }, to);
 }
 
 //@ store_access
@@ -60,8 +60,8 @@ template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (!kStridedColumns || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+        for (int c = 0; c < kThreadColumns; ++c)
+            if (!kStridedColumns || !kPartialColumns || there > c) to[c * kSpacing] = y.column[c];
     } else {
         *reinterpret_cast<Access<Item>*>(to) = y;
     }
@@ -75,4 +75,3 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
     const long long further = k * kStride * kStep;  // items
     for_each_output([&](auto* y, auto& result) { store_access(y + further, result, there); }, to, results);
 }
-

@@ -3,4 +3,3 @@
 __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
     return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
 }
-

@@ -3,10 +3,9 @@
 // many lines exist; `step`: items from the carry-out of a line to that of the next.
 __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,
                                           const States& prefix, const Items& s) {
-    if (rest < 1 || rest > kRun) return;
+    if (rest < 1 || rest > kRunItems) return;
     const States last = state_after((int)rest, prefix, s);
 #pragma unroll
-    for (int c = 0; c < kVector; ++c)
+    for (int c = 0; c < kThreadColumns; ++c)
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
-

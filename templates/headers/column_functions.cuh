@@ -4,7 +4,7 @@ template <typename Of>
 __device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
+    for (int c = 0; c < kThreadColumns; ++c) s.column[c] = of(c);
     return s;
 }
 
@@ -14,7 +14,7 @@ template <typename Of>
 __device__ __forceinline__ bool every_column(Of of) {
     bool all = true;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) all = all && of(c);
+    for (int c = 0; c < kThreadColumns; ++c) all = all && of(c);
     return all;
 }
 
@@ -25,4 +25,3 @@ __device__ __forceinline__ States identities() {
 
 //@ empty_state
 __device__ __forceinline__ States empty_state() { return identities(); }
-

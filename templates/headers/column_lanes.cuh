@@ -16,12 +16,12 @@ __device__ __forceinline__ States shuffle_up(const States& s, int distance) {
 }
 
 //@ kSlots
-constexpr int kSlots = 32 / kLanes;  // threads of a warp along the same columns
+constexpr int kSlots = kWarpThreads / kLanes;  // threads of a warp along the same columns
 
 //@ of_last_slot
 // The states of the warp's last slot.
 __device__ __forceinline__ States of_last_slot(const States& s) {
-    const int source = 32 - kLanes + threadIdx.x % kLanes;
+    const int source = kWarpThreads - kLanes + threadIdx.x % kLanes;
     return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
 }
 
@@ -30,17 +30,16 @@ __device__ __forceinline__ States of_last_slot(const States& s) {
 template <int first, class Of>
 __device__ __forceinline__ Of scan_lanes(Of s, int lane) {
 #pragma unroll
-    for (int distance = first; distance < 32; distance *= 2) {
+    for (int distance = first; distance < kWarpThreads; distance *= 2) {
         const Of older = shuffle_up(s, distance);
         if (lane >= distance) s = combine(older, s);
     }
     return s;
 }
 
-//@ slots_before
+//@ slot_prefix
 // The exclusive prefix of a slot in its warp, from the inclusive ones.
-__device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
+__device__ __forceinline__ States slot_prefix(const States& inclusive, int lane) {
     const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
     return kSlots > 1 && lane >= kLanes ? older : identities();
 }
-

@@ -4,7 +4,7 @@ template <typename Item>
 __device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
     const int skew = skew_of<sizeof(Access<Item>)>(from);
     const Access<Item>* const access = reinterpret_cast<const Access<Item>*>(from - skew);
-    return realign<kVector>(access[0], access[1], skew);
+    return realign<kThreadColumns>(access[0], access[1], skew);
 }
 
 //@ load_rows
@@ -12,18 +12,19 @@ template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int) {
     Rows<Item> rows = {};
     const Item* from = x.first;
-    const Item* const last = from + (kRun - 1) * x.step;
+    const Item* const last = from + (kRunItems - 1) * x.step;
     const Item *const lowest = kReverse ? last : from, *const highest = kReverse ? from : last;
-    const bool inside = lowest >= x.begin + kVector - 1 && highest + 2 * kVector <= x.end;  // all items of its accesses
-    if (is_live<uneven>(live, kRun - 1) && inside) {
+    const bool inside =
+        lowest >= x.begin + kThreadColumns - 1 && highest + 2 * kThreadColumns <= x.end;  // all items of its accesses
+    if (is_live<uneven>(live, kRunItems - 1) && inside) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k, from += x.step) rows.row[k] = read_misaligned(from);
+        for (int k = 0; k < kRunItems; ++k, from += x.step) rows.row[k] = read_misaligned(from);
         return rows;
     }
 #pragma unroll
-    for (int k = 0; k < kRun; ++k, from += x.step) {
+    for (int k = 0; k < kRunItems; ++k, from += x.step) {
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
+        for (int c = 0; c < kThreadColumns; ++c)
             if (is_live<uneven>(live, k)) rows.row[k].column[c] = from[c * kSpacing];
     }
     return rows;
@@ -33,9 +34,8 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 // A thread's rows of a tile of all operands.
 __device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;
-    for_each_operand([&](auto layout, auto& to, auto& x) {
-        to = load_rows<(kUneven || layout.kShift > 0)>(x, live - layout.kShift, there);
-    }, rows, from);
+    for_each_operand([&](auto layout, auto& to,
+                         auto& x) { to = load_rows<(kUneven || layout.kShift > 0)>(x, live - layout.kShift, there); },
+                     rows, from);
     return rows;
 }
-

@@ -59,4 +59,3 @@ __device__ __forceinline__ bool is_right_behind(const States& older, const State
 __device__ __forceinline__ bool is_quick(const States& first, const States& last) {
     return every_column([&](int c) { return is_quick(first.column[c], last.column[c]); });
 }
-

@@ -1,12 +1,12 @@
 //@ place_of
 // The place of a thread in a panel, for the tile that begins at a scan position.
 __device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
-    const long long outer = panel / kPanels;
-    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
-    const int there = columns_of(kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns);
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kRun;
-    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_panel = threadIdx.x % kLanes;
+    const long long outer = panel / kColumnTiles;
+    const long long column = panel % kColumnTiles * (long long)kTileColumns + in_panel * kPitch;
+    const int there = columns_of(kPartialColumns ? (int)min(kInner - column, (long long)kTileColumns) : kTileColumns);
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kRunItems;
+    const Position first = kExchangesRows ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
     const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
     return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
@@ -18,6 +18,5 @@ template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
     const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
     const Item* const own = begin + at.item;
-    return {flat ? own - at.in_panel * kVector - row * (long long)kInner : own, kStep, begin, begin + items};
+    return {flat ? own - at.in_panel * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
 }
-

@@ -3,15 +3,16 @@
 //@ kStage
 // Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
 template <typename Item>
-constexpr int kStage = kRun * kThreads;
+constexpr int kStage = kRunItems * kBlockThreads;
 
 //@ copied_place
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
-    return k * kThreads + (int)threadIdx.x;
+    return k * kBlockThreads + (int)threadIdx.x;
 }
 
 //@ scanned_place
 template <typename Item>
-__device__ __forceinline__ int scanned_place(int k) { return copied_place<Item>(k); }
-
+__device__ __forceinline__ int scanned_place(int k) {
+    return copied_place<Item>(k);
+}

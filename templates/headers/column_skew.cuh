@@ -4,4 +4,3 @@ template <int bytes, typename Item>
 __device__ __forceinline__ int skew_of(const Item* address) {
     return (int)((size_t)address / sizeof(Item)) & (int)(bytes / sizeof(Item) - 1);
 }
-

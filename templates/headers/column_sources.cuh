@@ -5,10 +5,11 @@ __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& op
                                               const Geometry& geometry, Position length, long long lines,
                                               long long items, long long before = 0) {
     Sources from;
-    for_each_operand([&](auto layout, auto& x, auto* begin) {
-        x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
-        if constexpr (layout.kShift > 0) x = moved_on(x);
-    }, from, operands);
+    for_each_operand(
+        [&](auto layout, auto& x, auto* begin) {
+            x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
+            if constexpr (layout.kShift > 0) x = shift_source(x);
+        },
+        from, operands);
     return from;
 }
-

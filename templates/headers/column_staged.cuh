@@ -4,7 +4,7 @@ template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    for (int k = 0; k < kRunItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
@@ -15,4 +15,3 @@ __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const So
     for_each_operand([&](auto, auto& to, auto& slots) { to = staged_rows(slots[stage]); }, rows, ring);
     return rows;
 }
-

@@ -1,21 +1,21 @@
 //@
-// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-//@ kColumns
-constexpr int kColumns = kLanes * kVector;
-//@ kTile
-constexpr int kTile = kThreads / kLanes * kRun;
+// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+//@ kTileColumns
+constexpr int kTileColumns = kLanes * kThreadColumns;
+//@ kTileItems
+constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
 //@ kWarpRows
-constexpr int kWarpRows = 32 / kLanes * kRun;             // rows in a warp's part of a tile
+constexpr int kWarpRows = kWarpThreads / kLanes * kRunItems;  // rows in a warp's part of a tile
 //@ kStep
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 //@ kPitch
-constexpr int kPitch = kStridedColumns ? 1 : kVector;              // columns from one thread to the next
+constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
 //@ kSpacing
-constexpr int kSpacing = kStridedColumns ? kLanes : 1;             // columns between those of a thread
+constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
 //@ kStride
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
+constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
 //@ kLanes
-static_assert(32 % kLanes == 0, "whole rows of a panel");
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
 //@
 
 //@ alignment_of
@@ -23,7 +23,7 @@ static_assert(32 % kLanes == 0, "whole rows of a panel");
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 //@ Access
-template <typename Item, int count = kVector>
+template <typename Item, int count = kThreadColumns>
 struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
     Item column[count];
 };
@@ -31,7 +31,7 @@ struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a th
 //@ Rows
 template <typename Item>
 struct Rows {
-    Access<Item> row[kRun];
+    Access<Item> row[kRunItems];
 };
 
 //@ TileRows
@@ -46,4 +46,3 @@ typedef Outputs<OneRow> Results;  // of a thread's columns in one row
 //@ States, ThreadState
 typedef Access<State> States;  // one per column
 typedef States ThreadState;    // of a row of a thread
-

@@ -7,4 +7,3 @@ __device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* beg
                                                   long long, Position, long long, long long items) {
     return dense<layout.kIsFlat>(begin, at, items);
 }
-

@@ -1,8 +1,8 @@
 //@ placed
 // An operand with strides of its own.
 template <typename Item>
-__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry, int operand,
-                                               Position length, long long lines) {
+__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
+                                               int operand, Position length, long long lines) {
     const Strides& strides = geometry.operand[operand];
     const long long step = strides.step;
     const Item* const last = begin + line_offset(lines - 1, geometry, strides) + (length - 1) * step;
@@ -20,8 +20,8 @@ __device__ __forceinline__ Access<Item> line_items(const Item* begin, const Plac
     const long long step = kSpacing * strides.stride[geometry.rank - 1];
     Access<Item> items = {};
 #pragma unroll
-    for (int c = 0; c < kVector; ++c)
-        if (!kRagged || at.there > c) items.column[c] = first[c * step];
+    for (int c = 0; c < kThreadColumns; ++c)
+        if (!kPartialColumns || at.there > c) items.column[c] = first[c * step];
     return items;
 }
 
@@ -37,4 +37,3 @@ __device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* beg
         return placed(begin + before * geometry.operand[layout.kGeometry].step, at, geometry, layout.kGeometry,
                       items_in(length), lines);
 }
-

@@ -33,8 +33,11 @@ struct alignas(2 * sizeof(Real)) Complex {
 
 //@ complex_of
 template <class Real, class Other>
-__device__ __forceinline__ Complex<Real> complex_of(Other x) { return {(Real)x, 0}; }
+__device__ __forceinline__ Complex<Real> complex_of(Other x) {
+    return {(Real)x, 0};
+}
 
 template <class Real, class Other>
-__device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) { return {(Real)z.re, (Real)z.im}; }
-
+__device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) {
+    return {(Real)z.re, (Real)z.im};
+}

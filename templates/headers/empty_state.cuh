@@ -1,3 +1,2 @@
 //@ empty_state
 __device__ __forceinline__ State empty_state() { return identity(); }
-

@@ -10,4 +10,3 @@ __device__ __forceinline__ Value lost_by_sum(Value a, Value b) {
 
 //@ is_zero
 __device__ __forceinline__ bool is_zero(Value x) { return !(x != 0); }
-

@@ -12,9 +12,8 @@ __device__ __forceinline__ Value both_nan(Value z) {  // NaN in both parts if on
 }
 
 //@ log1p
-__device__ __forceinline__ Value log1p(Value z) {  // log(1 + z)
+__device__ __forceinline__ Value log1p(Value z) {        // log(1 + z)
     const auto above = z.re * (2 + z.re) + z.im * z.im;  // |1 + z|^2 - 1
     const auto size = 2 * above > -1 ? log1p(above) / 2 : log(hypot(1 + z.re, z.im));
     return {size, atan2(z.im, 1 + z.re)};
 }
-

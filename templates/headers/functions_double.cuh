@@ -11,4 +11,3 @@ __device__ __forceinline__ Value near_exp(Value a, Value b) { return exp(a - b);
 
 //@ plus_log
 __device__ __forceinline__ Value plus_log(Value high, Value rest) { return high + log1p(rest); }
-

@@ -51,4 +51,3 @@ __device__ __forceinline__ Value plus_near_log(Value high, Value first, Value re
     const Value inverse = reciprocal_of(1 + first), r = fma(rest, inverse, -first * inverse);
     return high + fma(r, near_log(r), plus_log(0, first));
 }
-

@@ -29,4 +29,3 @@ __device__ __forceinline__ Value plus_near_log(Value high, Value first, Value re
     const Value inverse = reciprocal_of(1 + first), r = fma(rest, inverse, -first * inverse);
     return fma(r, near_log(r), high + log2_of(1 + first) * (Value)0.69314718);
 }
-

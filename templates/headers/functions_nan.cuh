@@ -1,3 +1,2 @@
 //@ is_nan
 __device__ __forceinline__ bool is_nan(Value x) { return x != x; }
-

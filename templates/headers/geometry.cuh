@@ -20,4 +20,3 @@ __device__ __forceinline__ long long line_offset(long long line, const Geometry&
     }
     return offset;
 }
-

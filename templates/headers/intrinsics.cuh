@@ -73,7 +73,9 @@ __device__ __forceinline__ float e4m3fn_to_float(unsigned char bits) {
         asm("{.reg .b32 pair; .reg .b16 low, high;\n\t"
             "cvt.rn.f16x2.e4m3x2 pair, %1;\n\t"
             "mov.b32 {low, high}, pair;\n\t"
-            "cvt.f32.f16 %0, low;}" : "=f"(value) : "h"((unsigned short)bits));
+            "cvt.f32.f16 %0, low;}"
+            : "=f"(value)
+            : "h"((unsigned short)bits));
         return value;
     } else {
         return scaled_float8<20>(bits, 0x1p120f, (bits & 0x7fu) == 0x7fu);
@@ -177,8 +179,8 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
 //@ dynamic_shared
 #ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+#define dynamic_shared(Layout, name)                              \
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 #endif
 
@@ -207,4 +209,3 @@ __device__ __forceinline__ void copy_async_wait() {
     if constexpr (kCopiesAsync) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 #endif
-

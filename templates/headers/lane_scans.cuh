@@ -30,4 +30,3 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
-

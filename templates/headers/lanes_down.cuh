@@ -9,11 +9,10 @@ __device__ __forceinline__ State shuffle(const State& s, int source) {
     return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source, kLanes); }, s);
 }
 
-//@ warps_before
+//@ warp_prefix
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
-__device__ __forceinline__ State warps_before(State totals, int warp) {
+__device__ __forceinline__ State warp_prefix(State totals, int warp) {
     const bool first = warp == kLanes - 1;
     const State older = shuffle(totals, first ? 0 : warp + 1);
     return first ? identity() : older;
 }
-

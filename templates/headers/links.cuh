@@ -1,37 +1,37 @@
 //@ Link
-// ---- linked lines: a rank hands on the state at the end of each line as status words of its launch, which it stores in
-// the memory of the next rank. Launches of all kernels take turns with two halves of its inbox.
+// ---- linked lines: a rank hands on the state at the end of each line as status words of its launch, which it stores
+// in the memory of the next rank. Launches of all kernels take turns with two halves of its inbox.
 struct Link {
     unsigned long long* memory;  // of this rank: the words below, then the inbox
     long long half;              // words of half an inbox
 };
 
 //@ kTickets
-constexpr int kTickets = 0;    // finished launches and tickets, as in a workspace
+constexpr int kTickets = 0;  // finished launches and tickets, as in a workspace
 //@ kHasFailed
 constexpr int kHasFailed = 1;  // 1 once a wait took too long
 //@ kTimeLimit
 constexpr int kTimeLimit = 2;  // longest wait in nanoseconds
 //@ kFault
-constexpr int kFault = 3;      // the address of a word that the host reads, or 0
+constexpr int kFault = 3;  // the address of a word that the host reads, or 0
 //@ kInbox
-constexpr int kInbox = 4;      // status words
+constexpr int kInbox = 4;  // status words
 //@
 
 //@ inbox_of
 // The states that reach a rank in a launch, of each line.
-__device__ __forceinline__ Board inbox_of(unsigned long long* memory, long long half, unsigned launch) {
-    return {nullptr, memory + kInbox + (launch & 1) * half};
+__device__ __forceinline__ TileStatus inbox_of(unsigned long long* memory, long long half, unsigned epoch) {
+    return {nullptr, memory + kInbox + (epoch & 1) * half};
 }
 
 //@ inbox_of
-__device__ __forceinline__ Board inbox_of(const Link& link, unsigned launch) {
-    return inbox_of(link.memory, link.half, launch);
+__device__ __forceinline__ TileStatus inbox_of(const Link& link, unsigned epoch) {
+    return inbox_of(link.memory, link.half, epoch);
 }
 
 //@ is_overdue
-// Whether a wait since `since`, 0 where it begins, is over its limit: another rank is lost. Then this launch has failed,
-// and those after it, and nothing waits any longer.
+// Whether a wait since `since`, 0 where it begins, is over its limit: another rank is lost. Then this launch has
+// failed, and those after it, and nothing waits any longer.
 __device__ __forceinline__ bool is_overdue(const Link& link, unsigned long long& since) {
     const unsigned long long now = nanoseconds();
     if (since == 0) since = now;
@@ -46,39 +46,38 @@ __device__ __forceinline__ bool is_overdue(const Link& link, unsigned long long&
 //@ kLooksPerCheck
 constexpr int kLooksPerCheck = 16;  // at a word, for each at the clock
 
-//@ receive
+//@ receive_state
 // Wait for the state that the previous rank hands on at the end of a line; `words`: its status, as read before.
-__device__ __forceinline__ State receive(const Link& link, unsigned launch, long long line, Words words) {
+__device__ __forceinline__ State receive_state(const Link& link, unsigned epoch, long long line, StatusWords words) {
     unsigned long long since = 0;
-    for (int look = 1; is_missing(words, launch); ++look) {
-        words = peek(inbox_of(link, launch), line);
+    for (int look = 1; is_stale(words, epoch); ++look) {
+        words = load_status(inbox_of(link, epoch), line);
         if (look % kLooksPerCheck == 0 && is_overdue(link, since)) break;
     }
-    return total_of(words);
+    return value_of(words);
 }
 
-//@ receive
+//@ receive_state
 // The same of a line whose status was not read before.
-__device__ __forceinline__ State receive(const Link& link, unsigned launch, long long line) {
-    return receive(link, launch, line, peek(inbox_of(link, launch), line));
+__device__ __forceinline__ State receive_state(const Link& link, unsigned epoch, long long line) {
+    return receive_state(link, epoch, line, load_status(inbox_of(link, epoch), line));
 }
 
-//@ begun
+//@ load_tickets
 // The tickets of the next rank: once it has begun a launch, it has read all that reached it in the launch before.
-__device__ __forceinline__ unsigned long long begun(const unsigned long long* next_rank) {
+__device__ __forceinline__ unsigned long long load_tickets(const unsigned long long* next_rank) {
     return load_relaxed(next_rank + kTickets);
 }
 
-//@ hand_on
+//@ send_state
 // Hand the state at the end of a line on, once the next rank has read what was left in this half two launches ago;
 // `tickets`: those of the next rank, as read before.
-__device__ __forceinline__ void hand_on(const Link& link, unsigned long long* next_rank, unsigned launch,
-                                        long long line, State state, unsigned long long tickets) {
+__device__ __forceinline__ void send_state(const Link& link, unsigned long long* next_rank, unsigned epoch,
+                                           long long line, State state, unsigned long long tickets) {
     unsigned long long since = 0;
-    for (int look = 1; launch > 2 && tickets <= (unsigned long long)(launch - 2) << 32; ++look) {
-        tickets = begun(next_rank);
+    for (int look = 1; epoch > 2 && tickets <= (unsigned long long)(epoch - 2) << 32; ++look) {
+        tickets = load_tickets(next_rank);
         if (look % kLooksPerCheck == 0 && is_overdue(link, since)) break;
     }
-    publish(inbox_of(next_rank, link.half, launch), launch, line, state);
+    publish(inbox_of(next_rank, link.half, epoch), epoch, line, state);
 }
-

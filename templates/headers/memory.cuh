@@ -13,13 +13,12 @@ __device__ __forceinline__ constexpr Position items_in(Position length) { return
 // instructions it computes, and so the bits of its results.
 template <class Slot>
 __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
-    if constexpr (kClears) slot = {};
+    if constexpr (kZeroFills) slot = {};
 }
 
 //@ Neighbours
-struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;              // size of the dimension
-    long long lines;             // difference of the numbers of adjacent lines
+struct Neighbours {               // the dimension along which lines are adjacent in some operand
+    long long size;               // size of the dimension
+    long long lines;              // difference of the numbers of adjacent lines
     long long operand_stride[4];  // the same in items of each operand
 };
-

@@ -7,4 +7,3 @@
 typedef long int64_t;
 typedef unsigned int uint32_t;
 #endif
-

@@ -65,4 +65,3 @@ __device__ __forceinline__ float short_tanh(float x) {
     const float of_little = fma(fma(square, 0.1315f, -0.33333f), square * x, x);
     return square < 0.04f ? of_little : 1 - 2 * reciprocal_of(1 + exp2_of(x * 2.88539008f));
 }
-

@@ -21,4 +21,3 @@ __device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& 
     memcpy(&result, word, bytes);
     return result;
 }
-

@@ -1,7 +1,7 @@
 //@ copy_row
 // Copy a thread's accesses of an operand that lie as those of the output, or whose items are strided.
 template <class Layout, class Item>
-__device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const Part& part, const Item* from,
+__device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const RowPart& part, const Item* from,
                                          const Geometry& geometry) {
     constexpr bool dense = (layout.kIsDense || layout.kInRows) && layout.kShift == 0;
     const long long step = step_of(layout, geometry);
@@ -11,9 +11,8 @@ __device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const 
 //@ copy_shifted
 // Copy a thread's accesses of an operand that is aligned differently from the output.
 template <class Layout, class Item>
-__device__ __forceinline__ void copy_shifted(Layout layout, Vector<Item>* to, int& skew, const Part& part,
+__device__ __forceinline__ void copy_shifted(Layout layout, Vector<Item>* to, int& skew, const RowPart& part,
                                              const Item* from) {
     const int found = read_shifted<layout.kShift>(to + part.lane, part, layout.kShift ? from + along(1) : from);
     if (part.lane == 0) skew = found;
 }
-

@@ -3,12 +3,12 @@
 template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
                                             Position end) {
-    if (dense && (!guarded || is_whole(position, kItems, end))) {
+    if (dense && (!guarded || is_whole(position, kItemsPerLoad, end))) {
         fetch(to, from);
     } else {
 #pragma unroll
-        for (int k = 0; k < kItems; ++k)
-            if (!guarded || is_inside(position + place_of(k, kItems), end))
+        for (int k = 0; k < kItemsPerLoad; ++k)
+            if (!guarded || is_inside(position + place_of(k, kItemsPerLoad), end))
                 fetch(&to->item[k], from + k * step);
             else
                 leave_out(to->item[k]);
@@ -19,11 +19,11 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
 // Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
 // `shift` items further on than the output.
 template <bool dense, int shift = 0, class Item>
-__device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, const Item* from, long long step) {
+__device__ __forceinline__ void read_row(Vector<Item>* to, const RowPart& part, const Item* from, long long step) {
     const Position end = kComplete ? min(part.end, part.length - 1) : part.end;
 #pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-        const int j = place_of(n, kVectors);
+    for (int n = 0; n < kThreadLoads; ++n) {
+        const int j = place_of(n, kThreadLoads);
         const Item* const access = from + along(j * part.step) * step;
         Vector<Item>& slot = to[slot_of(j, part.lane)];
         if (part.reaches(j))
@@ -36,10 +36,9 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const Part& part, con
 //@ spread
 // Fill all accesses with the one item of a line.
 template <class Item>
-__device__ __forceinline__ void spread(Vector<Item> (&a)[kVectors], Item item) {
+__device__ __forceinline__ void spread(Vector<Item> (&a)[kThreadLoads], Item item) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j)
+    for (int j = 0; j < kThreadLoads; ++j)
 #pragma unroll
-        for (int k = 0; k < kItems; ++k) a[j].item[k] = item;
+        for (int k = 0; k < kItemsPerLoad; ++k) a[j].item[k] = item;
 }
-

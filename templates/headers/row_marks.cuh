@@ -1,5 +1,4 @@
 //@ Marks
 struct Marks {  // bits of a warp's items at which segments begin
-    unsigned word[kWarpItems / 32 + 1];
+    unsigned word[kWarpItems / kWordBits + 1];
 };
-

@@ -1,21 +1,23 @@
-//@ Part
-struct Part {  // a thread's slice of a row
-    Position first;   // scan position of its first item
-    Position length;  // of the row
-    Position end;     // of the items that it accesses
-    int lane;         // in the row
+//@ RowPart
+struct RowPart {                            // a thread's slice of a row
+    Position first;                         // scan position of its first item
+    Position length;                        // of the row
+    Position end;                           // of the items that it accesses
+    int lane;                               // in the row
     int lanes = kLanes, last = kLanes - 1;  // lanes of the row, and the last of them in the warp
-    int step = kLanes * kItems;             // items from an access to the next
-    int accesses = kVectors;                // that have items
+    int step = kLanes * kItemsPerLoad;      // items from an access to the next
+    int accesses = kThreadLoads;            // that have items
     bool live = true;                       // the row is not past the last one
 
     __device__ __forceinline__ Position at(int j) const { return first + j * step; }  // of access j
 
-    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const { return live && (!kChecksEnd || at(j) < end); }
+    __device__ __forceinline__ bool reaches([[maybe_unused]] int j) const {
+        return live && (!kChecksEnd || at(j) < end);
+    }
 
     // Scan position of the first item of run j.
     __device__ __forceinline__ Position begin(int j) const {
-        return kRuns == 1 ? first + lane * (kRun - kItems) : at(j);
+        return kThreadRuns == 1 ? first + lane * (kRunItems - kItemsPerLoad) : at(j);
     }
 
     // Items from there to the end of the row.
@@ -25,8 +27,8 @@ struct Part {  // a thread's slice of a row
 //@ dense
 // The first access of a contiguous tensor whose rows have this length.
 template <class Item>
-__device__ __forceinline__ Item* dense(Item* items, long long line, const Part& part, Position length) {
-    return items + line * length + memory_index(part.first, kItems, length);
+__device__ __forceinline__ Item* dense(Item* items, long long line, const RowPart& part, Position length) {
+    return items + line * length + memory_index(part.first, kItemsPerLoad, length);
 }
 
 //@
@@ -46,6 +48,5 @@ __device__ __forceinline__ bool is_whole(Position position, int items, Position 
 __device__ __forceinline__ int lead_of(long long line, [[maybe_unused]] const Output* output, Position length) {
     long long row = (line + kReverse) * length;
     if constexpr (!kAligned) row += (long long)((size_t)output / sizeof(Output));
-    return (int)((kReverse ? -row : row) & (kBoundary - 1));
+    return (int)((kReverse ? -row : row) & (kBoundaryItems - 1));
 }
-

@@ -1,19 +1,20 @@
 //@ store_pieces
 // ---- outputs wider than inputs: the lanes of a warp exchange pieces of results, so that their stores are coalesced
 // Store the results of access j of a warp; `to`: where this lane's are.
-__device__ __forceinline__ void store_pieces(Output* to, const Part& part, int j, const Results& r,
-                                             Vector<Output, kOutItems>* pieces) {
+__device__ __forceinline__ void store_pieces(Output* to, const RowPart& part, int j, const Results& r,
+                                             Vector<Output, kItemsPerStore>* pieces) {
 #pragma unroll
-    for (int k = 0; k < kPieces; ++k) pieces[access_place<kPieces>(part.lane * kPieces + k)] = r.y[k];
+    for (int k = 0; k < kStoresPerLoad; ++k)
+        pieces[access_place<kStoresPerLoad>(part.lane * kStoresPerLoad + k)] = r.y[k];
     __syncwarp();
-    to += kReverse ? kItems - kOutItems : 0;  // the first piece in scan order
+    to += kReverse ? kItemsPerLoad - kItemsPerStore : 0;  // the first piece in scan order
 #pragma unroll
-    for (int k = 0; k < kPieces; ++k) {
-        const int further = j * kStripe + k * 32 * kOutItems - part.lane * (kItems - kOutItems);
+    for (int k = 0; k < kStoresPerLoad; ++k) {
+        const int further =
+            j * kStripeItems + k * kWarpThreads * kItemsPerStore - part.lane * (kItemsPerLoad - kItemsPerStore);
         const Position at = part.first + further;
-        const Vector<Output, kOutItems>& y = pieces[access_place<kPieces>(32 * k + part.lane)];
-        if (kBoundary > 0 || at < part.end) store_access(to + along(further), y, at, part.end);
+        const Vector<Output, kItemsPerStore>& y = pieces[access_place<kStoresPerLoad>(kWarpThreads * k + part.lane)];
+        if (kBoundaryItems > 0 || at < part.end) store_access(to + along(further), y, at, part.end);
     }
     __syncwarp();
 }
-

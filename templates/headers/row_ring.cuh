@@ -1,13 +1,14 @@
 //@ fetch
 template <class To>
-__device__ __forceinline__ void fetch(To* to, const void* from) { copy_async(to, from); }  // in flight
+__device__ __forceinline__ void fetch(To* to, const void* from) {
+    copy_async(to, from);
+}  // in flight
 
 //@ slot_of
 // Where the ring holds access j of a thread, and access j of an operand whose lanes share accesses.
 __device__ __forceinline__ int slot_of(int j, [[maybe_unused]] int lane) {
-    return kInRuns ? access_place<kTurns>(lane + 32 * j) : j * kThreads;
+    return kInRuns ? access_place<kBankPeriod>(lane + kWarpThreads * j) : j * kBlockThreads;
 }
 
 //@ shifted_slot_of
-__device__ __forceinline__ int shifted_slot_of(int j) { return 32 * j; }
-
+__device__ __forceinline__ int shifted_slot_of(int j) { return kWarpThreads * j; }

@@ -5,14 +5,14 @@
 template <class Item>
 __device__ __forceinline__ int skew_of(const Item* first) {
     const int items = (int)((size_t)first / sizeof(Item));
-    return (kReverse ? -items : items) & (kItems - 1);
+    return (kReverse ? -items : items) & (kItemsPerLoad - 1);
 }
 
 //@ next_lane
 // The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
 template <class Vector, int count = (sizeof(Vector) + 3) / 4>
 __device__ __forceinline__ Vector next_lane(const Vector& own, const Vector& later, int lane, int lanes = kLanes) {
-    constexpr int last_words = sizeof(Vector) / kItems / 4;  // of the last item, which no shift brings in
+    constexpr int last_words = sizeof(Vector) / kItemsPerLoad / 4;  // of the last item, which no shift brings in
     unsigned words[count] = {}, later_words[count] = {};
     memcpy(words, &own, sizeof(Vector));
     memcpy(later_words, &later, sizeof(Vector));
@@ -24,10 +24,11 @@ __device__ __forceinline__ Vector next_lane(const Vector& own, const Vector& lat
     return next;
 }
 
-//@ realigned
+//@ realign_vectors
 // The items of one output access: those of `access` from the skew on, then the first of the `next` in scan order.
 template <class Item>
-__device__ __forceinline__ Vector<Item> realigned(const Vector<Item>& access, const Vector<Item>& next, int skew) {
-    return kReverse ? realign<kItems>(next, access, kItems - skew) : realign<kItems>(access, next, skew);
+__device__ __forceinline__ Vector<Item> realign_vectors(const Vector<Item>& access, const Vector<Item>& next,
+                                                        int skew) {
+    return kReverse ? realign<kItemsPerLoad>(next, access, kItemsPerLoad - skew)
+                    : realign<kItemsPerLoad>(access, next, skew);
 }
-

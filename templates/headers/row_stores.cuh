@@ -1,22 +1,21 @@
 //@ store_access
 // Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
-__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y, Position position,
+__device__ __forceinline__ void store_access(Item* to, const Vector<Item, kItemsPerStore>& y, Position position,
                                              Position end) {
-    if (kBoundary == 0 || is_whole(position, kOutItems, end)) {
-        *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
+    if (kBoundaryItems == 0 || is_whole(position, kItemsPerStore, end)) {
+        *reinterpret_cast<Vector<Item, kItemsPerStore>*>(to) = y;
     } else {
 #pragma unroll
-        for (int k = 0; k < kOutItems; ++k)
-            if (is_inside(position + place_of(k, kOutItems), end)) to[k] = y.item[k];
+        for (int k = 0; k < kItemsPerStore; ++k)
+            if (is_inside(position + place_of(k, kItemsPerStore), end)) to[k] = y.item[k];
     }
 }
 
 //@ store
 // Store the results of access j.
-__device__ __forceinline__ void store(const Part& part, const Row& row, int j, const Results& r) {
-    const int access = kRuns == 1 ? j : 0;
+__device__ __forceinline__ void store(const RowPart& part, const Row& row, int j, const Results& r) {
+    const int access = kThreadRuns == 1 ? j : 0;
     const Position step = along(j * part.step);
     for_each_output([&](auto* to, auto& y) { store_access(to + step, y[access], part.at(j), part.end); }, row.to, r);
 }
-

@@ -1,5 +1,4 @@
 //@ tiles_of
 __device__ __forceinline__ int tiles_of(Position length) {
-    return (int)((length + kLead + kTile - 1) / kTile);
+    return (int)((length + kMaxLead + kTileItems - 1) / kTileItems);
 }
-

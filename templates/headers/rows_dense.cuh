@@ -3,7 +3,7 @@ struct Geometry {};  // all operands lie as the output
 
 //@ first_access
 template <class Layout, class Item>
-__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const Part& part,
+__device__ __forceinline__ const Item* first_access(Layout, const Item* from, long long line, const RowPart& part,
                                                     Position length, const Geometry&) {
     return dense(from, line, part, length);
 }
@@ -14,4 +14,3 @@ template <class Layout>
 __device__ __forceinline__ long long step_of(Layout, const Geometry&) {
     return 1;
 }
-

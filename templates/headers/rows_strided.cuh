@@ -7,11 +7,11 @@ __device__ __forceinline__ long long step_of(Layout layout, const Geometry& geom
 
 //@ first_access
 template <class Layout, class Item>
-__device__ __forceinline__ const Item* first_access(Layout layout, const Item* from, long long line, const Part& part,
-                                                    Position length, const Geometry& geometry) {
+__device__ __forceinline__ const Item* first_access(Layout layout, const Item* from, long long line,
+                                                    const RowPart& part, Position length, const Geometry& geometry) {
     if constexpr (layout.kIsDense) return dense(from, line, part, length);
-    return from + line_offset(line, geometry, geometry.operand[layout.kGeometry])
-           + memory_index(part.first, kItems, length) * step_of(layout, geometry);
+    return from + line_offset(line, geometry, geometry.operand[layout.kGeometry]) +
+           memory_index(part.first, kItemsPerLoad, length) * step_of(layout, geometry);
 }
 
 //@ line_item
@@ -20,4 +20,3 @@ template <class Item>
 __device__ __forceinline__ Item line_item(const Item* from, long long line, const Geometry& geometry, int operand) {
     return from[line_offset(line, geometry, geometry.operand[operand])];
 }
-

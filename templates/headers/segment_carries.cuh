@@ -1,22 +1,22 @@
-//@ any_begins
+//@ has_head
 // Whether some item is: those of most threads are not, and have no carries.
-__device__ __forceinline__ bool any_begins(const Items& s) {
+__device__ __forceinline__ bool has_head(const Items& s) {
     bool any = false;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) any = any || begins(s, k);
+    for (int k = 0; k < kRunItems; ++k) any = any || begins(s, k);
     return any;
 }
 
-//@ resumed
+//@ resume_segments
 // Let the first item of each segment continue from its carry-in. i: index in the line of the first item
-__device__ __forceinline__ Items resumed(Items s, const Carries& carries, long long i) {
+__device__ __forceinline__ Items resume_segments(Items s, const Carries& carries, long long i) {
     if constexpr (kExclusive) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) s.start[k] = empty_state();
+        for (int k = 0; k < kRunItems; ++k) s.start[k] = empty_state();
     }
-    if (!any_begins(s)) return s;
+    if (!has_head(s)) return s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         const long long place = kReverse ? i - k : i + k;
         if (!begins(s, k) || place < 0 || place >= carries.length) continue;
         const int segment = carries.segment_of(place);
@@ -37,12 +37,12 @@ __device__ __forceinline__ Items resumed(Items s, const Carries& carries, long l
 // Store the carries-out of the segments that end before or with one of these items, of which `rest` remain in the line;
 // the first `count` are the thread's own.
 __device__ __forceinline__ void end_items(const Carries& carries, long long rest, const ThreadState& prefix,
-                                          const Items& s, int count = kRun) {
-    if (rest > kRun && !any_begins(s)) return;  // nor does the line end here
+                                          const Items& s, int count = kRunItems) {
+    if (rest > kRunItems && !has_head(s)) return;  // nor does the line end here
     const long long length = carries.length;
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun && k < count; ++k) {
+    for (int k = 0; k < kRunItems && k < count; ++k) {
         const long long position = length - rest + k;
         const auto end = [&](long long at) {
             const int own = carries.segment_of(kReverse ? length - 1 - at : at);
@@ -55,4 +55,3 @@ __device__ __forceinline__ void end_items(const Carries& carries, long long rest
         if (position == length - 1) end(position);
     }
 }
-

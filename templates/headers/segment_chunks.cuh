@@ -1,9 +1,9 @@
-//@ begun_before
+//@ count_begins
 // The number of segments that begin before `place`, which all lanes of the warp name alike.
-__device__ __forceinline__ int begun_before(const Segments& segments, long long place, int lane) {
+__device__ __forceinline__ int count_begins(const Segments& segments, long long place, int lane) {
     int low = 0, count = segments.count;  // range that holds the first of them
-    while (count > 0) {  // split the rest into 32 parts; count those that end before `place`
-        const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
+    while (count > 0) {                   // split the rest into 32 parts; count those that end before `place`
+        const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1;
         const bool before = last < count && segments.begin[low + last] < place;
         const int whole = __popc(__ballot_sync(kFullMask, before));
         low += whole * part;
@@ -26,27 +26,26 @@ __device__ __forceinline__ void each_chunk(const Segments& segments, int k, long
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
-    for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
-    if constexpr (kFlagsNext) ++first;  // an item begins a segment, in scan order, if the next in memory does
-    int low = begun_before(segments, first, lane);
+    for (int w = lane; w < kWarpItems / kWordBits; w += kWarpThreads) marks[w] = 0;
+    if constexpr (kFlagsNextItems) ++first;  // an item begins a segment, in scan order, if the next in memory does
+    int low = count_begins(segments, first, lane);
     __syncwarp();
-    for (low = low > 0 ? low - 1 : 0; __any_sync(kFullMask, low + lane < segments.count - 1); low += 32) {
+    for (low = low > 0 ? low - 1 : 0; __any_sync(kFullMask, low + lane < segments.count - 1); low += kWarpThreads) {
         const bool inside = low + lane < segments.count - 1 && begin_of(segments, low + lane) < first + kWarpItems;
-        if (inside) each_chunk(segments, low + lane, first, kWarpItems, [&](int item) {
-            atomicOr(&marks[item / 32], 1u << item % 32);
-        });
+        if (inside)
+            each_chunk(segments, low + lane, first, kWarpItems,
+                       [&](int item) { atomicOr(&marks[item / kWordBits], 1u << item % kWordBits); });
         if (!__all_sync(kFullMask, inside)) break;
     }
     __syncwarp();
 }
 
-//@ starts_from
+//@ find_starts
 // Bit k: whether a segment begins at item `first` + k, of `count` items; `low` segments at most begin before.
-__device__ __forceinline__ Begins starts_from(const Segments& segments, long long first, int count, int low) {
+__device__ __forceinline__ Begins find_starts(const Segments& segments, long long first, int count, int low) {
     Begins starts = 0;
-    if constexpr (kFlagsNext) ++first;  // as above
+    if constexpr (kFlagsNextItems) ++first;  // as above
     for (int k = low > 0 ? low - 1 : 0; k < segments.count - 1 && begin_of(segments, k) < first + count; ++k)
         each_chunk(segments, k, first, count, [&](int item) { starts |= (Begins)1 << item; });
     return starts;
 }
-

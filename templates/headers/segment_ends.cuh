@@ -2,7 +2,7 @@
 // Combine an item with the prefix before it in its own segment.
 __device__ __forceinline__ State within(State before, [[maybe_unused]] State own) {
     if constexpr (!kResumes)
-        if ((kEnds ? before : own).bounds & 2) before = identity();
+        if ((kFlagsEndSegments ? before : own).bounds & 2) before = identity();
     return before;
 }
 
@@ -12,6 +12,5 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) { return {uns
 //@ end_line
 // Carry-out: the result of the whole line, unless a segment ends there.
 __device__ __forceinline__ Carry end_line(State state) {
-    return unsegmented::end_line(kEnds && state.bounds & 2 ? unsegmented::identity() : state.plain);
+    return unsegmented::end_line(kFlagsEndSegments && state.bounds & 2 ? unsegmented::identity() : state.plain);
 }
-

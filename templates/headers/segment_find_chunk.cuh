@@ -5,9 +5,10 @@ __device__ __forceinline__ void find_chunk(const Segments& segments, int number,
                                            long long& stop) {
     int low = 0, count = segments.count - 1;
     while (count > 0) {  // count the segments with a first number up to `number`, as the offsets before a place
-        const int part = (count + 31) / 32, last = (lane + 1) * part - 1, rest = number - low - last;
-        const bool begun = last < count && begin_of(segments, low + last) < (rest + 1LL) * segments.chunk;
-        const int whole = __popc(__ballot_sync(kFullMask, begun));
+        const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1,
+                  rest = number - low - last;
+        const bool load_tickets = last < count && begin_of(segments, low + last) < (rest + 1LL) * segments.chunk;
+        const int whole = __popc(__ballot_sync(kFullMask, load_tickets));
         low += whole * part;
         count = min(count - whole * part, part - 1);
     }
@@ -17,4 +18,3 @@ __device__ __forceinline__ void find_chunk(const Segments& segments, int number,
     before = begin + (long long)chunk * segments.chunk;
     stop = chunk < 0 ? before : min(before + segments.chunk, end);
 }
-

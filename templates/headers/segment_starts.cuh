@@ -1,15 +1,15 @@
 //@ starts_of
 // Bit k: whether a segment begins at item k of run j.
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
-    static_assert(kRun <= 32, "bits of two words");
-    const int run = j * 32 + lane, at = (kReverse ? kRuns * 32 - 1 - run : run) * kRun;
-    if constexpr (32 % kRun == 0) return marks[at / 32] >> at % 32;
-    return __funnelshift_r(marks[at / 32], marks[at / 32 + 1], at % 32);
+    static_assert(kRunItems <= kWordBits, "bits of two words");
+    const int run = j * kWarpThreads + lane, at = (kReverse ? kThreadRuns * kWarpThreads - 1 - run : run) * kRunItems;
+    if constexpr (kWordBits % kRunItems == 0) return marks[at / kWordBits] >> at % kWordBits;
+    return __funnelshift_r(marks[at / kWordBits], marks[at / kWordBits + 1], at % kWordBits);
 }
 
-//@ begins_before
+//@ count_begins_alone
 // The number of segments that begin before `place`.
-__device__ __forceinline__ int begins_before(const Segments& segments, long long place) {
+__device__ __forceinline__ int count_begins_alone(const Segments& segments, long long place) {
     int low = 0, high = segments.count;
     while (low < high) {
         const int middle = low + (high - low) / 2;
@@ -20,4 +20,3 @@ __device__ __forceinline__ int begins_before(const Segments& segments, long long
     }
     return low;
 }
-

@@ -10,4 +10,3 @@ __device__ __forceinline__ Rows advance(Rows rows, long long items, long long re
     for_each_output([&](auto& to) { to += results; }, rows.to);
     return rows;
 }
-

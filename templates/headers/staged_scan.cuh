@@ -7,30 +7,29 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
                                          int piece) {
     const int rest = length - part * piece;  // items to the end of the row
     const int items = rest < piece ? rest : piece;
-    constexpr bool kept = kKept && !alone;  // the items stay in registers in between
-    [[maybe_unused]] constexpr int steps = kept ? kRuns : kUnroll;
-    const int end = kept ? kRuns * kRun : items;
-    Items s[kept ? kRuns : 1];
+    constexpr bool kept = kKeepsItems && !alone;  // the items stay in registers in between
+    [[maybe_unused]] constexpr int steps = kept ? kThreadRuns : kUnroll;
+    const int end = kept ? kThreadRuns * kRunItems : items;
+    Items s[kept ? kThreadRuns : 1];
     if constexpr (!alone) {
         State total = identity();
 #pragma unroll steps
-        for (int i = 0; i < end; i += kRun) {
+        for (int i = 0; i < end; i += kRunItems) {
             if (i >= items) continue;
-            Items& scanned = s[kept ? i / kRun : 0];
+            Items& scanned = s[kept ? i / kRunItems : 0];
             scanned = read(i, items - i);
-            total = kRuns == 1 ? scan_items(scanned) : combine(total, scan_items(scanned));
+            total = kThreadRuns == 1 ? scan_items(scanned) : combine(total, scan_items(scanned));
         }
         const State older = shuffle_up(scan_lanes(total, part), 1);
         if (part > 0) prefix = kInitial ? combine(prefix, older) : older;
     }
 #pragma unroll steps
-    for (int i = 0; i < end; i += kRun) {
+    for (int i = 0; i < end; i += kRunItems) {
         if (i >= items) continue;
-        Items& scanned = s[kept ? i / kRun : 0];
+        Items& scanned = s[kept ? i / kRunItems : 0];
         if constexpr (!kept) scanned = read(i, items - i);
-        const State total = kept && !kSerial ? scanned.item[kRun - 1] : scan_items(scanned);
+        const State total = kept && !kSerial ? scanned.item[kRunItems - 1] : scan_items(scanned);
         write(i, items - i, prefix, scanned);
         prefix = combine(prefix, total);
     }
 }
-

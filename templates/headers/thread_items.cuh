@@ -1,5 +1,4 @@
 //@ Items
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
+    ThreadState item[kRunItems];
 };
-

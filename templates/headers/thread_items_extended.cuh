@@ -1,6 +1,5 @@
 //@ Items
 struct Items {  // states of a thread's consecutive items, or rows
-    ThreadState item[kRun];
-    ThreadState sum[kRun];  // totals of the first items by extend: set by scan_items
+    ThreadState item[kRunItems];
+    ThreadState sum[kRunItems];  // totals of the first items by extend: set by scan_items
 };
-

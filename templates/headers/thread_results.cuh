@@ -4,7 +4,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = combine(prefix, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
@@ -16,8 +16,7 @@ __device__ __forceinline__ void each_result(const ThreadState& prefix, const Ite
 __device__ __forceinline__ ThreadState state_after(int count, const ThreadState& prefix, const Items& s) {
     ThreadState after = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
+    for (int k = 0; k < kRunItems; ++k)
         if (count == k + 1) after = combine(prefix, s.item[k]);
     return after;
 }
-

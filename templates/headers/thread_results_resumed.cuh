@@ -11,7 +11,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         use(k, result_of(within(state_before(k, last, s), s.item[k])));
         last = append(last, s.item[k]);
     }
@@ -22,10 +22,9 @@ __device__ __forceinline__ void each_result(const ThreadState& prefix, const Ite
 __device__ __forceinline__ ThreadState state_after(int count, const ThreadState& prefix, const Items& s) {
     ThreadState last = prefix, after = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         last = append(last, s.item[k]);
         if (count == k + 1) after = last;
     }
     return after;
 }
-

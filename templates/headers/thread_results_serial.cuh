@@ -4,7 +4,7 @@ template <class Use>
 __device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
     ThreadState last = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         if constexpr (kExclusive) use(k, result_of(last));
         last = append(last, s.item[k]);
         if constexpr (!kExclusive) use(k, result_of(last));
@@ -16,10 +16,9 @@ __device__ __forceinline__ void each_result(const ThreadState& prefix, const Ite
 __device__ __forceinline__ ThreadState state_after(int count, const ThreadState& prefix, const Items& s) {
     ThreadState last = prefix, after = prefix;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
+    for (int k = 0; k < kRunItems; ++k) {
         last = append(last, s.item[k]);
         if (count == k + 1) after = last;
     }
     return after;
 }
-

@@ -3,7 +3,6 @@
 __device__ __forceinline__ ThreadState scan_items(Items& s) {
     ThreadState total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = s.item[k] = combine(total, s.item[k]);
+    for (int k = 1; k < kRunItems; ++k) total = s.item[k] = combine(total, s.item[k]);
     return total;
 }
-

@@ -3,7 +3,6 @@
 __device__ __forceinline__ ThreadState scan_items(const Items& s) {
     ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRunItems; ++k) total = append(total, s.item[k]);
     return total;
 }
-

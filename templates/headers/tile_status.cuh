@@ -1,83 +1,93 @@
-//@ Board
+//@ TileStatus
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
-static_assert(sizeof(State) == kWords * sizeof(unsigned), "a state is published in whole words");
+static_assert(sizeof(State) == kStatusWords * sizeof(unsigned), "a state is published in whole words");
 
-struct Board {  // the workspace
+struct TileStatus {               // the workspace
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long*
+        word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
-//@ Words
-struct Words {
-    unsigned long long piece[kWords];
+//@ StatusWords
+struct StatusWords {
+    unsigned long long piece[kStatusWords];
 };
 
 //@ take_ticket
-__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
-
-//@ pass_on
-// The block with the last ticket of a launch advances the epoch for the next one.
-__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
-    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+__device__ __forceinline__ unsigned long long take_ticket(const TileStatus& tile_status) {
+    return atomicAdd(tile_status.tickets, 1ull);
 }
 
-//@ launch_of
-__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+//@ advance_epoch
+// The block with the last ticket of a launch advances the epoch for the next one. After 2^32 - 1 launches epochs begin
+// again with 1, never with 0, which a cleared word holds. A word of as many launches ago would be taken for one of this
+// launch, if none of the launches in between had as many tiles.
+__device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket != last) return;
+    const unsigned finished = (unsigned)(ticket >> 32) + 1;
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == 0xffffffffu ? 0 : finished) << 32);
+}
+
+//@ epoch_of
+__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 //@ publish
-__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[kWords];
+__device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
+    unsigned piece[kStatusWords];
     memcpy(piece, &total, sizeof(State));
 #pragma unroll
-    for (int k = 0; k < kWords; ++k)
-        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
+    for (int k = 0; k < kStatusWords; ++k)
+        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << 32 | piece[k]);
 }
 
-//@ peek
-__device__ __forceinline__ Words peek(const Board& board, long long tile) {
-    Words words;
+//@ load_status
+__device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status, long long tile) {
+    StatusWords words;
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
+    for (int k = 0; k < kStatusWords; ++k) words.piece[k] = load_relaxed(tile_status.word + tile * kStatusWords + k);
     return words;
 }
 
-//@ is_missing
-__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+//@ is_stale
+__device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> 32 != epoch;
     return missing;
 }
 
-//@ total_of
-__device__ __forceinline__ State total_of(const Words& words) {
-    unsigned piece[kWords];
+//@ value_of
+__device__ __forceinline__ State value_of(const StatusWords& words) {
+    unsigned piece[kStatusWords];
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
+    for (int k = 0; k < kStatusWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-//@ await
+//@ wait_for_status
 // Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (is_missing(words, launch)) words = peek(board, tile);
-    return total_of(words);
+__device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, unsigned epoch, long long tile,
+                                                 StatusWords words) {
+    while (is_stale(words, epoch)) words = load_status(tile_status, tile);
+    return value_of(words);
 }
 
-//@ await_groups
-// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kWarps groups
-// from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of each
-// group in group_total.
-__device__ __forceinline__ void await_groups(State* group_total, const Board& board, unsigned launch, long long first,
-                                             int group, int index) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = (group + warp) * 32 + lane;
-    State total = tile < index ? await(board, launch, first + tile, peek(board, first + tile)) : identity();
+//@ wait_for_groups
+// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
+// groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
+// each group in group_total.
+__device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
+                                                long long first, int group, int index) {
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
+              tile = (group + warp) * kWarpThreads + lane;
+    State total = tile < index
+                      ? wait_for_status(tile_status, epoch, first + tile, load_status(tile_status, first + tile))
+                      : identity();
     total = scan_lanes(total, lane);
     __syncthreads();
-    if (lane == 31) group_total[warp] = total;
+    if (lane == kWarpThreads - 1) group_aggregate[warp] = total;
     __syncthreads();
 }
-

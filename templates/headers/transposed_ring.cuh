@@ -1,19 +1,21 @@
 //@ copy
 // Issue this lane's copies of a tile of all operands.
 __device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, int lines, Position live) {
-    const int warp = threadIdx.x / 32;
-    for_each_operand([&](auto layout, auto& slabs, auto& x) {
-        move_slab<false, layout.kIsAlong, layout.kAccess>(slabs[stage][warp].item, x.first, x.pitch, lines, live);
-    }, ring, from);
+    const int warp = threadIdx.x / kWarpThreads;
+    for_each_operand(
+        [&](auto layout, auto& slabs, auto& x) {
+            move_slab<false, layout.kIsAlong, layout.kAccess>(slabs[stage][warp].item, x.first, x.pitch, lines, live);
+        },
+        ring, from);
 }
 
 //@ staged
 // This thread's rows of a tile that arrived.
 __device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Sources&) {
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / kWarpThreads;
     TileRows rows;
-    for_each_operand([&](auto layout, auto& to, auto& slabs) { to = load<layout.kIsAlong>(slabs[stage][warp].item); }, rows,
-                     ring);
+    for_each_operand([&](auto layout, auto& to, auto& slabs) { to = load<layout.kIsAlong>(slabs[stage][warp].item); },
+                     rows, ring);
     return rows;
 }
 
@@ -22,11 +24,12 @@ __device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Sources&
 __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at, long long line,
                                               const Geometry& geometry, const Neighbours& neighbours, Position length) {
     Sources from;
-    for_each_operand([&](auto layout, auto& x, auto* begin) {
-        const Strides& strides = geometry.operand[layout.kGeometry];
-        x = source_of<layout.kIsAlong>(begin + line_offset(line, geometry, strides),
-                                       neighbours.operand_stride[layout.kGeometry], strides.step, at.first, length);
-    }, from, operands);
+    for_each_operand(
+        [&](auto layout, auto& x, auto* begin) {
+            const Strides& strides = geometry.operand[layout.kGeometry];
+            x = source_of<layout.kIsAlong>(begin + line_offset(line, geometry, strides),
+                                           neighbours.operand_stride[layout.kGeometry], strides.step, at.first, length);
+        },
+        from, operands);
     return from;
 }
-

@@ -1,6 +1,6 @@
 //@ Vector
 // ---- a vector load holds items in memory order, Items hold states in scan order
-template <class Item, int count = kItems>
+template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
     static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
     Item item[count];
@@ -9,4 +9,3 @@ struct alignas(count * sizeof(Item)) Vector {
 //@ along
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
-

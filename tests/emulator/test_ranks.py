@@ -102,9 +102,11 @@ class Ranks:
         texts, calls = [], []
         for rank, plan in enumerate(self.plans):
             body = render(plan).partition(HOST_SIDE)[0].partition("#endif\n")[2]
-            body = body.replace('extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)', "__device__ void")
-            body = body.replace('extern "C" __global__ void __launch_bounds__(kThreads)', "__device__ void")
-            body = body.replace('extern "C" __global__ void __launch_bounds__(kThreads, 1)', "__device__ void")
+            body = body.replace(
+                'extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)', "__device__ void"
+            )
+            body = body.replace('extern "C" __global__ void __launch_bounds__(kBlockThreads)', "__device__ void")
+            body = body.replace('extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)', "__device__ void")
             body = body.replace("gridDim.x", f"{self.numbers[rank].blocks}u").replace(
                 "blockIdx.x", f"(blockIdx.x / {self.count})"
             )
