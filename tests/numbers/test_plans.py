@@ -59,14 +59,14 @@ def drawn(element: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 
 # ---- rows that begin off the boundaries of the output's accesses
 
-Make = Callable[[ScanSpec, Any], Any]
+Make = Callable[[KernelKey], Any]
 
 
 def small(make: Make) -> Make:
     """Plans with numbers that give a short row several tiles."""
 
-    def made(spec: ScanSpec, target: Any) -> Plan:
-        small: Plan = dataclasses.replace(make(spec, target), threads=64, vectors=2)
+    def made(key: KernelKey) -> Plan:
+        small: Plan = dataclasses.replace(make(key), threads=64, vectors=2)
         return small
 
     return made
@@ -102,7 +102,7 @@ def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layo
         **fields, reverse=flag, exclusive=flag, input_layout=layout, mask_layout="dense" if m is None else layout,
         aligned=not flag,
     )  # fmt: skip
-    plan = ROWS[strategy][0](spec, SM_90)
+    plan = ROWS[strategy][0](KernelKey(spec, "sm_90"))
     for offset in (1, 3, 5):
         mask = None if m is None else placed(m, offset + 1, pitch_of(length, layout))
         found = scanned(plan, placed(x, offset, pitch_of(length, layout)), mask)
@@ -125,7 +125,7 @@ def test_segments_in_runs(strategy: str, segments: str, vectors: int) -> None:
     starts[:, offsets[:-1]] = True
     spec = ScanSpec(op="affine", dtype="float32", length=length, segments=segments, reverse=reverse)
     module = block if strategy == "block" else persistent
-    plan = dataclasses.replace(module.plan(spec, SM_90), threads=64, vectors=vectors)
+    plan = dataclasses.replace(module.plan(KernelKey(spec, "sm_90")), threads=64, vectors=vectors)
     given = {"segment_starts": starts} if segments == "flags" else {"offsets": offsets.int()}
     wanted = sequential(x, "affine", 1, starts=starts, reverse=reverse, dtype=torch.float32)
     assert torch.equal(scanned(plan, x, **given), wanted)
@@ -138,7 +138,7 @@ def test_without_asynchronous_copies(strategy: str, reverse: bool) -> None:
     length = 1036 if reverse else 259
     x = values("affine", (3, length), torch.float32)
     spec = ScanSpec(op="affine", dtype="float32", length=length, input_layout="rows", reverse=reverse)
-    plan = ROWS[strategy][0](spec, target_named("sm_75"))
+    plan = ROWS[strategy][0](KernelKey(spec, "sm_75"))
     assert torch.equal(scanned(plan, placed(x, 2, pitch_of(length, "rows"))), expected(x, spec))
 
 
@@ -191,7 +191,7 @@ def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, number
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
-    plan = shaped(COLUMNS[strategy](spec, SM_90), column_tile.lanes_across(spec, vector, lanes), **numbers)
+    plan = shaped(COLUMNS[strategy](KernelKey(spec, "sm_90")), column_tile.lanes_across(spec, vector, lanes), **numbers)
     x = values("affine", (2, 130, inner), getattr(torch, dtype))
     assert torch.equal(scanned(plan, x), expected(x, spec))
 
@@ -229,7 +229,9 @@ def test_columns_that_begin_anywhere(
     lanes = column_tile.lanes_across(spec, vector, 4 if numbers["stages"] else 2 * lanes)
     if not column_tile.can_stage(spec, SM_90, vector):
         numbers = {**numbers, "stages": 0}
-    plan = shaped(COLUMNS[strategy](spec, SM_90), lanes, blocks=1, vector=vector, strided_columns=False, **numbers)
+    plan = shaped(
+        COLUMNS[strategy](KernelKey(spec, "sm_90")), lanes, blocks=1, vector=vector, strided_columns=False, **numbers
+    )
     for offset in (1, 5):
         mask = None if m is None else placed(m, offset + 1, pitch)
         assert torch.equal(scanned(plan, placed(x, offset, pitch), mask), expected(x, spec, m)), offset
