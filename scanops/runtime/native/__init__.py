@@ -26,10 +26,7 @@ from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.forks import import_late, reset_in_child
 from scanops.processes import Worker
-from scanops.requests.call import Call
-from scanops.requests.segments import check_offsets
 from scanops.runtime.policies import POLICIES
-from scanops.runtime.workspaces import device_at, drop_workspace, workspace
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +65,9 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, _check_offsets, _workspace, building.stream_getter())
+        workspace_at = import_late("scanops.runtime.workspaces").workspace_at  # needs torch, as building does not
+        stream_getter = building.stream_getter()
+        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, _check_offsets, workspace_at, stream_getter)
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -211,19 +210,15 @@ def _multiprocessors(on_gpu: bool) -> int:
 
 def _check_offsets(options: tuple[Any, ...], offsets: torch.Tensor, x: torch.Tensor) -> None:
     """Raise unless these offsets are those of segments of ``x``, which is scanned as ``options`` say."""
-    op, dim = options[:2]
-    check_offsets(Call(op, dim).name, offsets, x, dim)
-
-
-def _workspace(index: int, stream: int, size: int) -> torch.Tensor:
-    """Return the workspace of a launch on a stream of a GPU, or of a CPU: ``index`` is -1."""
-    return workspace(device_at(index), stream, size)
+    call, dim = import_late("scanops.requests.call").Call, options[1]  # which need torch, as building does not
+    import_late("scanops.requests.segments").check_offsets(call(options[0], dim).name, offsets, x, dim)
 
 
 def _failed(launcher: Launcher, code: int, again: bool, index: int, stream: int) -> None:
     """Raise the error of a launch, unless its cause is gone: then it is to be made ``again``, once."""
     if again or not launcher.recovers(code):
-        drop_workspace(device_at(index), stream)
+        workspaces = import_late("scanops.runtime.workspaces")
+        workspaces.drop_workspace(workspaces.device_at(index), stream)
         raise launcher.failure(code)
 
 
