@@ -12,8 +12,9 @@ from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import choose_variant
 from scanops.fallback import scans
 from scanops.ops.dispatch import served
-from scanops.requests.call import Call, runs_kernels
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request, checked
+from scanops.requests.torch_state import runs_kernels
 
 __all__ = ["POISONS", "Outputs", "Scan", "other_bits", "poison", "same_bits"]
 

@@ -29,7 +29,8 @@ from scanops import api, emulator, relatives
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.forks import FORK_LOCK
-from scanops.requests.call import SHARDED, Call, calls_torch, has_own_operations, is_transformed
+from scanops.requests.call import SHARDED, Call
+from scanops.requests.torch_state import calls_torch, has_own_operations, is_transformed
 from scanops.runtime import native
 from scanops.torch_private import DispatchKey, dual_level, forget_kernel, saved_tensors_hooks
 

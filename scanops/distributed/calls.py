@@ -21,10 +21,11 @@ from scanops.distributed.shards import Carry, Shard, recorded_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
 from scanops.distributed.trade import Exchange, trade
 from scanops.errors import UnsupportedRequest, shown
-from scanops.requests.call import Call, is_transformed
+from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs
 from scanops.requests.segments import check_offsets, flags_along
+from scanops.requests.torch_state import is_transformed
 from scanops.runtime import native
 
 __all__ = ["How", "ShardedScan", "answered", "key_of", "scan_shards"]

@@ -28,8 +28,9 @@ from scanops.distributed.shards import Shard
 from scanops.errors import PeerMismatch, UnsupportedRequest, shown
 from scanops.ops.dispatch import served
 from scanops.ops.schema import TENSORS
-from scanops.requests.call import Call, has_kernels
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs
+from scanops.requests.torch_state import has_kernels
 from scanops.runtime import call_cache, native
 
 __all__ = ["LinkedScan", "choose_method", "link_of", "repeated_scan", "scan_linked"]

@@ -19,10 +19,11 @@ from scanops.distributed.shards import is_exchanged
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import followed, served
 from scanops.ops.schema import Outputs
-from scanops.requests.call import Call, runs_kernels
+from scanops.requests.call import Call
 from scanops.requests.checks import check_dim
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, checked
+from scanops.requests.torch_state import runs_kernels
 from scanops.torch_private import at_tracing
 
 __all__ = ["scan_placed"]

@@ -26,11 +26,12 @@ from torch.compiler import is_dynamo_compiling
 from scanops.codegen.operators import Operator, listed
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import call_of, followed, served
-from scanops.requests.call import Call, autocast
+from scanops.requests.call import Call
 from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, checked
 from scanops.requests.segments import check_starts
+from scanops.requests.torch_state import autocast
 from scanops.runtime import native
 
 __all__ = [

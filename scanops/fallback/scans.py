@@ -17,10 +17,11 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
-from scanops.requests.call import Call, is_derived, is_traced
+from scanops.requests.call import Call
 from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
+from scanops.requests.torch_state import is_derived, is_traced
 from scanops.torch_private import dual_level, is_wrapped
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}

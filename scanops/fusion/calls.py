@@ -21,8 +21,9 @@ from scanops.fusion.kernels import Tensors, Work, computed, remember, shape_of
 from scanops.fusion.operators import FieldOperator
 from scanops.ops.dispatch import known_name
 from scanops.requests import checks
-from scanops.requests.call import SHARDED, Call, is_recorded, runs_kernels
+from scanops.requests.call import SHARDED, Call
 from scanops.requests.geometry import line_shape
+from scanops.requests.torch_state import is_recorded, runs_kernels
 from scanops.runtime import call_cache, native
 from scanops.runtime.call_cache import Key
 

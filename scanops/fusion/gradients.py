@@ -28,8 +28,8 @@ from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated,
 from scanops.ops import schema
 from scanops.ops.backward import summed_to
 from scanops.ops.dispatch import is_followed
-from scanops.requests.call import is_derived, is_recorded, is_symbol, runs_kernels
 from scanops.requests.checks import check_dim
+from scanops.requests.torch_state import is_derived, is_recorded, is_symbol, runs_kernels
 
 _RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
 _MOST_ENTRIES = 24  # fields of a state of a matrix and a vector

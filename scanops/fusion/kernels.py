@@ -22,10 +22,11 @@ from scanops.fallback.doubling import doubled
 from scanops.fallback.scans import depend
 from scanops.forks import import_late
 from scanops.ops.dispatch import call_of, followed, served
-from scanops.requests.call import Call, is_derived, is_memory, is_recorded, is_traced
+from scanops.requests.call import Call
 from scanops.requests.geometry import FURTHER, is_aligned, layout_of, line_shape, separate, split_shape
 from scanops.requests.request import Inputs
 from scanops.requests.segments import shifted
+from scanops.requests.torch_state import is_derived, is_memory, is_recorded, is_traced
 from scanops.runtime import call_cache
 from scanops.runtime.launcher import Launcher
 

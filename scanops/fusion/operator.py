@@ -17,9 +17,9 @@ from scanops.fusion import gradients
 from scanops.fusion.kernels import Work
 from scanops.ops import schema
 from scanops.ops.implementations import differentiated_again, implement, is_transformed
-from scanops.requests.call import reads_memory
 from scanops.requests.checks import check_dim
 from scanops.requests.geometry import separate
+from scanops.requests.torch_state import reads_memory
 
 Found = list[torch.Tensor]
 

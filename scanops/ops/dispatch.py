@@ -21,9 +21,13 @@ from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import (
+from scanops.requests.call import Call
+from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
+from scanops.requests.packed_sequences import PlainCall, is_jagged
+from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors, checked
+from scanops.requests.segments import check_offsets
+from scanops.requests.torch_state import (
     HALVES,
-    Call,
     autocast,
     is_batched,
     is_memory,
@@ -32,10 +36,6 @@ from scanops.requests.call import (
     is_transformed,
     runs_kernels,
 )
-from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
-from scanops.requests.packed_sequences import PlainCall, is_jagged
-from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors, checked
-from scanops.requests.segments import check_offsets
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes

@@ -16,9 +16,9 @@ from scanops.ops.backward import Kept, keeps, summed_to
 from scanops.ops.dispatch import served
 from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
 from scanops.ops.schema import TENSORS
-from scanops.requests.call import autocast, has_own_operations, reads_memory, runs_kernels
 from scanops.requests.geometry import separate
 from scanops.requests.request import Inputs, RequestKind, Tensors
+from scanops.requests.torch_state import autocast, has_own_operations, reads_memory, runs_kernels
 
 Found = list[torch.Tensor]  # as operators of torch.library return them
 

@@ -26,10 +26,11 @@ from scanops.codegen.derivatives import Derivative
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operators import Operator, operator_named
-from scanops.requests.call import Call, has_kernels, is_transformed
+from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors
 from scanops.requests.segments import carried_along, flags_along, places_along, shifted
+from scanops.requests.torch_state import has_kernels, is_transformed
 
 Outputs = tuple[torch.Tensor, ...]
 

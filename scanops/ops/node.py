@@ -22,17 +22,10 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
 from scanops.ops.linearised import knows, pulled_back, pushed_forward
 from scanops.ops.schema import Outputs
-from scanops.requests.call import (
-    Call,
-    has_kernels,
-    is_derived,
-    is_memory,
-    is_transformed,
-    runs_kernels,
-    torch_kernels,
-)
+from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
+from scanops.requests.torch_state import has_kernels, is_derived, is_memory, is_transformed, runs_kernels, torch_kernels
 from scanops.runtime import call_cache
 from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed

@@ -11,8 +11,8 @@ import torch
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operators import OPERATORS
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
-from scanops.requests.call import is_recorded, is_traced, stretches
 from scanops.requests.geometry import overlaps_itself, span_of
+from scanops.requests.torch_state import is_recorded, is_traced, stretches
 from scanops.torch_private import at_tracing
 
 

@@ -11,10 +11,11 @@ from torch.compiler import is_compiling
 
 from scanops.codegen.operators import listed
 from scanops.errors import UnsupportedRequest
-from scanops.requests.call import Call, is_symbol
+from scanops.requests.call import Call
 from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor, promote_mask
 from scanops.requests.geometry import carry_shape
 from scanops.requests.segments import MAX_CHUNK, check_chunk, make_line_offsets
+from scanops.requests.torch_state import is_symbol
 from scanops.torch_private import ragged_dim
 
 Outs = tuple[Tensor | None, ...]

@@ -13,7 +13,7 @@ from scanops.codegen.layouts import is_worth_transposing, needs_alignment
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
-from scanops.requests.call import Call, is_recorded
+from scanops.requests.call import Call
 from scanops.requests.geometry import (
     ALIGNMENT,
     OperandTensors,
@@ -25,6 +25,7 @@ from scanops.requests.geometry import (
     result_shape,
     split_shape,
 )
+from scanops.requests.torch_state import is_recorded
 
 if TYPE_CHECKING:
     from scanops.codegen.layouts import Layout

@@ -17,7 +17,6 @@ from scanops.codegen.operators import operator_named
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
-from scanops.requests.call import is_memory
 from scanops.requests.geometry import (
     ALIGNMENT,
     BEFORE_FURTHER,
@@ -28,6 +27,7 @@ from scanops.requests.geometry import (
     split_shape,
 )
 from scanops.requests.request import Inputs, Request, Tensors
+from scanops.requests.torch_state import is_memory
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 

@@ -16,8 +16,9 @@ import torch
 from scanops import emulator
 from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
-from scanops.requests.call import Call, is_memory
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Tensors, checked
+from scanops.requests.torch_state import is_memory
 from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
 
 if TYPE_CHECKING:

@@ -168,7 +168,7 @@ MOST_FILES = {
     "segment_starts": 9,
     "offsets": 35,
     "chunk": 22,
-    "dtype": 70,
+    "dtype": 71,
     "accumulate": 8,
     "out": 36,
     "modulo": 2,
