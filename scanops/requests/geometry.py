@@ -94,9 +94,9 @@ def carry_shape(shape: Sequence[int], dim: int, offsets: torch.Tensor | None) ->
     return torch.Size(offsets.numel() - 1 if d == dim else size for d, size in enumerate(shape))
 
 
-def result_shape(shape: torch.Size, dim: int, *, complete: bool) -> torch.Size:
-    """Return the shape of the result: ``shape``, one longer along ``dim`` for a complete scan."""
-    return torch.Size(size + int(d == dim) for d, size in enumerate(shape)) if complete else shape
+def lengthen(shape: torch.Size, dim: int) -> torch.Size:
+    """Return a shape with one item more along ``dim``."""
+    return torch.Size(size + int(d == dim) for d, size in enumerate(shape))
 
 
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:

@@ -20,9 +20,9 @@ from scanops.requests.geometry import (
     carry_shape,
     is_aligned,
     layout_of,
+    lengthen,
     line_shape,
     neighbours_of,
-    result_shape,
     split_shape,
 )
 from scanops.requests.torch_state import is_recorded
@@ -109,7 +109,8 @@ class Request:
     @property
     def shape(self) -> torch.Size:
         """The shape of the result: x's, and one more along the scanned dimension where results are complete."""
-        return result_shape(self.inputs.x.shape, self.call.dim, complete=self.call.complete)
+        shape = self.inputs.x.shape
+        return lengthen(shape, self.call.dim) if self.call.complete else shape
 
     @property
     def inclusive(self) -> Request:
@@ -254,7 +255,7 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     reads = {of_x: x, "mask": mask, of_gate: gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
-    shape = result_shape(x.shape, dim, complete=call.complete)
+    shape = lengthen(x.shape, dim) if call.complete else x.shape
     if out is not None:
         call = replace(call, dtype=checks.check_out(who, "out", out, x, reads, call.dtype, shape))
     if indices is not None:
