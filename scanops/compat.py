@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from scanops import api, relatives
 from scanops.errors import UnsupportedRequest, shown
+from scanops.fusion.functions import key_of
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.operators import operator as operator_of_fields
 from scanops.requests import checks
@@ -383,22 +384,18 @@ def associative_scan(
         checks.check_tensor(who, "xs", each)
         _check_shape(who, "xs", each, tuple(leaves[0].shape))
 
-    def combine(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
-        found = combine_fn(pytree.tree_unflatten(list(older), tree), pytree.tree_unflatten(list(newer), tree))
-        return tuple(pytree.tree_leaves(found))
-
-    name = _name_of(combine, len(leaves))
+    name = _operator_for(combine_fn, tree, leaves)
     if name == "linear":
         a, b = leaves
         results: tuple[Any, ...] = (
             relatives.cumprod(a, dim, reverse=reverse, dtype=a.dtype),
             api.linear_scan(a, b, dim, reverse=reverse),
         )
-    elif name is not None:
+    elif isinstance(name, str):
         (x,) = leaves
         results = (api.scan(x, name, dim, reverse=reverse, dtype=None if x.dtype == torch.bool else x.dtype),)
     else:
-        found = api.scan(tuple(leaves), _make_operator(combine, leaves), dim, reverse=reverse)
+        found = api.scan(tuple(leaves), name, dim, reverse=reverse)
         results = found if isinstance(found, tuple) else (found,)
     return pytree.tree_unflatten(list(results), tree)
 
@@ -407,6 +404,8 @@ Combine = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
 CombineTerm = tuple[Any, ...]  # ("older", place), ("newer", place), or the name of an operator and two terms
 
 MOST_TENSORS = 4  # results of one kernel
+MOST_FUNCTIONS = 256  # whose operators are remembered
+_OPERATORS: dict[Any, str | FieldOperator] = {}  # by all that a function can see, the tree and the dtypes
 _OLDER, _NEWER = ("older", 0), ("newer", 0)
 _LINEAR = (("prod", _NEWER, _OLDER), ("sum", ("newer", 1), ("prod", _NEWER, ("older", 1))))
 _FUNCTIONS = {  # by name of a function, a method or an operator: the operator of the same result
@@ -414,6 +413,26 @@ _FUNCTIONS = {  # by name of a function, a method or an operator: the operator o
     "and_": "bitwise_and", "or_": "bitwise_or", "xor": "bitwise_xor", "bitwise_and": "bitwise_and",
     "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor", "logical_and": "logical_and", "logical_or": "logical_or",
 }  # fmt: skip
+
+
+def _operator_for(combine_fn: Callable[[Any, Any], Any], tree: Any, leaves: list[Tensor]) -> str | FieldOperator:
+    """Return the name of an operator of the table, or one that is made once for equal functions of equal trees."""
+    seen = key_of(combine_fn)
+    key = None if seen is None else (seen, tree, tuple(each.dtype for each in leaves))
+    known = None if key is None else _OPERATORS.get(key)
+    if known is not None:
+        return known
+
+    def combine(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = combine_fn(pytree.tree_unflatten(list(older), tree), pytree.tree_unflatten(list(newer), tree))
+        return tuple(pytree.tree_leaves(found))
+
+    operator = _name_of(combine, len(leaves)) or _make_operator(combine, leaves)
+    if key is not None:
+        if len(_OPERATORS) >= MOST_FUNCTIONS:
+            _OPERATORS.clear()
+        _OPERATORS[key] = operator
+    return operator
 
 
 def _name_of(combine: Combine, count: int) -> str | None:

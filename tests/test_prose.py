@@ -67,5 +67,6 @@ def test_adding_an_operator_leaves_none_behind() -> None:
     known = dict(OPERATORS)
     text = docs_files({name: "" for name in EXAMPLES})["adding-an-operator.md"]
     assert known == OPERATORS
-    assert "+    return ~(older ^ newer);" in text and "-    return older ^ newer;" in text
+    assert "+__device__ __forceinline__ State combine(State older, State newer) { return ~(older ^ newer); }" in text
+    assert "-__device__ __forceinline__ State combine(State older, State newer) { return older ^ newer; }" in text
     assert text.count("```diff") == 3 and "+// spec     bitwise_xnor-i32-n4" in text

@@ -5,7 +5,7 @@ own kernel: no collective runs between launches. ``Call.link`` says that lines c
 so the call cache, the autograd node and the kernels of backward passes serve linked calls as they serve any other.
 
 Memory of a rank: words that tickets, a failure, a time limit and a fault are written to, then an inbox of two halves,
-which launches use in turn (templates/stages/tile_status.cuh.j2). Launches of one group run one after the other on a
+which launches use in turn (templates/headers/tile_status.cuh). Launches of one group run one after the other on a
 GPU, whatever streams they are called on, because they share the inbox.
 """
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 import scanops
 from scanops import compat
 from scanops.errors import UnsupportedRequest
+from scanops.fusion import operators
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -238,6 +239,24 @@ def test_trees_and_integers() -> None:
     flags = x > 0
     assert torch.equal(compat.associative_scan(torch.logical_or, flags, 1), flags.cumsum(1) > 0)
     assert torch.equal(compat.associative_scan(lambda a, b: a | b, flags, 1), flags.cumsum(1) > 0)
+
+
+def test_equal_functions_of_a_program_are_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated call traces nothing; a function of another number is another operator."""
+    pair, traced = (torch.rand(2, 9), torch.rand(2, 9)), []
+    monkeypatch.setattr(operators, "values_of", lambda *given, of=operators.values_of: traced.append(1) or of(*given))
+
+    def rotate(scale: float) -> tuple[torch.Tensor, ...]:
+        def combine(a: Any, b: Any) -> Any:
+            return a[0] * b[0] - scale * a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+        with scanops.emulate():
+            return compat.associative_scan(combine, pair, 1)  # type: ignore[no-any-return]
+
+    one = rotate(1.0)
+    asked = len(traced)
+    assert asked and all(map(torch.equal, rotate(1.0), one)) and len(traced) == asked
+    assert not torch.equal(rotate(0.5)[0], one[0]) and len(traced) > asked
 
 
 X = torch.rand(2, 4, 5)
