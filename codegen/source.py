@@ -108,13 +108,14 @@ def link(text: str) -> str:
 
 
 def _spaced(sections: list[str]) -> Iterator[str]:
-    """Yield sections, with blank lines above headings and around what is longer than a line."""
-    was_long, was_heading = False, True
+    """Yield sections, with blank lines above headings and comments, and around what is longer than a line."""
+    was_long, was_comment = False, True
     for section in sections:
         lines = section.strip("\n")
         is_long, is_heading = "\n" in lines, lines.startswith(HEADING)
-        yield "\n" * (is_heading or (not was_heading and (is_long or was_long))) + lines + "\n"
-        was_long, was_heading = is_long, is_heading and not is_long
+        is_comment = all(line.startswith("//") for line in lines.split("\n"))  # of the section that follows
+        yield "\n" * (is_heading or (not was_comment and (is_long or was_long or is_comment))) + lines + "\n"
+        was_long, was_comment = is_long, is_comment
 
 
 def _inset(text: str, columns: int) -> str:

@@ -6,7 +6,7 @@
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // numbers  measured: logcumsumexp-f32-n1024
 // target   sm_90
-// content  sha256 b4bccf3172b73b91 of everything below this banner
+// content  sha256 de5a4c70bb2a3239 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -124,7 +124,6 @@ __device__ __forceinline__ State extend(State older, State newer) {
 }
 
 // The state of a result: `newer`, made by extend, ends with its item; `older` is the prefix before it.
-
 __device__ __forceinline__ State behind(State older, State newer) {
     State s;
     s.high = older.rest < 0 ? newer.high : older.high;
