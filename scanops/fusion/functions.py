@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec
+from torch.utils import _pytree as pytree
 
 from scanops import torch_private as private
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, kept_result
@@ -53,7 +53,7 @@ def _seen(value: Any, within: tuple[Any, ...]) -> list[Any]:
     kind = type(value)
     if kind in _CONSTANTS:
         return [kind, value]
-    if isinstance(value, TreeSpec):  # the structure of a tree of tensors, which never changes
+    if isinstance(value, pytree.TreeSpec):  # the structure of a tree of tensors, which never changes
         return [value]
     if kind is float:
         return [kind, value.hex()]  # tells 0.0 from -0.0, and nan equals itself
