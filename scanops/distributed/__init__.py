@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops.codegen.operators import Operator
-from scanops.distributed.calls import How, key_of, scan_shards
 from scanops.distributed.groups import Group, group_of
+from scanops.distributed.sharded_scan import How, key_of, scan_shards
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
 from scanops.keywords import Pair, ValuesAndIndices

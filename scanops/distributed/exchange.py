@@ -18,10 +18,10 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from scanops.distributed.groups import Group, Ledger, is_captured, pack, size_of, unpack
+from scanops.distributed.groups import Group, Ledger, bytes_of_tensor, is_captured, pack, padding, size_of, unpack
 from scanops.errors import PeerMismatch, UnsupportedRequest, shown
 
-__all__ = ["CHECKS", "Message", "Turn", "digest_of", "take_turn"]
+__all__ = ["CHECKS", "Message", "RepeatedExchange", "Turn", "digest_of", "take_turn"]
 
 CHECKS = ("first", "always", "never")
 FIELDS = 8
@@ -81,6 +81,44 @@ def route_of(model: Model, ranks: int, *, rides: bool, blocks: tuple[Model, Mode
     return Route(HEADER + size)
 
 
+def are_alike(headers: list[list[int]]) -> bool:
+    """Return whether the headers of all ranks are those of one call, which none refuses."""
+    first = headers[0]
+    if first[STATUS]:
+        return False
+    if all([header == first for header in headers]):
+        return True
+    return not any(h[STATUS] for h in headers) and all(h[k] == first[k] for h in headers for k in _EQUAL)
+
+
+def compare_later(ledger: Ledger, frames: Tensor, turn: Callable[[], Turn]) -> None:
+    """Let the next exchange compare frames that are on a GPU; ``turn`` returns the one that raises a mismatch."""
+    if ledger.spare and ledger.spare[-1][1].shape == frames.shape:
+        arrived, copy = ledger.spare.pop()
+    else:
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copy = torch.empty(frames.shape, dtype=torch.uint8, pin_memory=True)
+    copy.copy_(frames, non_blocking=True)
+    arrived.record(torch.cuda.current_stream(frames.device))
+    ledger.unread.append((arrived, copy, turn))
+
+
+def read_unread(ledger: Ledger) -> None:
+    """Compare the frames that have arrived from the GPU. Raises PeerMismatch."""
+    unread = ledger.unread
+    while unread:
+        arrived, copy, turn = unread[0]
+        if len(unread) < MOST_UNREAD and not arrived.query():
+            return
+        arrived.synchronize()
+        unread.popleft()
+        headers = copy[:, :HEADER].contiguous().view(torch.int64).tolist()
+        if not are_alike(headers):
+            unread.clear()
+            turn().raise_mismatch(headers, copy, ask=False, late=True)
+        ledger.spare.append((arrived, copy))
+
+
 @contextmanager
 def take_turn(group: Group, message: Message, device: torch.device) -> Iterator[Turn]:
     """Let one thread at a time exchange states over a group.
@@ -130,7 +168,7 @@ class Turn:
         self.frames: Tensor | None = None
         self.headers: list[list[int]] | None = None  # of all ranks, by position, where they have been read
         self._body = self._trades = 0
-        self._waits = self._must_wait()
+        self.waits = self._must_wait()
 
     def _must_wait(self) -> bool:
         if self.device.type == "cpu" or self.message.check == "always":
@@ -147,8 +185,8 @@ class Turn:
         """Exchange the frames and compare them. Raises PeerMismatch on all ranks where they differ."""
         is_captured = self.device.type != "cpu" and torch.cuda.is_current_stream_capturing()
         if not is_captured:
-            self._read_unread()
-        elif self._waits:
+            read_unread(self.ledger)
+        elif self.waits:
             raise UnsupportedRequest(
                 f"{self.message.who}: ranks cannot compare a call that a CUDA graph captures",
                 allowed="with check='first' a call that ranks have compared before, which reads an answer of the GPU",
@@ -156,13 +194,14 @@ class Turn:
                 hint="make the same call once before the capture, on every rank",
             )
         self._exchange_frames(self._row(0, states, FRAME))
-        if self._waits:
+        if self.waits:
             headers = self._read_headers()
-            if not self._is_alike(headers):
-                self._compare(headers)
+            if not are_alike(headers):
+                self.raise_difference(headers)
             self.ledger.compared.add(self.message.digest)
         elif not is_captured:
-            self._compare_later()
+            assert self.frames is not None
+            compare_later(self.ledger, self.frames, lambda: self)
 
     def refuse(self, problem: Exception) -> NoReturn:
         """Let the other ranks hear that this one does not make the call, and raise the problem."""
@@ -175,7 +214,7 @@ class Turn:
             self._join_rest(self._read_headers())
         else:  # the others have begun to wait for a body
             headers = self._read_headers()
-            if not self._is_alike(headers):
+            if not are_alike(headers):
                 self._join_rest(headers)
             else:
                 self._join_body(self._row(1, [said[: self._body - HEADER]], self._body))
@@ -184,10 +223,11 @@ class Turn:
         raise problem
 
     def _row(self, status: int, states: Sequence[Tensor], size: int) -> Tensor:
-        return pack(states, size, front=self._header(status))
+        return pack(states, size, front=self.header(status))
 
-    def _header(self, status: int) -> Tensor:
-        fields = [self.message.digest, self.number, status, self.length, 0, self._body, int(self._waits), self._trades]
+    def header(self, status: int) -> Tensor:
+        """Return the header of this rank as bytes, where ranks exchange them."""
+        fields = [self.message.digest, self.number, status, self.length, 0, self._body, int(self.waits), self._trades]
         if self.device.type == "cpu":
             fields[OFFSETS] = int(self.offsets)
             return torch.tensor(fields, dtype=torch.int64).view(torch.uint8)
@@ -223,20 +263,14 @@ class Turn:
             self.headers = self.frames[:, :HEADER].contiguous().view(torch.int64).tolist()
         return self.headers
 
-    def _is_alike(self, headers: list[list[int]]) -> bool:
-        first = headers[0]
-        if first[STATUS]:
-            return False
-        if all([header == first for header in headers]):
-            return True
-        return not any(h[STATUS] for h in headers) and all(h[k] == first[k] for h in headers for k in _EQUAL)
-
-    def _compare(self, headers: list[list[int]]) -> NoReturn:
+    def raise_difference(self, headers: list[list[int]]) -> NoReturn:
+        """Make the collectives of the ranks that go on, and raise PeerMismatch."""
         assert self.frames is not None
         joined = self._join_rest(headers)
-        self._raise_mismatch(headers, self.frames, ask=not joined)
+        self.raise_mismatch(headers, self.frames, ask=not joined)
 
-    def _raise_mismatch(self, headers: list[list[int]], frames: Tensor, *, ask: bool, late: bool = False) -> NoReturn:
+    def raise_mismatch(self, headers: list[list[int]], frames: Tensor, *, ask: bool, late: bool = False) -> NoReturn:
+        """Raise PeerMismatch for headers that differ; ``ask``: whether ranks tell one another what they call."""
         refused = [rank for rank, header in enumerate(headers) if header[STATUS]]
         who, parts, when = self.message.who, self.message.parts, " in an earlier call" if late else ""
         if refused:
@@ -284,29 +318,6 @@ class Turn:
         else:
             self.group.gather(row)
 
-    # ---- the same on a GPU, without waiting
-
-    def _compare_later(self) -> None:
-        assert self.frames is not None
-        copy = torch.empty(self.frames.shape, dtype=torch.uint8, pin_memory=True)
-        copy.copy_(self.frames, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record(torch.cuda.current_stream(self.device))
-        self.ledger.unread.append((arrived, copy, self))
-
-    def _read_unread(self) -> None:
-        unread = self.ledger.unread
-        while unread:
-            arrived, copy, turn = unread[0]
-            if len(unread) < MOST_UNREAD and not arrived.query():
-                return
-            arrived.synchronize()
-            unread.popleft()
-            headers = copy[:, :HEADER].contiguous().view(torch.int64).tolist()
-            if not turn._is_alike(headers):
-                unread.clear()
-                turn._raise_mismatch(headers, copy, ask=False, late=True)
-
     # ---- states
 
     def lengths(self) -> Tensor | list[int]:
@@ -325,7 +336,7 @@ class Turn:
             return self._placed(unpack(self.frames, model, HEADER), states)
         states = self.computed(compute)
         rows = self.group.gather(self._row(0, [each.to(self.device) for each in states], self._body))
-        self._compare_body(rows)
+        self.compare_body(rows)
         return self._placed(unpack(rows, model, HEADER), states)
 
     def computed(self, compute: Callable[[], States]) -> States:
@@ -350,28 +361,120 @@ class Turn:
 
         ``model`` is that of a block. The first such exchange carries the problem of a rank, ``back`` does not.
         """
-        size, header = self._trades if back else self._body, self._header(0)
+        size, header = self._trades if back else self._body, self.header(0)
         rows = [pack([each[rank] for each in blocks], size, front=header) for rank in range(self.group.size)]
         found = self.group.trade(torch.stack(rows).to(self.device))
         if not back:
-            self._compare_body(found)
+            self.compare_body(found)
         return self._placed(unpack(found, model, HEADER), blocks)
 
     def trade_rows(self, rows: Tensor) -> Tensor:
         """Send row r, of bytes, to rank r; return the rows that all ranks have for this one, by position."""
         self._body, self._trades = HEADER + rows.shape[1], ONCE
         self.begin()
-        front = self._header(0).expand(self.group.size, -1)
+        front = self.header(0).expand(self.group.size, -1)
         found = self.group.trade(torch.cat([front, rows.to(self.device)], 1))
-        self._compare_body(found)
+        self.compare_body(found)
         return found[:, HEADER:].to(rows.device)
 
-    def _compare_body(self, rows: Tensor) -> None:
+    def compare_body(self, rows: Tensor) -> None:
         """Raise PeerMismatch where a rank could not compute its states, if the headers have been read."""
-        if self._waits:
+        if self.waits:
             headers = rows[:, :HEADER].contiguous().view(torch.int64).tolist()
             if any(header[STATUS] for header in headers):
-                self._raise_mismatch(headers, rows, ask=False)
+                self.raise_mismatch(headers, rows, ask=False)
+
+
+class RepeatedExchange:
+    """The exchange of calls that differ in their tensors alone: header, padding and sizes are made once."""
+
+    def __init__(
+        self, group: Group, message: Message, device: torch.device, length: int, model: Model, route: Route
+    ) -> None:
+        self.group, self.message, self.device, self.length, self.model = group, message, device, length, model
+        self.ledger, self._route = group.ledger, route
+        turn = self._turn(0)
+        self._header, self._waits = turn.header(0), turn.waits
+        # Behind each state up to the next multiple of its unit, and behind the last up to the end of the frame.
+        sizes = [(size_of(*each), size_of(*each, unit=1)) for each in model]
+        self._between = [padding(whole - size, device) if whole > size else None for whole, size in sizes]
+        used = 0 if self._route.body else bytes_of(model)
+        self._end = padding(FRAME - HEADER - used, device)
+        self._number = torch.zeros(FIELDS, dtype=torch.int64, device=device)
+        self._number[NUMBER] = 1
+
+    def _turn(self, number: int) -> Turn:
+        """The same exchange by its parts: what raises where ranks differ or one of them has failed."""
+        turn = Turn(self.group, self.ledger, self.message, self.device)
+        turn.number, turn.length = number, self.length
+        turn.plan(self._route)
+        return turn
+
+    def send(self, compute: Callable[[], States], number: int = 0) -> States | None:
+        """Return the states of every rank, stacked by position; of this rank they are what ``compute`` returns.
+
+        ``number`` is that of the forward pass, in a backward pass. None while another thread holds the group: nothing
+        was exchanged. Raises PeerMismatch.
+        """
+        ledger = self.ledger
+        if not ledger.lock.acquire(blocking=False):
+            return None
+        is_outermost = ledger.owner is None
+        if is_outermost:
+            ledger.owner, ledger.was_disturbed = threading.get_ident(), False
+        try:
+            found = self._send(compute, number)
+            if ledger.was_disturbed:
+                raise _disturbed(self.message.who)
+            return found
+        finally:
+            if is_outermost:
+                ledger.owner = None
+            ledger.lock.release()
+
+    def _send(self, compute: Callable[[], States], number: int) -> States:
+        ledger, header, frames = self.ledger, self._header, None
+        ledger.device = self.device
+        if ledger.unread:
+            read_unread(ledger)
+        if number:
+            header = torch.add(header.view(torch.int64), self._number, alpha=number).view(torch.uint8)
+        if self._route.body:
+            ledger.count += 1
+            frames = self.group.gather(torch.cat([header, self._end]))
+            self._compare(frames, number)
+        try:
+            states = compute()
+        except Exception as problem:  # whatever it is: the others wait for this rank's states
+            turn = self._turn(number)
+            turn.frames = frames
+            turn.refuse(problem)
+        parts = [header]
+        for state, between in zip(states, self._between, strict=True):
+            parts.append(bytes_of_tensor(state))
+            if between is not None:
+                parts.append(between)
+        if not self._route.body:
+            ledger.count += 1
+            parts.append(self._end)
+        rows = self.group.gather(torch.cat(parts))
+        if not self._route.body:
+            self._compare(rows, number)
+        elif self._waits:
+            turn = self._turn(number)
+            turn.frames = frames
+            turn.compare_body(rows)
+        return unpack(rows, self.model, HEADER)
+
+    def _compare(self, frames: Tensor, number: int) -> None:
+        if not self._waits:
+            compare_later(self.ledger, frames, lambda: self._turn(number))
+            return
+        headers = frames[:, :HEADER].contiguous().view(torch.int64).tolist()
+        if not are_alike(headers):
+            turn = self._turn(number)
+            turn.frames, turn.headers = frames, headers
+            turn.raise_difference(headers)
 
 
 def refuse(group: Group, message: Message, problem: Exception, x: object) -> NoReturn:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerLost, UnsupportedRequest, shown
 
-__all__ = ["Group", "Ledger", "group_of", "is_captured", "pack", "unpack"]
+__all__ = ["Group", "Ledger", "bytes_of_tensor", "group_of", "is_captured", "pack", "padding", "size_of", "unpack"]
 
 UNIT = 16  # bytes: states begin on multiples of it, so that a view in any dtype is legal
 # The latter's name until torch 2.13.
@@ -45,6 +45,7 @@ class Ledger:
         self.count = 0  # exchanges so far: the same number on all ranks
         self.compared: set[int] = set()  # digests that all ranks have agreed on
         self.unread: deque[Any] = deque()  # comparisons on the GPU whose outcome has not been read
+        self.spare: list[Any] = []  # events and pinned memory of comparisons that have been read
         self.calls: dict[Any, Any] = {}  # prepared calls, by what is equal of equal calls
         self.headers: dict[Any, Tensor] = {}  # on a GPU, by their numbers
         self.device: torch.device | None = None  # of the tensors of the last exchange
@@ -219,12 +220,12 @@ def _look_up(given: Any) -> Group:
 _PADDING: dict[tuple[int, torch.device], Tensor] = {}
 
 
-def size_of(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor in a row, with those up to the next multiple of ``UNIT``."""
+def size_of(shape: Sequence[int], dtype: torch.dtype, unit: int = UNIT) -> int:
+    """Return the bytes of a tensor in a row, with those up to the next multiple of ``unit``."""
     size = dtype.itemsize
     for each in shape:
         size *= each
-    return size + -size % UNIT
+    return size + -size % unit
 
 
 def pack(tensors: Sequence[Tensor], size: int = 0, *, front: Tensor | None = None) -> Tensor:
@@ -232,14 +233,14 @@ def pack(tensors: Sequence[Tensor], size: int = 0, *, front: Tensor | None = Non
     parts = [] if front is None else [front]
     used = 0 if front is None else len(front)
     for each in tensors:
-        row = _as_bytes(each)
+        row = bytes_of_tensor(each)
         parts.append(row)
         used += len(row)
         if len(row) % UNIT:
-            parts.append(_padding(-len(row) % UNIT, row.device))
+            parts.append(padding(-len(row) % UNIT, row.device))
             used += len(parts[-1])
     if used < size:
-        parts.append(_padding(size - used, parts[0].device))
+        parts.append(padding(size - used, parts[0].device))
     return torch.cat(parts)
 
 
@@ -257,14 +258,16 @@ def unpack(rows: Tensor, like: Sequence[tuple[Sequence[int], torch.dtype]], star
     return tuple(found)
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
+def bytes_of_tensor(tensor: Tensor) -> Tensor:
+    """Return the items of a tensor as a row of bytes, a view where they lie side by side."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     if flat.stride(0) != 1:  # a view as bytes does not take it, whatever counts as contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 
 
-def _padding(size: int, device: torch.device) -> Tensor:
+def padding(size: int, device: torch.device) -> Tensor:
+    """Return so many zeros."""
     found = _PADDING.get((size, device))
     if found is None:
         found = _PADDING[size, device] = torch.zeros(size, dtype=torch.uint8, device=device)

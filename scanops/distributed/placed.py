@@ -13,8 +13,8 @@ from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from scanops.codegen.operators import listed
-from scanops.distributed.calls import How, key_of, scan_shards
 from scanops.distributed.groups import Group
+from scanops.distributed.sharded_scan import How, key_of, scan_shards
 from scanops.distributed.shards import is_exchanged
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import followed, served

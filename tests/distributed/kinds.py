@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import scanops
 import scanops.distributed as sd
-from scanops.distributed import exchange
+from scanops.distributed import exchange, shards
 from scanops.distributed.exchange import Turn
 from scanops.distributed.groups import group_of
 from scanops.errors import PeerMismatch, UnsupportedRequest
@@ -136,6 +136,51 @@ def offsets_that_differ(rank: int, group: Group) -> None:
     assert torch.equal(found, torch.ones(200))
 
 
+def repeated_calls(rank: int, group: Group) -> None:
+    """Equal calls with other tensors: values and gradients of each, in either order of lines and exchanges."""
+    for seed in range(4):  # the second is made of what the first has found
+        for lines, op, options in (
+            (3, "sum", {}), (3, "sum", {"reverse": True, "initial": 0.1}), (3, "linear", {"exclusive": True}),
+            (3, "linear", {"reverse": True, "initial": 0.1, "return_final": True}), (300, "linear", {}),
+            (3, "max", {"return_final": True}), (300, "sum", {"return_final": True}), (3, "logcumsumexp", {}),
+            (3, "prod", {"segment_starts": "drawn"}), (3, "sum", {"mask": "drawn"}),
+        ):  # fmt: skip
+            a, b = (random(lines, 12, seed=2 * seed + k) for k in range(2))
+            flags = {name: a > 0.6 for name, value in options.items() if value == "drawn"}
+            found = []
+            for module, cut, more in ((sd, True, {"group": group}), (scanops, False, {})):
+                leaves, others = [(shard_of(each, rank, 2) if cut else each).clone() for each in (a, b)], {}
+                for name, each in flags.items():
+                    others[name] = shard_of(each, rank, 2).contiguous() if cut else each
+                for wanted in (False, True):
+                    leaves = [each.detach().requires_grad_(wanted) for each in leaves]
+                    given = {**options, **others, **more}
+                    y = module.linear_scan(*leaves, 1, **given) if op == "linear" else module.scan(
+                        leaves[1], op, 1, **given)  # fmt: skip
+                    y, *final = y if isinstance(y, tuple) else (y,)
+                    found.append([y.detach(), *(each.detach() for each in final)])
+                loss = (y * y).sum() + sum((each * each).sum() / (2 if cut else 1) for each in final)
+                found[-1] += torch.autograd.grad(loss, leaves if op == "linear" else leaves[1:])
+            for own, of_whole in zip((*found[0], *found[1]), (*found[2], *found[3]), strict=True):
+                part = of_whole if of_whole.ndim < 2 else shard_of(of_whole, rank, 2)
+                torch.testing.assert_close(own, part, msg=lambda text, op=op, options=options: f"{op} {options} {text}")
+
+
+def repeated_calls_that_differ(rank: int, group: Group) -> None:
+    """Of few states and of many: a typed error on both ranks, and the next call is right."""
+    for lines in (2, 5000):
+        x = torch.ones(lines, 3)
+        for _ in range(3):
+            for op in ("sum", "max"):
+                found = sd.scan(x, op, 1, group=group)
+                assert found[0, -1] == (3 * (rank + 1) if op == "sum" else 1)
+        with pytest.raises(PeerMismatch, match="ranks differ in operator"):
+            sd.scan(x, "max" if rank else "sum", 1, group=group)
+        with pytest.raises(UnsupportedRequest, match="reverse must be a bool" if rank else "another rank has refused"):
+            sd.scan(x, "sum", 1, group=group, reverse=3 if rank else False)  # type: ignore[arg-type]
+        assert sd.scan(x, "sum", 1, group=group)[0, -1] == 3 * (rank + 1)
+
+
 def backward_passes_in_another_order(rank: int, group: Group) -> None:
     """Of different calls, and of equal ones: a typed error on both ranks, and right gradients in the same order."""
     for other in (sd.cumprod, sd.cumsum):
@@ -189,7 +234,9 @@ def problems_after_the_comparison(rank: int, group: Group) -> None:
             y = sd.cumsum(x, 1, group=group, offsets=offsets)
             with pytest.MonkeyPatch.context() as patch:
                 if rank == 1:
-                    patch.setattr(f"scanops.distributed.shards.{fails}", _fail)
+                    patch.setattr(shards, fails, _fail)
+                    if fails == "totals":  # which repeated calls have found
+                        patch.setitem(shards.REDUCED, "sum", _fail)
                 with pytest.raises(MemoryError if rank == 1 else PeerMismatch, match="no memory for states"):
                     if fails == "totals":
                         sd.cumsum(x, 1, group=group, offsets=offsets)
@@ -294,6 +341,7 @@ def large_states(rank: int, group: Group) -> None:
 OF_TWO: tuple[Callable[[int, Group], None], ...] = (
     dtypes_with_gradients, initial_that_broadcasts, one_span_a_rank_in_another_order,
     extremes_of_half_types_beside_empty_shards, double_backward_beside_empty_shards, second_derivatives_of_carries_out,
+    repeated_calls, repeated_calls_that_differ,
     offsets_that_differ, backward_passes_in_another_order, two_threads_of_a_group, one_thread_after_another,
     words_of_check_that_differ, problems_after_the_comparison, saved_tensors, products_of_gates_that_overflow, no_lines,
     compiled_calls, large_states,

@@ -138,13 +138,13 @@ def repeated_calls(rank: int) -> None:
                 y = sd.linear_scan(gate, x * times, 1, initial=start, method="onepass")
                 whole = [torch.cat(_gathered(each), 1) for each in (gate, x * times)]
                 assert torch.equal(y, scanops.linear_scan(*whole, 1, initial=start).chunk(3, 1)[rank])
-                assert list(calls.values())[turn].linked is not None
+                assert list(calls.values())[turn].repeat is not None
         scan = next(iter(calls.values()))
         scanops.runtime.call_cache.forget()
-        before = scan.linked
+        before = scan.repeat
         y = sd.linear_scan(gate, x, 1, initial=torch.arange(4.0), method="onepass")
-        assert scan.linked is not before
-        assert scan.linked.generation > before.generation
+        assert scan.repeat is not before
+        assert scan.repeat.generation > before.generation
 
 
 def _gathered(shard: torch.Tensor) -> list[torch.Tensor]:

@@ -169,7 +169,7 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         with pytest.raises(UnsupportedRequest, match=message):
             sd.scan(**given | changed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scanops.distributed.calls.is_captured", lambda x: True)
+        patch.setattr("scanops.distributed.sharded_scan.is_captured", lambda x: True)
         with pytest.raises(UnsupportedRequest, match="CUDA graph cannot hold"):
             sd.scan(**given)
     head_tail = torch.arange(16.0).reshape(8, 2)[[rank, 7 - rank]].flatten()

@@ -23,8 +23,8 @@ from benchmarks.sharded_calls import (
     small_request,
 )
 from scanops.distributed import shards
-from scanops.distributed.calls import How, Sent, prepare
 from scanops.distributed.groups import Group
+from scanops.distributed.sharded_scan import How, Sent, prepare
 from scanops.distributed.shards import Carry
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call

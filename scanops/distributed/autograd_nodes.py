@@ -15,7 +15,7 @@ from scanops.ops.node import ScanFunction, backward_pass, needs_of
 from scanops.requests.request import Inputs, RequestKind, Tensors
 from scanops.torch_private import saved_tensors_hooks
 
-Scan = Any  # scanops.distributed.calls.ShardedScan, which makes the nodes
+Scan = Any  # scanops.distributed.sharded_scan.ShardedScan, which makes the nodes
 Outputs = tuple[Tensor, ...]
 
 
@@ -27,6 +27,12 @@ class TwoPass(torch.autograd.Function):
     those of a checkpoint, it is made in the backward pass. Plain sums save nothing. Where a backward pass is itself
     recorded, the call is composed again of differentiable scans and exchanges.
     """
+
+    @classmethod
+    def record(cls, *given: Any) -> Outputs:
+        """Return ``apply(*given)``, whose arguments torch need not bind by inspection: no transform is active."""
+        found: Outputs = super(torch.autograd.Function, cls).apply(*given)  # type: ignore[misc]
+        return found
 
     @staticmethod
     def forward(ctx: Any, scan: Scan, number: complex | None, *tensors: Tensor | None) -> Any:
@@ -154,8 +160,7 @@ def _of_plain_sum(
     into, of_initial = scan.send_backward(shard, compute, ctx.sent, has_slopes=False)
     if not ctx.needs_input_grad[2]:
         return [None, None, None], of_initial
-    call = replace(shard.call, reverse=not shard.call.reverse, dtype=shard.result)
-    back = [(shards.scanned(call, piece, initial=carry),) for piece, carry in zip(pieces, into, strict=True)]
+    back = [(scan.scan_back(piece, carry),) for piece, carry in zip(pieces, into, strict=True)]
     return [joined(back, shard.call.dim)[0], None, None], of_initial
 
 

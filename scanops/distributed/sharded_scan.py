@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,18 @@ from torch.compiler import is_compiling
 from scanops import emulator, environment
 from scanops import torch_private as private
 from scanops.codegen.lazy import lazy
-from scanops.distributed import node, onepass, shards
-from scanops.distributed.exchange import CHECKS, Message, Route, Turn, digest_of, refuse, route_of, take_turn
+from scanops.distributed import autograd_nodes, onepass, shards
+from scanops.distributed.exchange import (
+    CHECKS,
+    Message,
+    RepeatedExchange,
+    Route,
+    Turn,
+    digest_of,
+    refuse,
+    route_of,
+    take_turn,
+)
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
 from scanops.distributed.shards import Carry, Shard, recorded_with
@@ -96,8 +106,10 @@ def scan_shards(
         return _scan_traced(who, request, group, how)
     calls = group.ledger.calls
     known: ShardedScan | None = None if key is None else calls.get(key)
-    if known is not None and (linked := known.linked) is not None and linked.generation == native.generation():
-        return linked.run(given)
+    if known is not None and (repeat := known.repeat) is not None and repeat.generation == native.generation():
+        found = repeat.run(given)
+        if found is not None:
+            return found
     if known is None:
         try:
             call, read = request()
@@ -222,7 +234,7 @@ class ShardedScan:
     recorded: bool  # whether autograd records the call
     method: str = "twopass"  # or "onepass"
     number_gate: Tensor | None = None  # the gate as a tensor, where it was given as a number
-    linked: onepass.LinkedScan | None = None  # the launch of an equal call in one pass, which the next one repeats
+    repeat: Repeat | None = None  # what an equal call was made of, for the next one
 
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors that the call was prepared for."""
@@ -248,12 +260,43 @@ class ShardedScan:
         if self.method == "onepass" and (link := onepass.link_of(self.group, self.message, x)) is not None:
             return self.run_linked(link, tensors, given)
         if self.recorded:
-            number = None if isinstance(initial, Tensor) else initial
-            leaves = (x, mask, gate, initial if isinstance(initial, Tensor) else None)
-            found: Outputs = node.TwoPass.apply(self, number, *leaves, given.starts, given.offsets)  # type: ignore[no-untyped-call]
-            return found
-        sent = self.send_forward(shard, initial)
-        return self.with_final(self.finished(sent), sent.carries[0].final)
+            found = self.record_twopass(given._replace(x=x, mask=mask, gate=gate))
+        else:
+            sent = self.send_forward(shard, initial)
+            found = self.with_final(self.finished(sent), sent.carries[0].final)
+        if self._is_repeatable(shard) and all(
+            mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True)
+        ):
+            self.repeat = RepeatedTwoPass(self, shard, initial)
+        return found
+
+    def record_twopass(self, given: Inputs) -> Outputs:
+        """Return the results of two passes, recorded by autograd."""
+        number = None if isinstance(given.initial, Tensor) else given.initial
+        leaves = (*given[:3], given.initial if number is None else None)
+        return autograd_nodes.TwoPass.record(self, number, *leaves, given.starts, given.offsets)
+
+    def scan_back(self, grad: Tensor, into: Tensor) -> Tensor:
+        """Return the gradient of a plain sum over one span, from that of its carry-out: a sum as well."""
+        if isinstance(self.repeat, RepeatedTwoPass):
+            return self.repeat.scan_back(grad, None, None, None, None, into)[0]
+        found: Tensor = shards.scanned(self.call_back, grad, initial=into)
+        return found
+
+    @property
+    def call_back(self) -> Call:
+        """The scan of the gradients of a plain sum."""
+        return replace(self.call, reverse=not self.call.reverse, dtype=self.result)
+
+    def _is_repeatable(self, shard: Shard) -> bool:
+        """Whether the next equal call may do without what does not depend on its tensors."""
+        tensors, (_, route) = shard.tensors, self.forward_route(shard)
+        return (
+            self.layout.width == 1
+            and not (shard.row.indices or route.trades or self.number_gate is not None or tensors.offsets is not None)
+            and self.group.device_of(tensors.x) == tensors.x.device
+            and not (tensors.x.is_cuda and (self.message.check == "always" or is_captured(tensors.x)))
+        )
 
     def run_linked(self, link: Link, tensors: Inputs, given: Inputs) -> Outputs:
         """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""
@@ -263,12 +306,12 @@ class ShardedScan:
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":
-            self.linked = onepass.repeated_scan(call, read, self if self.recorded else None)
+            self.repeat = onepass.repeated_scan(call, read, self if self.recorded else None)
         return found
 
     def record(self, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:
         """Return the results of kernels that hand on the states of lines, recorded by autograd."""
-        return node.OnePass.record_linked(self, work, tensors)
+        return autograd_nodes.OnePass.record_linked(self, work, tensors)
 
     def shard_with(self, tensors: Inputs) -> Shard:
         """Return the shard of these tensors."""
@@ -306,13 +349,16 @@ class ShardedScan:
 
     def send_forward(self, shard: Shard, initial: Initial) -> Sent:
         """Exchange states; return the carry into each span of this rank."""
+        if isinstance(self.repeat, RepeatedTwoPass) and (repeated := self.repeat.send(shard.tensors, initial)):
+            carry, own, number = repeated
+            return Sent(shard, tuple([each.unsqueeze(0) for each in own]), [carry], [0], number)
         offsets, indices = shard.tensors.offsets, bool(shard.row.indices)
         gives = [self.carry, torch.int64] if indices else [self.carry]
         common = [self.carry] if self.final else []
         total: list[Any] = []
         with take_turn(self.group, self.message, self.group.device_of(shard.tensors.x)) as turn:
             turn.length = shard.length
-            model, route = self._forward_route(shard)
+            model, route = self.forward_route(shard)
             turn.plan(route)
             begins: Starts = ()
             if offsets is not None:
@@ -379,6 +425,8 @@ class ShardedScan:
 
     def finished(self, sent: Sent) -> Outputs:
         """Return the results of this rank's spans."""
+        if isinstance(self.repeat, RepeatedTwoPass):
+            return self.repeat.finish(sent.shard.tensors, sent.carries[0])
         each = zip(self.parts(sent.shard), sent.carries, sent.starts, strict=True)
         return joined([shards.finish(part, carry, start) for part, carry, start in each], self.call.dim)
 
@@ -388,7 +436,7 @@ class ShardedScan:
 
     # ---- exchanges
 
-    def _forward_route(self, shard: Shard) -> tuple[Any, Route]:
+    def forward_route(self, shard: Shard) -> tuple[Any, Route]:
         """Return shape and dtype of the states of a shard, and how they travel."""
         known = self.__dict__.get("_forward")
         if known is None:
@@ -465,9 +513,13 @@ class ShardedScan:
             return [into], [of_initial]
 
         gives = common = [self.carry]
+        stacked, route = self._routed(model, gives, common, rides=True)
+        if isinstance(self.repeat, RepeatedTwoPass) and not route.trades:
+            found = self.repeat.send_backward(compute, number, model, route)
+            if found is not None:
+                return [found[0]], found[1]
         with take_turn(self.group, self.backward_message, self.group.device_of(shard.tensors.x)) as turn:
             turn.number, turn.length = number, shard.length
-            stacked, route = self._routed(model, gives, common, rides=True)
             turn.plan(route)
             into, of_all = self.combine(turn, shard, compute, stacked, fold, None, gives, common, behind=False)
         return into[0], of_all[0]
@@ -515,6 +567,113 @@ class ShardedScan:
             for each, leaf in zip(found, wanted, strict=True)
         )
         return [next(each_of) if need else None for need in needs]
+
+
+class Repeat(Protocol):
+    """What an equal call was made of."""
+
+    @property
+    def generation(self) -> int: ...
+    def run(self, given: Inputs) -> Outputs | None: ...
+
+
+class RepeatedTwoPass:
+    """What repeats a call in two passes: its scans of one GPU and its exchanges, made once."""
+
+    def __init__(self, scan: ShardedScan, shard: Shard, initial: Initial) -> None:
+        call, (x, _, gate, *_) = shard.call, shard.tensors
+        self.generation = native.generation()
+        self._scan, self._position = scan, scan.layout.positions[0]
+        self._lines, self._carry, self._device = shard.lines, scan.carry, x.device
+        final = shards.RepeatedScan(replace(call, exclusive=False, final=True))
+        self._totals = shards.find_totals(replace(shard, tensors=_without_memory(shard.tensors)), final)
+        self._exchange = RepeatedExchange(
+            scan.group, scan.message, x.device, shard.length, shard.model, scan.forward_route(shard)[1]
+        )
+        self._fold = shards.RepeatedScan(shards.over_ranks(shard))
+        self._finish = shards.RepeatedScan(call)
+        self._is_backwards = scan.layout.rows[0] > 0
+        # A carry-in that is a number, as the scans of states and of items read it.
+        self._number: Tensor | None = None
+        self._first: Tensor | None = None
+        if initial is not None and not isinstance(initial, Tensor):
+            dtype = scan.carry if gate is None else shard.wide
+            self._number = torch.full((), initial, dtype=dtype, device=x.device)
+            self._first = _first_of(initial, shard, scan.carry)
+        self._backward: RepeatedExchange | None = None
+        self._fold_back: shards.RepeatedScan | None = None
+        self.scan_back = shards.RepeatedScan(scan.call_back, varies=True)  # of the gradient of a plain sum
+
+    def run(self, given: Inputs) -> Outputs | None:
+        """Return the outputs for tensors like those of the call; None where it has to be made by its parts."""
+        if is_captured(given.x):
+            return None
+        if self._scan.recorded:
+            return self._scan.record_twopass(given)
+        sent = self.send(given, given.initial)
+        if sent is None:
+            return None
+        found = self.finish(given, sent[0])
+        return (*found, sent[0].final) if self._scan.final else found
+
+    def send(self, given: Inputs, initial: Initial) -> tuple[Carry, Outputs, int] | None:
+        """Exchange states; return the carry into this shard, its states, and the number of the exchange."""
+        own: list[Tensor] = []
+
+        def compute() -> Outputs:
+            own.extend(self._totals(*given[:4]))
+            return tuple(own)
+
+        states = None if is_captured(given.x) else self._exchange.send(compute)
+        if states is None:
+            return None
+        first = initial.expand(self._lines) if isinstance(initial, Tensor) else self._first
+        before, final = first, None
+        if self._position or self._scan.final:
+            value, *others = [each.flip(0) for each in states] if self._is_backwards else states
+            starts = others.pop() if given.starts is not None else None
+            gate = others[0] if others else None
+            initial = initial if isinstance(initial, Tensor) else self._number
+            (after,) = self._fold(value, None, gate, starts, None, initial)
+            before = after[self._position - 1].to(self._carry) if self._position else first
+            final = after[-1].to(self._carry)
+        return Carry(before, final), tuple(own), self._exchange.ledger.count  # type: ignore[arg-type]
+
+    def finish(self, given: Inputs, carry: Carry) -> Outputs:
+        """Return the results of the shard."""
+        return self._finish(*given[:4], None, carry.before)
+
+    def send_backward(
+        self, compute: Callable[[], Outputs], number: int, model: Any, route: Route
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the gradients of the carry out of this shard and of the initial value, as ``fold_back``."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        if self._backward is None:
+            of_forward = self._exchange
+            self._backward = RepeatedExchange(
+                of_forward.group, self._scan.backward_message, self._device, of_forward.length, model, route
+            )
+        states = self._backward.send(compute, number)
+        if states is None:
+            return None
+        entries, *others = [each.flip(0) for each in states] if self._is_backwards else states
+        of_final = others.pop().sum(0) if self._scan.final else None
+        slopes = others[0] if others else None
+        if self._fold_back is None:
+            self._fold_back = shards.RepeatedScan(shards.call_back(slopes, entries))
+        (into,) = self._fold_back(entries, None, slopes, None, None, of_final)
+        if slopes is not None:
+            into = into.to(entries.dtype)
+        if self._position + 1 < len(into):
+            return into[self._position + 1], into[0]
+        return torch.zeros_like(into[0]) if of_final is None else of_final, into[0]
+
+
+def _without_memory(tensors: Inputs) -> Inputs:
+    """Tensors of the same shapes and dtypes, for what asks no more of them."""
+    meta = [None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors]
+    return Inputs(*meta)  # type: ignore[arg-type]
 
 
 def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:
