@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  rule: persistent
 // target   sm_90
-// content  sha256 7b293176f41a21f4 of everything below this banner
+// content  sha256 aa0fdaacc99ca95d of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -620,13 +620,16 @@ __device__ __forceinline__ unsigned long long take_ticket(const TileStatus& tile
     return atomicAdd(tile_status.tickets, 1ull);
 }
 
-// The block with the last ticket of a launch advances the epoch for the next one. After 2^32 - 1 launches epochs begin
-// again with 1, never with 0, which a cleared word holds. A word of as many launches ago would be taken for one of this
+// Epochs of launches: 1 to kEpochs, then 1 again, never 0, which a cleared word holds. Their number is even, so that odd
+// and even epochs alternate there too (see inbox_of). A word of as many launches ago would be taken for one of this
 // launch, if none of the launches in between had as many tiles.
+constexpr unsigned kEpochs = 0xfffffffeu;
+
+// The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket != last) return;
     const unsigned finished = (unsigned)(ticket >> 32) + 1;
-    store_relaxed(tile_status.tickets, (unsigned long long)(finished == 0xffffffffu ? 0 : finished) << 32);
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << 32);
 }
 
 __device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }

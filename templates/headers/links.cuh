@@ -69,13 +69,24 @@ __device__ __forceinline__ unsigned long long load_tickets(const unsigned long l
     return load_relaxed(next_rank + kTickets);
 }
 
+//@ has_room
+// Whether the next rank has read what reached it two launches before that of `epoch`, in the same half of its inbox: it
+// is in this launch, or has begun the one in between. `tickets`: those of the next rank. Epochs begin again after
+// kEpochs launches, and ranks are at most a few launches apart: so the sign of the difference says which of two epochs
+// is ahead, which `<` does not, and the launch in between is found by equality.
+__device__ __forceinline__ bool has_room(unsigned long long tickets, unsigned epoch) {
+    const unsigned next_epoch = epoch_of(tickets), between = epoch == 1 ? kEpochs : epoch - 1;
+    const bool has_begun = (unsigned)tickets != 0;
+    return (int)(next_epoch - epoch) >= 0 || (next_epoch == between && has_begun);
+}
+
 //@ send_state
-// Hand the state at the end of a line on, once the next rank has read what was left in this half two launches ago;
-// `tickets`: those of the next rank, as read before.
+// Hand the state at the end of a line on, once the next rank has room for it; `tickets`: those of the next rank, as read
+// before.
 __device__ __forceinline__ void send_state(const Link& link, unsigned long long* next_rank, unsigned epoch,
                                            long long line, State state, unsigned long long tickets) {
     unsigned long long since = 0;
-    for (int look = 1; epoch > 2 && tickets <= (unsigned long long)(epoch - 2) << 32; ++look) {
+    for (int look = 1; !has_room(tickets, epoch); ++look) {
         tickets = load_tickets(next_rank);
         if (look % kLooksPerCheck == 0 && is_overdue(link, since)) break;
     }

@@ -19,14 +19,18 @@ __device__ __forceinline__ unsigned long long take_ticket(const TileStatus& tile
     return atomicAdd(tile_status.tickets, 1ull);
 }
 
-//@ advance_epoch
-// The block with the last ticket of a launch advances the epoch for the next one. After 2^32 - 1 launches epochs begin
-// again with 1, never with 0, which a cleared word holds. A word of as many launches ago would be taken for one of this
+//@ kEpochs
+// Epochs of launches: 1 to kEpochs, then 1 again, never 0, which a cleared word holds. Their number is even, so that odd
+// and even epochs alternate there too (see inbox_of). A word of as many launches ago would be taken for one of this
 // launch, if none of the launches in between had as many tiles.
+constexpr unsigned kEpochs = 0xfffffffeu;
+
+//@ advance_epoch
+// The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket != last) return;
     const unsigned finished = (unsigned)(ticket >> 32) + 1;
-    store_relaxed(tile_status.tickets, (unsigned long long)(finished == 0xffffffffu ? 0 : finished) << 32);
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << 32);
 }
 
 //@ epoch_of

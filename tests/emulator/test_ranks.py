@@ -70,8 +70,16 @@ def size_of(length: int, inner: int) -> int:
 class Ranks:
     """The kernels of all ranks in one text, and the launches of each."""
 
-    def __init__(self, strategy: str, op: str, lengths: tuple[int, ...], inner: int, fields: dict[str, Any]) -> None:
-        self.lengths, self.inner, self.count = lengths, inner, len(lengths)
+    def __init__(
+        self,
+        strategy: str,
+        op: str,
+        lengths: tuple[int, ...],
+        inner: int,
+        fields: dict[str, Any],
+        launches: int = LAUNCHES,
+    ) -> None:
+        self.lengths, self.inner, self.count, self.launches = lengths, inner, len(lengths), launches
         self.lines = OUTER * inner
         self.plans = [self._plan(strategy, op, rank, fields) for rank in range(self.count)]
         self.numbers: list[Numbers] = [
@@ -115,7 +123,7 @@ class Ranks:
             blocks = self.numbers[rank].blocks
             call = f"of_rank_{rank}::{plan.launch.kernel}({arguments});"
             calls.append(f"if (rank == {rank} && blockIdx.x / kRanks < {blocks}) {call}")
-        values = {"kRanks": self.count, "kLaunches": LAUNCHES, "kLines": self.lines, "kHalf": self.half}
+        values = {"kRanks": self.count, "kLaunches": self.launches, "kLines": self.lines, "kHalf": self.half}
         values |= {"kLinkWords": self.link, "kMemory": self.memory, "kLimit": limit, "kAbsent": absent}
         lists = {
             "kLengths": self.lengths,
@@ -138,7 +146,7 @@ class Ranks:
 def drawn(ranks: Ranks, op: str, *, reverse: bool = False, exclusive: bool = False) -> tuple[bytes, list[float]]:
     """Random gates and values as the kernels take them, and the results of sequential scans in the order of theirs."""
     make, inputs, results = random.Random(0), [], []
-    for _ in range(LAUNCHES):
+    for _ in range(ranks.launches):
         parts: Any = [[[0.0] * size_of(n, ranks.inner) for _ in range(2)] for n in ranks.lengths]
         found: Any = [[0.0] * size_of(n, ranks.inner) for n in ranks.lengths]
         for outer, column in itertools.product(range(OUTER), range(ranks.inner)):
@@ -189,12 +197,41 @@ def test_a_line_over_ranks(
         assert list((ctypes.c_float * len(wanted)).from_buffer_copy(outcome.out)) == wanted
 
 
-def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int) -> Any:
-    """Run all ranks."""
+def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int, finished: int = 0) -> Any:
+    """Run all ranks, whose memories count ``finished`` launches before."""
     blocks = ranks.blocks * ranks.count
-    memory = (ranks.memory * 8 + 4) * ranks.count
+    memory = ((finished << 32).to_bytes(8, "little") + bytes(8 * (ranks.memory - 1))) * ranks.count
     return library.launch("ranks", blocks=blocks, threads=ranks.threads, x=data, seed=seed,
-                          out=results * 4 + memory + 64, resident=blocks)  # fmt: skip
+                          out=bytes(results * 4) + memory + bytes(4 * ranks.count + 64), resident=blocks)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "op", "lengths", "inner"),
+    [
+        ("persistent", "sum", (600, 30, 513), 1),
+        ("block", "linear", (300, 1, 200), 1),
+        ("split", "sum", (300, 31, 290), 1),
+        ("columns_lookback", "sum", (130, 1, 70), 8),
+        ("columns", "linear", (40, 1, 70), 7),
+    ],
+)
+def test_epochs_begin_again(
+    compile_text: Callable[[str], Any], strategy: str, op: str, lengths: tuple[int, ...], inner: int
+) -> None:
+    """After the last epoch comes 1: a rank that is ahead still waits until the next one has read its half of the inbox.
+
+    Launches have the epochs from the last but one on, so ranks that are a launch apart have epochs of either end.
+    """
+    last = 2**32 - 2
+    ranks = Ranks(strategy, op, lengths, inner, {}, launches=6)
+    library = compile_text(ranks.text(MINUTE, absent=-1))
+    data, wanted = drawn(ranks, op)
+    for seed in range(4):
+        outcome = launched(library, ranks, data, len(wanted), seed, finished=last - 2)
+        assert outcome.code == 0, outcome.report
+        assert list((ctypes.c_float * len(wanted)).from_buffer_copy(outcome.out)) == wanted
+        words = (ctypes.c_uint64 * (ranks.count * ranks.memory)).from_buffer_copy(outcome.out, len(wanted) * 4)
+        assert [words[rank * ranks.memory] >> 32 for rank in range(ranks.count)] == [4] * ranks.count
 
 
 @pytest.mark.parametrize("strategy", ["persistent", "split", "columns_lookback"])

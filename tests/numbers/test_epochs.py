@@ -1,4 +1,4 @@
-"""Launch epochs of a workspace, which begin again after 2^32 - 1 launches."""
+"""Launch epochs of a workspace, which begin again after 2^32 - 2 launches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import scanops
 from scanops.runtime.workspaces import workspace
 
 BYTES = 1 << 16  # of the workspace: more than the launches below take
-LAST = 2**32 - 2  # finished launches, of which the next one has the last epoch
+LAST = 2**32 - 3  # finished launches, of which the next one has the last epoch
 
 
 def test_epochs_begin_again_with_one() -> None:
