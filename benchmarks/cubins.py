@@ -30,7 +30,7 @@ def launch_of(scan: Scan) -> tuple[Callable[[], object], Outputs]:
     request, device = scan.request, device_of(scan.inputs.x)
     outs, key = places_for(request), scan.key(device.target, device.multiprocessors)
     launcher = Launcher(kernel_of(key), request, device, key)
-    return functools.partial(launcher, request.inputs, outs), outs
+    return functools.partial(launcher, request.inputs.flat, outs), outs
 
 
 def compared(scan: Scan) -> Row:

@@ -33,7 +33,7 @@ from scanops.errors import ScanopsError
 from scanops.measure import GpuLaboratory, require_gpu
 from scanops.precompile import record
 from scanops.processes import jobs_that_fit
-from scanops.runtime.call_cache import FUSED
+from scanops.runtime.call_cache import CALLS
 from scanops.tuning import Measured, TuningEntry, read, write
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -82,7 +82,7 @@ def keys() -> Iterator[tuple[KernelKey, int]]:
             yield key, lines_for(key, multiprocessors, ITEMS)
     for each in fused("cuda"):
         each.ours(*each.inputs)
-        asked = next(reversed(FUSED.values()))
+        asked = next(reversed(CALLS.values())).launcher
         yield asked.asked, each.inputs[0].numel() // asked.kernel.spec.capacity
 
 

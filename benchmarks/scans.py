@@ -37,7 +37,7 @@ class Scan:
     def run(self, out: torch.Tensor | None = None) -> Outputs:
         """Return the outputs, as the public function of the operator computes them; the first is ``out`` if given."""
         out = self.out if out is None else out
-        return served(self.call, self.inputs, () if out is None else (out,), eager=runs_kernels(self.inputs))
+        return served(self.call, self.inputs, () if out is None else (out,), eager=runs_kernels(self.inputs.flat))
 
     @property
     def request(self) -> Request:

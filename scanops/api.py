@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -12,17 +11,14 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator
 from scanops.forks import LATE, load_late
-from scanops.fusion import operator as operator
 from scanops.fusion.calls import scan_fused
 from scanops.fusion.phases import phase_of
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import broadcast_gates, call_of, followed, gate_of, learn_chunks, plain_name, served
-from scanops.ops.schema import Outputs
-from scanops.requests.call import SHARDED, Call
+from scanops.ops.dispatch import broadcast_gates, call_of, gate_of, learn_chunks, plain_name, run
+from scanops.requests.call import SHARDED
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
-from scanops.requests.request import Inputs, Tensors, checked
+from scanops.requests.request import Tensors
 from scanops.runtime import native
-from scanops.runtime.launcher import delivered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,12 +68,7 @@ def _run_plain(
     if found is not None:
         return found
     call, given, eager = call_of(tensors, outs, complete, options, chunk)
-    if eager:
-        found = served(call, given, outs, eager=True)
-    elif any([type(each).__name__ == "DTensor" for each in given]):
-        found = _run_on_shards(call, given, outs)
-    else:
-        found = followed(call, given, outs)
+    found = run(call, given, outs, eager=eager)
     return found if call.final or len(outs) > 1 else found[0]
 
 
@@ -89,17 +80,6 @@ def _run_natively(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, .
     if outs[0] is None and native.served is not None and not is_dynamo_compiling():
         return native.served(tensors, options)
     return None
-
-
-def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:
-    """Return the results of a scan of DTensors."""
-    load_late("scanops.distributed.placed")  # which takes long to import
-    scan_placed: Callable[..., Outputs] = LATE["scanops.distributed.placed"].scan_placed
-    if all([out is None for out in outs]):
-        return scan_placed(call, given)
-    request = checked(call, given, outs)
-    dtype = None if request.operator.indices else request.dtype
-    return delivered(scan_placed(replace(call, dtype=dtype), given), request)
 
 
 @overload

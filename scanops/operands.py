@@ -11,10 +11,9 @@ from scanops.codegen.figures import item_bytes
 from scanops.codegen.lines import check_lines
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
-from scanops.fusion.kernels import bound
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import FusedInputs, Inputs, Request, Tensors
 from scanops.runtime.kernels import Kernel
 from scanops.runtime.launcher import Launcher, device_of
 
@@ -49,10 +48,8 @@ class Operands:
             self.tensors["initial"] = torch.ones(carried, device=device).to(getattr(torch, spec.carry.name))
         shape = (shape[0], length, *across)
         self.out = _lay_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
-        outputs = spec.fusion.outputs if spec.fusion else ()
-        self._further = tuple(torch.empty_like(self.out, dtype=getattr(torch, each.dtype)) for each in outputs[1:])
-        self._launches: dict[Kernel, Launcher] = {}  # of fused scans, and of gradients
-        self._others: list[torch.Tensor] = []  # what a gradient kernel writes beside its first result
+        # Of fused scans and of gradients: the launch, what it reads and what it writes.
+        self._launches: dict[Kernel, tuple[Launcher, Tensors, tuple[torch.Tensor, ...]]] = {}
         if spec.indexed:
             self.tensors["indices"] = torch.empty(shape, dtype=torch.int64, device=device)
 
@@ -85,37 +82,37 @@ class Operands:
 
     def run(self, kernel: Kernel) -> torch.Tensor:
         """Scan, and return the result, the first one of several."""
-        if self._spec.op in GRADIENTS:
-            return self._differentiate(kernel)
-        if self._spec.fusion is None:
+        if self._spec.op in GRADIENTS or self._spec.fusion is not None:  # which no public function asks for like this
+            self._launch(kernel)
+        else:
             kernel(dim=1, chunk=self._chunk, out=self.out, **self.tensors)
-            return self.out
-        tensors = tuple(self.tensors.values())
-        launch = self._launches.get(kernel)
-        if launch is None:
-            launch = self._launches[kernel] = bound(kernel, 1, tensors, range(len(tensors)), kernel.key)
-        launch(tensors, (self.out, *self._further))
         return self.out
 
-    def _differentiate(self, kernel: Kernel) -> torch.Tensor:
-        """Run the kernel of a gradient, which no public function asks for."""
-        spec, names = self._spec, {"input": "x", "further1": "begin"}
-        tensors = {names.get(each.name, each.name): self.tensors[python_name(each)] for each in spec.sources}
+    def _launch(self, kernel: Kernel) -> None:
+        """Launch the kernel of a gradient, or of a fused scan whose operands are in its own order."""
+        if kernel not in self._launches:
+            spec = self._spec
+            request = Request(
+                call=Call.of_spec(spec, 1),
+                inputs=self._inputs(),
+                carry_dtype=getattr(torch, spec.carry.name),
+                saved_results=spec.saved_results,
+            )
+            others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in request.places[1:]]
+            launcher = Launcher(kernel, request, device_of(self.out), kernel.key)
+            self._launches[kernel] = launcher, request.inputs.flat, (self.out, *others)
+        launcher, inputs, outs = self._launches[kernel]
+        launcher(inputs, outs)
+
+    def _inputs(self) -> Inputs | FusedInputs:
+        """The tensors as a request has them."""
+        if self._spec.fusion is not None:
+            x, *further = (self.tensors[python_name(each)] for each in self._spec.sources)
+            return FusedInputs(x, tuple(further), self.tensors.get("initial"))
+        names = {"input": "x", "further1": "begin"}
+        tensors = {names.get(each.name, each.name): self.tensors[python_name(each)] for each in self._spec.sources}
         tensors |= {name: self.tensors[name] for name in ("offsets", "initial") if name in self.tensors}
-        inputs = Inputs(**tensors)
-        request = Request(
-            call=Call.of_spec(spec, 1),
-            inputs=inputs,
-            carry_dtype=getattr(torch, spec.carry.name),
-            saved_results=spec.saved_results,
-        )
-        launch = self._launches.get(kernel)
-        if launch is None:
-            launch = self._launches[kernel] = Launcher(kernel, request, device_of(self.out), kernel.key)
-            places = request.places[1:]
-            self._others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in places]
-        launch(request.inputs, (self.out, *self._others))
-        return self.out
+        return Inputs(**tensors)
 
 
 def _lay_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:

@@ -29,9 +29,9 @@ from scanops.codegen.strategies.base import Plan
 from scanops.emulator import emulate
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.fallback import reference
+from scanops.fallback.fused import evaluate
 from scanops.forks import FORK_LOCK
 from scanops.fusion.functions import traced
-from scanops.fusion.kernels import evaluated
 from scanops.fusion.operators import FieldOperator
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
@@ -392,12 +392,12 @@ def _of_fields(
 
     fusion = traced(None, None, op, ((torch.float64, False),) * count, False, None, None)
     items = drawn(3 * TRIPLES)
-    states = evaluated(fusion.nodes, fusion.elements, {"operand": items}, {})
+    states = evaluate(fusion.nodes, fusion.elements, {"operand": items}, {})
     a, b, c = zip(*(each.expand(3 * TRIPLES).chunk(3) for each in states), strict=True)
     nothing = tuple(torch.full_like(each, field.identity) for each, field in zip(a, fusion.fields, strict=True))
 
     def combine(older: Any, newer: Any) -> Any:
-        found = evaluated(fusion.nodes, fusion.combine, {"older": older, "newer": newer}, {})
+        found = evaluate(fusion.nodes, fusion.combine, {"older": older, "newer": newer}, {})
         return tuple(each.expand(TRIPLES) for each in found)
 
     sides = (combine(nothing, a), a), (combine(a, nothing), a), (combine(combine(a, b), c), combine(a, combine(b, c)))

@@ -138,7 +138,7 @@ class LinkedScan(NamedTuple):
     def run(self, given: Inputs) -> tuple[Tensor, ...]:
         """Return the results for tensors like those of that call."""
         if self.scan is None:
-            return self.known.launcher.outputs(given)
+            return self.known.launcher.outputs(given.flat)
         if given.initial is not None and not self.starts_line:
             given = given._replace(initial=None)
         found: tuple[Tensor, ...] = self.scan.record(self.known, given[:TENSORS])

@@ -74,7 +74,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
             once = _Once.apply(found[-1], along.position == 0)  # type: ignore[no-untyped-call]
             found = (*found[:-1], once)
     else:
-        found = served(call, read, eager=True) if runs_kernels(read) else followed(call, read)
+        found = served(call, read, eager=True) if runs_kernels(read.flat) else followed(call, read)
     results = found[:-1] if call.final else found
     whole = [_wrapped(each, shape, mesh, placements, axis is None and dim) for each in results]
     if call.final and call.per_segment:

@@ -39,7 +39,7 @@ def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tens
 
     As those of a kernel, each has memory of its own, and none is computed from another one.
     """
-    inputs = request.inputs if inputs is None else inputs
+    inputs = request.plain if inputs is None else inputs
     if request.call.complete:
         return (_completed(request, inputs),)
     if inputs.x.ndim:

@@ -5,29 +5,30 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scanops import environment
 from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import is_built_in, listed
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.functions import handed_on, key_of, text_of, traced
-from scanops.fusion.gradients import differentiated, operated, run
-from scanops.fusion.kernels import Tensors, Work, computed, remember, shape_of
 from scanops.fusion.operators import FieldOperator
-from scanops.ops.dispatch import known_name
+from scanops.ops import schema
+from scanops.ops.dispatch import known_name, repeat, run
 from scanops.requests import checks
 from scanops.requests.call import SHARDED, Call
-from scanops.requests.geometry import line_shape
-from scanops.requests.torch_state import is_recorded, runs_kernels
+from scanops.requests.fused import broadcast_shape
+from scanops.requests.request import FusedInputs, check_fused
+from scanops.requests.torch_state import is_symbol, runs_kernels
 from scanops.runtime import call_cache, native
 from scanops.runtime.call_cache import Key
 
 Function = Callable[..., Any]
+Tensors = tuple[torch.Tensor, ...]
 
 
 def scan_fused(
@@ -50,11 +51,12 @@ def scan_fused(
     if SHARDED:
         _refuse_sharded(dim, tensors)
     wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
-    if not wrong and not is_dynamo_compiling() and all([isinstance(each, torch.Tensor) for each in tensors]):
+    are_tensors = bool(tensors) and all([isinstance(each, torch.Tensor) for each in tensors])
+    if are_tensors and not wrong and not is_dynamo_compiling():
         functions = (map, then, *(() if own is None else own.functions))
         facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
         key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
-        if key is not None and tensors and (answer := _repeated(key, tensors)) is not None:
+        if key is not None and (answer := _repeat(key, tensors)) is not None:
             return answer
     initial, final = others["initial"], others["return_final"]
     if own is None and not is_dynamo_compiling() and not isinstance(final, str):  # which asks for those of segments
@@ -63,23 +65,23 @@ def scan_fused(
     if own is None:
         _check_operator(op, len(inputs), map is not None, then is not None, mask is not None)
     kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
+    shape = _shape(tensors, inputs)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
         text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
-        found = operated(text, (op, dim, reverse, exclusive), tensors)
+        dim = checks.check_dim("scan", shape, dim)
+        any_length = len(shape) > 0 and is_symbol(shape[dim])
+        found = tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
         return found[0] if len(found) == 1 else found
-    shape = _shape(inputs, mask)
-    Call(op, 0, reverse, exclusive, final, dtype).check_options()  # type: ignore[arg-type]
+    call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
+    call.check_options()
     fusion = traced(map, then, own or listed(op), kinds, mask is not None, dtype, key and key[:1])
-    work = Work(fusion, op, checks.check_dim("scan", shape, dim), reverse, exclusive, bool(final))
-    if initial is not None:
-        x = torch.empty((), dtype=work.carry, device=tensors[0].device).expand(shape)
-        tensors += (checks.check_initial("scan", initial, x, line_shape(shape, work.dim), work.carry),)
-    found = run(work, tensors)
-    if key is not None and runs_kernels(tensors):
-        remember(key, work, tensors)
-    results = found[: len(found) - work.final]
+    x, *further = tensors
+    read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
+    call, read = check_fused(replace(call, fusion=fusion), read)
+    found = run(call, read, known_as=key)
+    results = found[: len(found) - call.final]
     y = results[0] if len(results) == 1 else results
-    return (y, found[-1]) if work.final else y  # type: ignore[return-value]  # of several results a pair with these
+    return (y, found[-1]) if call.final else y  # type: ignore[return-value]  # of several results a pair with these
 
 
 def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
@@ -112,26 +114,20 @@ def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -
     return (_number((*keys, *facts)), *options)
 
 
-def _repeated(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
+def _repeat(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
     """Return the outputs of a call like one before it: by C++, or by the launch that served that; None: not yet."""
-    if native.served is not None and len(tensors) <= len(native.SLOTS):
+    if native.served is not None:
         answer = native.served(native.slots(tensors), key)
         if answer is not None:
             return answer
     if not runs_kernels(tensors):
         return None
-    known = call_cache.WORKS.get((key, environment.SCOPED.get(), *call_cache.facts(tensors)))
+    x, *further = tensors
+    given = FusedInputs(x, tuple(further))
+    known = call_cache.recalled(key, given)[1]
     if known is None:
         return None
-    work, launcher = known
-    if not launcher.own:
-        if call_cache.superseded((launcher,)):
-            return None
-    elif native.repeated(launcher) and len(tensors) <= len(native.SLOTS):
-        native.learn(key, native.slots(tensors), launcher, slots=native.SLOTS)
-    # A pass with gradients may write the states as well, by another kernel than the call without.
-    has_gradient = is_recorded() and any(each.requires_grad for each in tensors)
-    found = differentiated(work, tensors, computed) if has_gradient else launcher.outputs(tensors)
+    found = repeat(key, given, known)
     return found[0] if len(found) == 1 else found
 
 
@@ -180,16 +176,16 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask
             )
 
 
-def _shape(inputs: tuple[Any, ...], mask: Any) -> torch.Size:
-    """Return the shape that the tensors broadcast to."""
+def _shape(tensors: Tensors, inputs: Tensors) -> torch.Size:
+    """Return the shape that the tensors broadcast to: ``inputs``, and a mask if there is one more."""
     try:
-        return shape_of(inputs if mask is None else (*inputs, mask))
+        return broadcast_shape(tensors)
     except RuntimeError as problem:
         shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
         raise UnsupportedRequest(
             "scan: the tensors must broadcast",
             allowed="each dimension equal in all tensors, or 1",
-            value=f"shapes {shapes}" + (f", mask {tuple(mask.shape)}" if mask is not None else ""),
+            value=f"shapes {shapes}" + (f", mask {tuple(tensors[-1].shape)}" if len(tensors) > len(inputs) else ""),
             hint="reshape the tensors; views are not copied",
         ) from problem
 

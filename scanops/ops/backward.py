@@ -282,7 +282,7 @@ def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
         return None
     results, launcher = found
     if launcher is not None:
-        tape.launched(launcher, readable(request), results)
+        tape.launched(launcher, readable(request).flat, results)
     return results
 
 

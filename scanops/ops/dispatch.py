@@ -10,6 +10,7 @@ import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,18 +19,23 @@ from torch.compiler import is_compiling
 from scanops import recording
 from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
 from scanops.errors import UnsupportedRequest
+from scanops.fallback.fused import compose
+from scanops.forks import LATE, load_late
+from scanops.ops import schema
 from scanops.ops.backward import keeps
+from scanops.ops.fused import FusedPass, Scan, record_fused
 from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
-from scanops.ops.schema import TENSORS, Outputs
+from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
 from scanops.requests.packed_sequences import PlainCall, is_jagged
-from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors, checked
+from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors, checked
 from scanops.requests.segments import check_offsets
 from scanops.requests.torch_state import (
     HALVES,
     autocast,
     is_batched,
+    is_derived,
     is_memory,
     is_symbol,
     is_traced,
@@ -39,6 +45,8 @@ from scanops.requests.torch_state import (
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import delivered, is_readable
 from scanops.torch_private import at_tracing, count_modes
+
+AnyInputs = Inputs | FusedInputs
 
 
 def call_of(
@@ -57,9 +65,9 @@ def call_of(
     call = Call(op, dim, reverse, exclusive, every or final, *others)
     call = replace(call, complete=complete, per_segment=per_segment) if per_segment or complete is not False else call
     call = call if chunk is None else replace(call, chunk=chunk)
-    eager = runs_kernels(given)
+    eager = runs_kernels(given.flat)
     plain = all([out is None for out in outs])
-    if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given)):
+    if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given.flat)):
         call = replace(call, dtype=autocast(call.op, given.x))
     return call, given, eager
 
@@ -161,9 +169,45 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return b if not symbolic and b.shape == whole.shape else whole
 
 
+def run(
+    call: Call,
+    given: AnyInputs,
+    outs: Tensors = (),
+    *,
+    eager: bool | None = None,
+    known_as: call_cache.Key | None = None,
+) -> Outputs:
+    """Return result, indices and carry-out, as far as they are asked for, by what the state of torch asks for.
+
+    A kernel, one operator where torch follows the code, or PyTorch's operators. ``eager``: whether kernels may read the
+    tensors, as ``runs_kernels`` says. ``known_as``: what a fused call is known by before its functions are traced.
+    """
+    eager = runs_kernels(given.flat) if eager is None else eager
+    if eager:
+        return served(call, given, outs, eager=True, known_as=known_as)
+    is_placed = any([type(each).__name__ == "DTensor" for each in given.flat])
+    if isinstance(given, FusedInputs):
+        plain = given.initial is None and not call.final and not is_placed
+        if plain and is_followed(given.flat) and not is_derived():
+            return _operator(call, given)
+        return compose(call, given, run)
+    return _run_on_shards(call, given, outs) if is_placed else followed(call, given, outs)
+
+
+def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:
+    """Return the results of a scan of DTensors."""
+    load_late("scanops.distributed.placed")  # which takes long to import
+    scan_placed: Callable[..., Outputs] = LATE["scanops.distributed.placed"].scan_placed
+    if all([out is None for out in outs]):
+        return scan_placed(call, given)
+    request = checked(call, given, outs)
+    dtype = None if request.operator.indices else request.dtype
+    return delivered(scan_placed(replace(call, dtype=dtype), given), request)
+
+
 def followed(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     """Return the results by the fallback, or by the operator where torch follows the code."""
-    if not is_followed(given):
+    if not is_followed(given.flat):
         return served(call, given, outs, eager=False)
     if all([out is None for out in outs]):  # checked where the operator is computed
         return _operator(call, given)
@@ -189,8 +233,12 @@ def is_followed(inputs: tuple[Any, ...]) -> bool:
     return not all(map(is_memory, tensors)) or inputs[0].device.type != "cpu"
 
 
-def _operator(call: Call, given: Inputs) -> Outputs:
+def _operator(call: Call, given: AnyInputs) -> Outputs:
     """The call by one of ``torch.ops.scanops``."""
+    if isinstance(given, FusedInputs):
+        shape = torch.broadcast_tensors(*given.operands)[0].shape  # type: ignore[no-untyped-call]
+        any_length = len(shape) > 0 and is_symbol(shape[call.dim])
+        return tuple(schema.FUSED(list(given.operands), *schema.fused_arguments(replace(call, any_length=any_length))))
     listed(call.op)
     x, initial = given.x, given.initial
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
@@ -217,57 +265,93 @@ class First(NamedTuple):
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results, and let the call cache hold the launch that computed them."""
-        request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
+        request = replace(self.request, inputs=self.request.inputs.of_flat(tensors))
         found = call_cache.run(request)
         if found is None:
-            return by_torch(request)
+            return _compute_by_torch(request)
         results, launcher = found
         if self.key is not None and launcher is not None:
             self.kind.lasts = call_cache.remember(call_cache.CALLS, self.key, call_cache.Known(launcher, self.kind))
         return results
 
 
+def _compute_by_torch(request: Request) -> Outputs:
+    if isinstance(request.inputs, FusedInputs):
+        return compose(request.call, request.inputs, run)
+    return by_torch(request)
+
+
 def served(
-    call: Call, given: Inputs, outs: Tensors = (), *, eager: bool, record: Callable[..., Outputs] | None = None
+    call: Call,
+    given: AnyInputs,
+    outs: Tensors = (),
+    *,
+    eager: bool,
+    record: Callable[..., Outputs] | None = None,
+    known_as: call_cache.Key | None = None,
 ) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for, by a kernel or by the fallback.
 
-    ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says. ``record``: what makes the node of
-    autograd, in place of ``ScanFunction.record``.
+    ``eager`` and ``known_as`` are those of ``run``. ``record``: what makes the node of autograd, in place of
+    ``ScanFunction.record``.
     """
-    record = record or ScanFunction.record
     key = None
     if eager and all([out is None for out in outs]):
-        key, known = call_cache.recalled(call, given)
+        key, known = call_cache.recalled(known_as or call, given)
         if known is not None:
-            if given.offsets is not None:  # the key has their shape, not their values
-                check_offsets(call.name, given.offsets, given.x, known.kind.request.call.dim)
-            _repeated(call, given, known)
-            if given.differentiates:
-                return record(known, given[:TENSORS])
-            return known.launcher.outputs(given)
+            return repeat(known_as or call, given, known, record)
     request = checked(call, given, outs)
     if not eager:
-        if request.x.is_cpu:
+        if request.x.is_cpu and call.fusion is None:  # whose plain scan is counted
             recording.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
-        return by_torch(request)
+        return _compute_by_torch(request)
     # A call is cached if the kernel reads its tensors as they were given.
-    if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)) or (
+    if any(mine is not theirs for mine, theirs in zip(request.inputs.flat, given.flat, strict=True)) or (
         given.initial is not None and not is_readable(request)
     ):
         key = None
-    work, tensors = First(RequestKind(request), request, key), request.inputs[:TENSORS]
-    return record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
+    work = First(RequestKind(request), request, key)
+    return _compute(work, request.inputs, record)
 
 
-def _repeated(call: Call, given: Inputs, known: call_cache.Known) -> None:
-    """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.launcher.own or call.per_segment:  # which C++ does not know
-        return
-    if native.repeated(known.launcher):
-        forward_only = call.complete or given.offsets is not None
-        parts = () if forward_only else adjoints(known.kind, given)
-        native.learn(call.values(), given, known.launcher, call.final, parts)
+def repeat(
+    asked: Call | call_cache.Key,
+    given: AnyInputs,
+    known: call_cache.Known,
+    record: Callable[..., Outputs] | None = None,
+) -> Outputs:
+    """Return the results of a call like one before it, which ``known`` served.
+
+    C++ serves the next one, if the kernel is the call's own and not a stand-in. ``asked``: the call, or what a fused
+    one is known by.
+    """
+    call = known.kind.request.call
+    if given.offsets is not None:  # the key has their shape, not their values
+        check_offsets(call.name, given.offsets, given.x, call.dim)
+    if known.launcher.own and not call.per_segment and native.repeated(known.launcher):
+        if not isinstance(asked, Call):
+            native.learn(asked, given.flat, known.launcher)
+        elif isinstance(given, Inputs):  # its backward passes are asked for by no key that C++ reads
+            forward_only = call.complete or given.offsets is not None
+            parts = () if forward_only else adjoints(known.kind, given)
+            native.learn(asked.values(), given.flat, known.launcher, call.final, parts)
+    return _compute(known, given, record)
+
+
+def _compute(work: First | call_cache.Known, given: AnyInputs, record: Callable[..., Outputs] | None) -> Outputs:
+    """Return the results of a forward pass, recorded by autograd where a gradient is wanted."""
+    if not given.differentiates:
+        return work.compute(given.flat)
+    if isinstance(given, Inputs):
+        return (record or ScanFunction.record)(work, given.flat)
+    # A pass with gradients may write states as well, by another kernel than the call without.
+    return record_fused_call(work.kind, given, partial(served, eager=True), saves_states=True)
+
+
+def record_fused_call(kind: RequestKind, given: FusedInputs, compute: Scan, *, saves_states: bool) -> Outputs:
+    """Return the results of a fused scan, recorded as one node, or as PyTorch's operators around a scan."""
+    found = record_fused(FusedPass(kind, compute, run, saves_states=saves_states), given)
+    return compose(kind.request.call, given, run) if found is None else found
 
 
 def learn_chunks(tensors: tuple[Any, ...], options: tuple[Any, ...], view: PlainCall, result: Any) -> None:

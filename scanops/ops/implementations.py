@@ -39,7 +39,7 @@ def _compute(*arguments: Any) -> Found:
     given = Inputs(*_classless(inputs))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
-        return separate(served(call, given, eager=reads_memory(given)))
+        return separate(served(call, given, eager=reads_memory(given.flat)))
 
 
 def _pretend(*arguments: Any) -> Found:

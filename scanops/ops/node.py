@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from scanops import environment
 from scanops import torch_private as private
@@ -35,7 +35,7 @@ _GRAD, _JVP, _VMAP = (getattr(private.TransformType, name) for name in ("Grad", 
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
 
 
-class Work(Protocol):
+class ForwardPass(Protocol):
     """The forward pass of a node: of a call that the cache holds, of another call, or of an operator."""
 
     @property
@@ -70,39 +70,29 @@ def kind_of(call: Call, tensors: Tensors) -> RequestKind:
 class ScanFunction(torch.autograd.Function):
     """A scan with its gradients, its tangents and its batches.
 
-    Called with a forward pass and the six tensors of an operator: x, mask, gate, segment_starts, offsets, initial.
+    Called with a forward pass and tensors as ``Inputs.flat`` has them: x, mask, gate, segment_starts, offsets, initial,
+    and of a fused scan its further operands. What a fused scan saves and computes backward is its pass's.
     """
 
     @classmethod
-    def record(cls, work: Work, tensors: Tensors) -> Outputs:
+    def record(cls, work: ForwardPass, tensors: Tensors) -> Outputs:
         """Return ``apply(work, *tensors)`` where no transform is active: torch binds no arguments by inspection."""
         found: Outputs = super(torch.autograd.Function, cls).apply(work, *tensors)  # type: ignore[misc]
         return found
 
     @staticmethod
-    def forward(work: Work, *tensors: torch.Tensor | None) -> Outputs:
+    def forward(work: ForwardPass, *tensors: torch.Tensor | None) -> Outputs:
         return work.compute(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         work, *tensors = inputs
-        x, mask, gate, starts, offsets, initial = tensors
-        ctx.kind = kind = work.kind
-        indices = output[1] if kind.indexed else None
-        keep = keeps(kind.inclusive or kind, needs_of(ctx))
-        # What reached this rank in a linked scan is the carry-in of its lines, which the gradients of gates read.
-        if keep[4] and kind.request.call.link is not None and initial is None:
-            initial = kind.request.call.link.received(kind.request, line_shape(x.shape, kind.request.call.dim))
-        # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
-        read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
-        kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
-        ctx.save_for_backward(*kept)
-        # What saves nothing may be run backward twice, as torch's own scans.
-        ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
-        if is_transformed():
-            ctx.save_for_forward(output[0], indices, *tensors)
-            ctx.call = work.call
-        with schema.lengths(kind.request.call.any_length):
+        ctx.kind, ctx.fused = work.kind, None
+        if ctx.kind.request.call.fusion is not None:
+            work.save(ctx, tensors)
+        else:
+            _save_plain(ctx, work, tensors, output)
+        with schema.lengths(ctx.kind.request.call.any_length):
             ctx.policy = environment.SCOPED.get()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
@@ -110,6 +100,12 @@ class ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor | None) -> Tensors:
+        if ctx.fused is not None:
+            if is_dynamo_compiling():
+                return _differentiate_by_operator(ctx, given)
+            with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
+                x, mask, gate, initial, *further = ctx.differentiate(ctx, needs_of(ctx), given)
+            return (None, x, mask, gate, None, None, initial, *further)
         gy, gfinal = given[0], given[-1] if ctx.kind.final else None
         if gy is None and gfinal is None:
             return (None,) * (1 + schema.TENSORS)
@@ -130,10 +126,41 @@ class ScanFunction(torch.autograd.Function):
         return schema.batched(operated_on, info, dims[1:], Inputs(*tensors), work.call)
 
 
+def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | None], output: Outputs) -> None:
+    """Save what the backward pass of a plain scan reads, and under a transform what its tangents are made of."""
+    x, mask, gate, starts, offsets, initial = tensors
+    kind = work.kind
+    indices = output[1] if kind.indexed else None
+    keep = keeps(kind.inclusive or kind, needs_of(ctx))
+    # What reached this rank in a linked scan is the carry-in of its lines, which the gradients of gates read.
+    if keep[4] and kind.request.call.link is not None and initial is None:
+        assert x is not None
+        initial = kind.request.call.link.received(kind.request, line_shape(x.shape, kind.request.call.dim))
+    # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
+    read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
+    kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
+    ctx.save_for_backward(*kept)
+    # What saves nothing may be run backward twice, as torch's own scans.
+    ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
+    if is_transformed():
+        ctx.save_for_forward(output[0], indices, *tensors)
+        ctx.call = work.call  # type: ignore[attr-defined]  # of an operator
+
+
+def _differentiate_by_operator(ctx: Any, given: Tensors) -> Tensors:
+    """Return what the node of a fused scan returns backward, by the operator, which a compiler can follow."""
+    x, _, _, _, *further = needs_of(ctx)
+    operands = [ctx.saved_tensors[0], *ctx.saved_tensors[schema.TENSORS : schema.TENSORS + len(further)]]
+    wanted = [x, *further]
+    every = schema.FUSED_BACKWARD(list(given), operands, wanted, *ctx.fused)
+    of_x, *others = [each if need else None for each, need in zip(every, wanted, strict=True)]
+    return (None, of_x, None, None, None, None, None, *others)
+
+
 def needs_of(ctx: Any) -> Needs:
-    """Return which gradients of ``NAMES`` a node is asked for."""
-    _, x, mask, gate, _, _, initial = ctx.needs_input_grad
-    return (x, mask, gate, initial)
+    """Return which gradients of ``Inputs.differentiable`` a node is asked for."""
+    _, x, mask, gate, _, _, initial, *further = ctx.needs_input_grad
+    return (x, mask, gate, initial, *further)
 
 
 # ---- scans that derivatives are made of

@@ -38,7 +38,7 @@ _RESULTS = "Tensor grad, Tensor? grad_final, Tensor? y, Tensor? indices"
 _GRADIENTS = "(Tensor, Tensor, Tensor, Tensor)"  # is_grads_batched=True takes no list
 BACKWARD = _define("scan_backward", _RESULTS, _TENSORS, _DIM, _OP, "bool[] needs", *_OPTIONS, returns=_GRADIENTS)
 # A scan with `map` or `then`, whose text `map` is: the outputs; and the gradients of the tensors that `needs` names.
-# Implemented by scanops.fusion.operator.
+# Implemented by scanops.ops.fused_implementations.
 _FUSED = "str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
 FUSED = _define("fused", "Tensor[] tensors", _FUSED)
 FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensors, bool[] needs", _FUSED)
@@ -60,6 +60,12 @@ def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
     """Return the arguments of ``scan_backward`` after its tensors."""
     dim, op, *others = call.arguments()
     return (dim, op, needs, *others)
+
+
+def fused_arguments(call: Call) -> tuple[Any, ...]:
+    """Return the arguments of ``fused`` after its tensors."""
+    assert call.fusion is not None
+    return call.fusion.text, call.op, call.dim, call.reverse, call.exclusive, call.any_length
 
 
 def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Call]:

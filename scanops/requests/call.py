@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, shown
+
+if TYPE_CHECKING:
+    from scanops.codegen.fusion.fusion import Fusion
 
 # The fields as arguments of torch.library's operators, in their order.
 SCHEMA = {
@@ -72,10 +75,13 @@ class Call:
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
     chunk: int | None = None  # the scan begins again after so many items of a line, or of each segment of offsets
     link: Any = None  # the scanops.distributed.links.Link by which lines continue on other ranks; None: they do not
+    fusion: Fusion | None = None  # what the kernel computes around the scan: of ``map``, ``then`` and several tensors
 
     @property
     def name(self) -> str:
-        """The public function, for messages: ``cumsum``, or ``scan with 'max'``."""
+        """The public function, for messages: ``cumsum``, or ``scan with 'max'``; ``scan`` with ``map`` or ``then``."""
+        if self.fusion is not None:
+            return "scan"
         row = OPERATORS.get(self.op)
         return (row and row.function) or f"scan with {self.op!r}"
 
@@ -156,13 +162,14 @@ class Call:
         dtype = getattr(torch, spec.out_dtype)
         call = Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
         call = replace(call, per_segment=True) if spec.per_segment else call
+        call = call if spec.fusion is None else replace(call, fusion=spec.fusion)
         return replace(call, exclusive=False, complete=True) if spec.complete else call
 
     def checked(self, spec: ScanSpec, dim: int) -> Call:
         """Return this call as a ``Request`` has it, with what ``spec`` has settled."""
         return replace(self, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
 
-    def derivative(self, op: str, *, dtype: torch.dtype, carry: torch.dtype | None = None, **flags: bool) -> Call:
+    def derivative(self, op: str, *, dtype: torch.dtype, carry: torch.dtype | None = None, **flags: Any) -> Call:
         """Return a scan of a derivative of this one: ``op`` in ``dtype`` with other ``flags``.
 
         It is compensated where the operator is the same; else it accumulates in ``carry``, None for the default.

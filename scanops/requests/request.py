@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,8 +15,10 @@ from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.call import Call
+from scanops.requests.fused import broadcast_shape, carry_dtype_of, fused_places, order_operands
 from scanops.requests.geometry import (
     ALIGNMENT,
+    FURTHER,
     OperandTensors,
     carry_shape,
     is_aligned,
@@ -28,12 +31,15 @@ from scanops.requests.geometry import (
 from scanops.requests.torch_state import is_recorded
 
 if TYPE_CHECKING:
+    from scanops.codegen.fusion.fusion import Fusion
     from scanops.codegen.layouts import Layout
     from scanops.codegen.spec import ScanSpec
 
+OPERANDS = ("input", *FURTHER)  # the kernels' names for the operands of a fused scan
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
 Tensors = tuple[torch.Tensor | None, ...]
 Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
+FURTHER_AT = 6  # the place of the first further operand in ``Inputs.flat``
 Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``
 
 
@@ -48,6 +54,20 @@ class Inputs(NamedTuple):
     initial: torch.Tensor | None = None  # the carry-in: broadcasts to x's shape without dim; a number until checked
     saved: torch.Tensor | None = None  # what the kernel of a backward pass reads of the forward: contiguous, x's shape
     begin: torch.Tensor | None = None  # beside its results the carry-in of the forward's lines: line_shape, contiguous
+
+    @classmethod
+    def of_flat(cls, tensors: Sequence[Any]) -> Inputs:
+        """Return the inputs of which ``flat`` are these tensors."""
+        return cls(*tensors)
+
+    @property
+    def flat(self) -> Tensors:
+        """The tensors as launches number them: behind ``initial`` what the kernel of a backward pass reads."""
+        return self[:FURTHER_AT] if self.saved is None else self
+
+    def with_initial(self, initial: torch.Tensor) -> Inputs:
+        """Return the inputs with another carry-in."""
+        return self._replace(initial=initial)
 
     def operands(self) -> OperandTensors:
         """Return what is read item by item, as views with x's shape: nothing is copied."""
@@ -75,47 +95,118 @@ class Inputs(NamedTuple):
         return any([each is not None and each.requires_grad for each in self.differentiable]) and is_recorded()
 
 
+@dataclass(frozen=True, slots=True)
+class FusedInputs:
+    """The tensors that a fused scan reads."""
+
+    x: torch.Tensor  # the first operand
+    further: tuple[torch.Tensor, ...] = ()  # the other operands, a mask among them; all broadcast together
+    initial: torch.Tensor | None = None  # the carry-in, as that of ``Inputs``
+
+    @classmethod
+    def of_flat(cls, tensors: Sequence[Any]) -> FusedInputs:
+        """Return the inputs of which ``flat`` are these tensors."""
+        return cls(tensors[0], tuple(tensors[FURTHER_AT:]), tensors[FURTHER_AT - 1])
+
+    @property
+    def flat(self) -> Tensors:
+        """The tensors as launches number them: x and the carry-in where ``Inputs`` has them, then further operands."""
+        return (self.x, None, None, None, None, self.initial, *self.further)
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the expressions are made of, in the order in which the scan was given them."""
+        return (self.x, *self.further)
+
+    @property
+    def starts(self) -> None:
+        """Fused scans have no segments."""
+
+    offsets = starts
+
+    def with_initial(self, initial: torch.Tensor) -> FusedInputs:
+        """Return the inputs with another carry-in."""
+        return replace(self, initial=initial)
+
+    @property
+    def differentiable(self) -> tuple[torch.Tensor | None, ...]:
+        """The inputs that may have a gradient: as ``NAMES``, then further operands."""
+        return (self.x, None, None, self.initial, *self.further)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether autograd records a scan of these inputs."""
+        return any([each is not None and each.requires_grad for each in self.differentiable]) and is_recorded()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A checked call with the tensors it reads and writes."""
 
     call: Call
-    inputs: Inputs
+    inputs: Inputs | FusedInputs
     outs: tuple[torch.Tensor | None, ...] = ()  # where the caller wants the result and its indices; None: a new tensor
     carry_dtype: torch.dtype  # of carry-in and carry-out
     saved_results: bool = False  # whether what was saved is results, not those before each item
     x: torch.Tensor = field(init=False)  # the tensor that is scanned
     dtype: torch.dtype = field(init=False)  # of the result
     operator: Operator = field(init=False)  # the operator's row of the table
-    # (kernel argument, shape, dtype) of each tensor that the kernel writes: result, second output, carry-out
+    shape: torch.Size = field(init=False)  # of the result: x's, one more along dim where results are complete
+    # (kernel argument, shape, dtype) of each tensor that the kernel writes: results, second output, carry-out
     places: tuple[tuple[str, torch.Size, torch.dtype], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        x, dtype, operator = self.inputs.x, self.call.dtype, operator_named(self.call.op)
+        x, dtype, operator, fusion = self.inputs.x, self.call.dtype, operator_named(self.call.op), self.call.fusion
         assert dtype is not None
-        places = [("output", self.shape, dtype)]
-        if operator.doubled:
-            places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
+        set_field = object.__setattr__
+        shape = broadcast_shape(self.inputs.operands) if isinstance(self.inputs, FusedInputs) else x.shape
+        if self.call.complete:
+            shape = lengthen(shape, self.call.dim)
+        for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("shape", shape)):
+            set_field(self, name, value)
+        if fusion is not None:
+            places = fused_places(fusion, shape)
+        else:
+            places = [("output", shape, dtype)]
+            if operator.doubled:
+                places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
         if self.call.final:
             places.append(("carry_out", self.carry_shape, self.carry_dtype))
-        for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("places", tuple(places))):
-            object.__setattr__(self, name, value)
+        set_field(self, "places", tuple(places))
+
+    @property
+    def plain(self) -> Inputs:
+        """The tensors of a scan that is not fused."""
+        assert isinstance(self.inputs, Inputs)
+        return self.inputs
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Which operands of a fused scan its kernel reads, in the kernel's order."""
+        assert self.call.fusion is not None and isinstance(self.inputs, FusedInputs)
+        return order_operands(self.call.fusion, self.inputs.operands, self.shape, self.call.dim)
 
     @property
     def operands(self) -> OperandTensors:
-        """What is read item by item, as views with x's shape."""
-        return self.inputs.operands()
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of the result: x's, and one more along the scanned dimension where results are complete."""
-        shape = self.inputs.x.shape
-        return lengthen(shape, self.call.dim) if self.call.complete else shape
+        """What is read item by item, as views with the shape of the lines, by the kernel's name for each."""
+        if isinstance(self.inputs, Inputs):
+            return self.inputs.operands()
+        given = self.inputs.operands
+        return {name: given[place].expand(self.shape) for name, place in zip(OPERANDS, self.order, strict=False)}
 
     @property
     def inclusive(self) -> Request:
         """The request for the inclusive results of a complete scan alone."""
         return replace(self, call=replace(self.call, complete=False), outs=())
+
+    def without_tensors(self) -> Request:
+        """The same request, of which no tensor is kept alive."""
+        found = object.__new__(Request)
+        for each in fields(self):
+            object.__setattr__(found, each.name, getattr(self, each.name))
+        for name, value in (("inputs", _NOTHING), ("x", _NOTHING.x), ("outs", ())):
+            object.__setattr__(found, name, value)
+        return found
 
     def within(self, results: torch.Tensor) -> torch.Tensor:
         """The inclusive results in those of a complete scan, as a view; likewise of their gradients."""
@@ -133,38 +224,63 @@ class Request:
 
     @property
     def line_shape(self) -> torch.Size:
-        """x's shape without the scanned dimension: one element per line."""
-        return line_shape(self.inputs.x.shape, self.call.dim)
+        """The shape without the scanned dimension: one element per line."""
+        return line_shape(self.shape, self.call.dim)
 
     @property
     def carry_shape(self) -> torch.Size:
         """The shape of the carries: one element per line, or per segment of each line."""
-        return carry_shape(self.inputs.x.shape, self.call.dim, self.inputs.offsets if self.call.per_segment else None)
+        return carry_shape(self.shape, self.call.dim, self.inputs.offsets if self.call.per_segment else None)
 
     def spec(self, out: torch.Tensor) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out``."""
+        if self.call.fusion is not None:
+            return self._fused_spec(self.call.fusion)
+        inputs = self.plain
         _, length, inner = split_shape(self.shape, self.call.dim)
-        operands = self.inputs.operands()
+        operands = inputs.operands()
         layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
         layouts.pop("further1", None)  # one item for each line
         if self.call.complete and inner > 1:  # batches of results are longer than those of operands
             layouts = {name: "columns" if layout == "dense" else layout for name, layout in layouts.items()}
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
         # Not beside what was saved, which lies as the output does, nor where lines of results are longer.
-        if layouts["input"] == "strided" and self.inputs.saved is None and not self.call.complete:
+        if layouts["input"] == "strided" and inputs.saved is None and not self.call.complete:
             layouts, whole = self._transposed(layouts, operands)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(operands[name], layout, self.call.dim) for name, layout in layouts.items())
-        aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
+        aligned = aligned and (inputs.saved is None or inputs.saved.data_ptr() % ALIGNMENT == 0)
         spec = ScanSpec(
             length=length,
             saved_results=self.saved_results,
             inner=inner,
             aligned=aligned or not needs_alignment(inner, layouts["input"]),
-            **self.call.spec_fields(self.inputs),
+            **self.call.spec_fields(inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
         return spec if self.call.chunk is None else spec.in_chunks(self.call.chunk)
+
+    def _fused_spec(self, fusion: Fusion) -> ScanSpec:
+        call, (_, length, inner) = self.call, split_shape(self.shape, self.call.dim)
+        views = tuple(self.operands.values())
+        layouts: list[Layout] = [layout_of(each, self.shape, call.dim) for each in views]
+        layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
+        fusion = fusion.selected(self.order, layouts)
+        return ScanSpec(
+            op=call.op,
+            dtype=fusion.operands[0].dtype,
+            length=length,
+            out_dtype=fusion.outputs[0].dtype,
+            reverse=call.reverse,
+            exclusive=call.exclusive,
+            initial=self.inputs.initial is not None,
+            final=call.final,
+            inner=inner,
+            input_layout=layouts[0],
+            map=fusion.text,
+            aligned=not needs_alignment(inner, layouts[0])
+            or all(is_aligned(each, layout, call.dim) for each, layout in zip(views, layouts, strict=True)),
+        )
 
     def _transposed(self, layouts: dict[str, Layout], operands: OperandTensors) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""
@@ -217,12 +333,17 @@ def make_request(
     return checked(Call(op, dim, **options), Inputs(x, **given), (out, indices))
 
 
-def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
+def checked(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
     """Return the request that a call makes, with everything that can be wrong with it checked.
 
     ``outs`` are the caller's tensors for the result and for its indices. Raises UnsupportedRequest, or
     DimensionOutOfRange for ``dim``.
     """
+    if isinstance(given, FusedInputs):
+        assert call.fusion is not None
+        carry_dtype = carry_dtype_of(call.fusion)
+        call, given = check_fused(call, given)
+        return Request(call=call, inputs=given, carry_dtype=carry_dtype)
     x, mask, gate, starts, offsets, initial, *_ = given
     row, who = listed(call.op), call.name
     checks.check_tensor(who, "x", x)
@@ -282,6 +403,23 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 
+def check_fused(call: Call, given: FusedInputs) -> tuple[Call, FusedInputs]:
+    """Return call and inputs of a fused scan as a request has them; operands and functions were checked before.
+
+    Raises UnsupportedRequest, or DimensionOutOfRange for ``dim``.
+    """
+    assert call.fusion is not None
+    call.check_options()
+    shape = broadcast_shape(given.operands)
+    dim = checks.check_dim(call.name, shape, call.dim)
+    if given.initial is not None:
+        carry = carry_dtype_of(call.fusion)
+        lines = torch.empty((), dtype=carry, device=given.x.device).expand(shape)
+        initial = checks.check_initial(call.name, given.initial, lines, line_shape(shape, dim), carry)
+        given = given.with_initial(initial)
+    return replace(call, dim=dim, dtype=getattr(torch, call.fusion.outputs[0].dtype)), given
+
+
 class RequestKind:
     """A request without its tensors: what calls that differ in nothing but their data have in common.
 
@@ -291,7 +429,7 @@ class RequestKind:
     __slots__ = ("final", "inclusive", "indexed", "keeps", "lasts", "request", "segmented", "shapes")
 
     def __init__(self, request: Request) -> None:
-        self.request = replace(request, inputs=_NOTHING, outs=())
+        self.request = request.without_tensors()
         self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )

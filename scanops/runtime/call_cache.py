@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
+from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, places_for
 from scanops.runtime.launcher import device_of as device_of
@@ -44,20 +44,18 @@ class Known(NamedTuple):
     kind: RequestKind
 
     def compute(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-        """Launch on an operator's six tensors."""
-        return self.launcher.outputs((*tensors, None))
+        """Launch on tensors that are numbered as ``Inputs.flat``."""
+        return self.launcher.outputs(tensors)
 
 
 CALLS: dict[Key, Known] = {}
 GRADIENTS: dict[Key, Recipe] = {}
-FUSED: dict[Key, Launcher] = {}  # launches of fused scans, by the scan
-WORKS: dict[Key, tuple[Any, Launcher]] = {}  # the same by the call, whose functions are not traced again, with the scan
 Value = TypeVar("Value")
 
 
 def forget() -> None:
     """Empty the call cache and the native table: every call passes all checks again."""
-    for cache in (CALLS, GRADIENTS, FUSED, WORKS):
+    for cache in (CALLS, GRADIENTS):
         cache.clear()
     native.forget()
 
@@ -65,12 +63,15 @@ def forget() -> None:
 reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
-def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
-    """Return the key of a call and what served it before. Without a key the call is checked every time."""
-    if not call.hashable:
+def recalled(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None, Known | None]:
+    """Return the key of a call and what served it before. Without a key the call is checked every time.
+
+    ``call`` may be what a fused call is known by before its functions are traced.
+    """
+    if isinstance(call, Call) and not call.hashable:
         return None, None
     try:
-        key: Key = (call, environment.SCOPED.get(), *facts(inputs))
+        key: Key = (call, environment.SCOPED.get(), *facts(inputs.flat))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -197,8 +198,9 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     """
     device = device_of(request.x)
     outs = places_for(request)
-    if not request.x.numel():
-        return None if request.call.complete else (computed(None, request, outs), None)
+    if not request.shape.numel():
+        left = request.call.complete or request.call.fusion is not None
+        return None if left else (computed(None, request, outs), None)
     spec = request.spec(outs[0])
     kernel, key = kernel_for(spec, request.line_shape.numel(), device)
     if kernel is None:

@@ -26,7 +26,7 @@ from scanops.requests.geometry import (
     neighbours_of,
     split_shape,
 )
-from scanops.requests.request import Inputs, Request, Tensors
+from scanops.requests.request import FURTHER_AT, OPERANDS, FusedInputs, Inputs, Request, Tensors
 from scanops.requests.torch_state import is_memory
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
@@ -98,9 +98,7 @@ class Launcher:
         "reads",
     )
 
-    def __init__(
-        self, kernel: Launchable, request: Request, device: Device, asked: KernelKey, reads: Reads = ()
-    ) -> None:
+    def __init__(self, kernel: Launchable, request: Request, device: Device, asked: KernelKey) -> None:
         outer, length, inner = split_shape(request.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
@@ -121,11 +119,7 @@ class Launcher:
         self.asked = asked  # what the request asks for; another kernel may stand in
         self.own = kernel.key == asked
         self.places = request.places
-        # Otherwise not the first offset: the first segment begins at 0.
-        skipped = {} if kernel.spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
-        there = enumerate(zip(_READ_BY, request.inputs, strict=True))
-        given = ((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
-        self.reads = reads or tuple(given)
+        self.reads = _reads_of(request, kernel.spec)
         self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
         self.link = request.call.link
         if self.link is not None:
@@ -176,7 +170,7 @@ class Launcher:
         self._spare.append((arguments, reference))
 
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        """Launch the scan of ``inputs``, in the order of ``Inputs`` or of a fused call, and return the results."""
+        """Launch the scan of ``inputs``, which are numbered as ``Inputs.flat``, and return the results."""
         x = inputs[0]
         assert x is not None
         device = x.device
@@ -215,6 +209,18 @@ class Launcher:
             hint=f"its source: scanops generate {self.kernel.spec} --target {self.kernel.target}"
             + " --import FILE, which is a recording of the program" * bool(self.kernel.spec.map),
         )
+
+
+def _reads_of(request: Request, spec: ScanSpec) -> Reads:
+    if request.call.fusion is not None:
+        # of ``Inputs.flat``: x is the first, others stand behind the carry-in
+        places = [place and FURTHER_AT - 1 + place for place in request.order]
+        carried = [("carry_in", _READ_BY.index("carry_in"), 0)] if request.inputs.initial is not None else []
+        return (*((name, place, 0) for name, place in zip(OPERANDS, places, strict=False)), *carried)
+    # Otherwise not the first offset: the first segment begins at 0.
+    skipped = {} if spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
+    there = enumerate(zip(_READ_BY, request.inputs.flat, strict=False))
+    return tuple((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
 
 
 def device_of(tensor: torch.Tensor) -> Device:
@@ -270,19 +276,19 @@ def is_readable(request: Request) -> bool:
     return initial.shape == shape and initial.is_contiguous()
 
 
-def readable(request: Request) -> Inputs:
+def readable(request: Request) -> Inputs | FusedInputs:
     """Return the inputs with a carry-in that a kernel reads."""
     initial = request.inputs.initial
     if initial is None or is_readable(request):
         return request.inputs
-    return request.inputs._replace(initial=initial.expand(request.carry_shape).contiguous())
+    return request.inputs.with_initial(initial.expand(request.carry_shape).contiguous())
 
 
 def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
     initial = request.inputs.initial
     if launcher is not None:
-        launcher(request.inputs if initial is None else readable(request), outs)
+        launcher(request.inputs.flat if initial is None else readable(request).flat, outs)
     elif request.call.final:  # the carry-out of an empty line is its carry-in
         start = operator_named(request.call.op).start_of(dtype_named(request.dtype))
         final = outs[-1]

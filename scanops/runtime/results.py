@@ -132,8 +132,8 @@ class Tape:
         self._views.append((found, given))
         return found
 
-    def launched(self, launcher: Launcher, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
-        """Record a launch on ``inputs`` that gave ``results``."""
+    def launched(self, launcher: Launcher, inputs: Tensors, results: tuple[torch.Tensor, ...]) -> None:
+        """Record a launch on ``inputs``, numbered as ``Inputs.flat``, that gave ``results``."""
         read = tuple(next((given for view, given in self._views if view is each), each) for each in inputs)
         self._steps.append(Step(launcher.outputs, self._places(read), launcher))
         self._tape += results

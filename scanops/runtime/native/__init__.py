@@ -17,7 +17,7 @@ build it if the policy allows that (``start``). ``SCANOPS_NATIVE=0`` switches it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,19 +97,23 @@ def learn(
     launcher: Launcher,
     final: bool = False,
     adjoints: tuple[object, ...] = (),
-    slots: Sequence[int] | None = None,
     shape: torch.Size | None = None,
 ) -> None:
     """Let C++ serve calls like this one, which ``launcher`` has served.
 
-    ``tensors`` are an Inputs; ``slots``: where in it the launcher's tensors are, None where that is their order.
+    ``tensors`` are numbered as ``Inputs.flat``, those of a fused scan as well.
     ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient that the call may be
     asked for. ``shape``: that of the result, where it is another view of what the launcher writes.
     """
     template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
-    given = [place if slots is None else slots[place] for _, place, _ in launcher.reads]
+    is_fused = len(tensors) > len(_PLACES) or launcher.kernel.spec.fusion is not None
+    given = [_SLOTS.get(place, place) if is_fused else place for _, place, _ in launcher.reads]
     if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
+    if is_fused:
+        tensors = slots((tensors[0], *tensors[len(_PLACES) :]))  # type: ignore[arg-type]
+        if len(tensors) > len(_PLACES):
+            return
     if shape is not None:
         (output,) = template.outputs
         template = template._replace(outputs=((output[0], shape, output[2]),))
@@ -120,12 +124,13 @@ def learn(
     )
 
 
-SLOTS = (0, 1, 2, 3, 5)  # of Inputs, for the tensors of a fused scan
+# Where C++ is given further operands of a fused scan, by their places in ``Inputs.flat``; it is given no offsets.
+_SLOTS = {6: 1, 7: 2, 8: 3, 9: 5}
 
 
 def slots(tensors: tuple[torch.Tensor, ...]) -> Tensors:
-    """Return the tensors of a fused scan as C++ reads those of Inputs."""
-    return tensors if len(tensors) < len(SLOTS) else (*tensors[:4], None, tensors[4])
+    """Return the tensors of a fused scan as C++ reads those of Inputs; of more than it has room for it reads none."""
+    return tensors if len(tensors) <= 4 else (*tensors[:4], None, *tensors[4:])
 
 
 class NativeLaunch(NamedTuple):

@@ -1,4 +1,4 @@
-"""Fused scans with gradients: autograd records one node, whose backward pass is again such a scan.
+"""The backward pass of a fused scan, as further fusions: which scans compute it, and which states they read.
 
 For y[i] = then(s[i], x[i]), s[i] = c(s[i-1], map(x[i])), the gradient that reaches s[i] is a recurrence from the end,
 u[i-1] = J[i] (u[i] + that of y[i]), where J[i] are the derivatives of s[i] by s[i-1]: a sum, a recurrence with gates,
@@ -16,95 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
-from torch.compiler import is_dynamo_compiling
-
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.fusion.fusion import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.codegen.fusion.graph import Graph, Node, Term, is_float, wide
 from scanops.codegen.fusion.graph_derivatives import Entries, affine, number_of, pulled_back
 from scanops.codegen.operators.recurrences import EXPRESSIONS
-from scanops.fusion.kernels import Tensors, Work, composed, computed, evaluated, shape_of
-from scanops.ops import schema
-from scanops.ops.backward import summed_to
-from scanops.ops.dispatch import is_followed
-from scanops.requests.checks import check_dim
-from scanops.requests.torch_state import is_derived, is_recorded, is_symbol, runs_kernels
 
-_RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
+RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
 _MOST_ENTRIES = 24  # fields of a state of a matrix and a vector
 
 
-def run(work: Work, tensors: Tensors) -> Tensors:
-    """Return the outputs of a fused scan: by one kernel, by one operator, or by torch's operators around a scan."""
-    plain = len(tensors) == len(work.fusion.operands) and not work.final
-    if runs_kernels(tensors) and shape_of(work.operands(tensors)).numel():
-        return differentiated(work, tensors, computed)
-    if plain and is_followed(tensors) and not is_derived() and type(tensors[0]).__name__ != "DTensor":
-        return operated(work.fusion.text, work[1:5], tensors)
-    return composed(work, tensors)
-
-
-def operated(text: str, scan: tuple[Any, ...], tensors: Tensors) -> Tensors:
-    """Return the outputs by the operator; ``scan``: the fields of ``Work`` after the fusion."""
-    op, dim, reverse, exclusive = scan
-    shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
-    dim = check_dim("scan", shape, dim)
-    any_length = len(shape) > 0 and is_symbol(shape[dim])
-    return tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
-
-
-def differentiated(work: Work, tensors: Tensors, compute: Callable[[Work, Tensors], Tensors]) -> Tensors:
-    """Return the outputs that ``compute`` gives, recorded by autograd where a gradient is wanted."""
-    if not (is_recorded() and any(each.requires_grad for each in tensors)):
-        return compute(work, tensors)
-    if _is_scanned_back(work, tensors):
-        found: Tensors = _Fused.apply(work, compute, *tensors)  # type: ignore[no-untyped-call]
-        return found
-    return composed(work, tensors)
-
-
-def _is_scanned_back(work: Work, tensors: Tensors) -> bool:
-    """Whether the gradients are computed by scans."""
-    fusion, wanted = work.fusion, tuple(each.requires_grad for each in work.operands(tensors))
-    if work.op in _RECURRENCES:
-        return any(wanted) and len(tensors) + len(fusion.outputs) < MOST_OPERANDS
-    every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
-    return bool(fusion.fields) and _adjoint(fusion, work.op, work.exclusive, *every) is not None
-
-
-class _Fused(torch.autograd.Function):
-    """The node of a fused scan: it saves the tensors of the call, and the states that its backward pass reads."""
-
-    @staticmethod
-    def forward(ctx: Any, work: Work, compute: Callable[[Work, Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:
-        ctx.work, ctx.text = work, work.fusion.text
-        ctx.set_materialize_grads(False)
-        needs = tuple(ctx.needs_input_grad[2:])
-        ctx.states = states = _states_of(work, tensors, needs) if compute is computed else None
-        if states is None:
-            ctx.save_for_backward(*tensors)
-            outputs = tuple(compute(work, tensors))
-        else:
-            found = tuple(compute(work._replace(fusion=fusion_of(states.text)), tensors))
-            outputs = (*found[: len(work.fusion.outputs)], *found[states.outputs :])
-            ctx.save_for_backward(*tensors, *(found[at] for at in states.at))
-        ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        work, saved, needs = ctx.work, ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
-        tensors = saved[: len(needs)]
-        if is_dynamo_compiling():
-            every = schema.FUSED_BACKWARD(list(gradients), list(tensors), needs, ctx.text, *work[1:5], False)
-            return None, None, *(each if need else None for each, need in zip(every, needs, strict=True))
-        # What is differentiated again follows from the tensors of the call alone.
-        states = None if torch.is_grad_enabled() or not runs_kernels(saved) else ctx.states
-        return None, None, *gradients_of(work, tensors, gradients, needs, states, saved[len(needs) :])
-
-
-class _States(NamedTuple):
+class SavedStates(NamedTuple):
     """The fields of the states of a fused scan that its backward pass reads, and where the forward pass writes them."""
 
     text: str  # of the fusion that writes them
@@ -114,21 +36,11 @@ class _States(NamedTuple):
     starts: tuple[float | None, ...]  # what is before the first of a line; None: a result is what is before its item
 
 
-def _states_of(work: Work, tensors: Tensors, needs: tuple[bool, ...]) -> _States | None:
-    """The states to save; None where none are read, or where saving them does not move fewer bytes."""
-    fusion, operands = work.fusion, work.operands(tensors)
-    if len(operands) < len(tensors):  # items of the carry-in are before the first results
-        return None
-    shape = shape_of(operands)
-    whole = tuple(each.shape == shape for each in operands)
-    return _states(fusion, work.op, work.exclusive, needs[: len(operands)], whole)
-
-
 @functools.lru_cache(maxsize=1024)
-def _states(
+def choose_states(
     fusion: Fusion, op: str, exclusive: bool, needs: tuple[bool, ...], whole: tuple[bool, ...]
-) -> _States | None:
-    adjoint = _adjoint(fusion, op, exclusive, (True,) * len(fusion.outputs), needs, whole)
+) -> SavedStates | None:
+    adjoint = derive_adjoint(fusion, op, exclusive, (True,) * len(fusion.outputs), needs, whole)
     if adjoint is None or adjoint.last is not None or not any(adjoint.there):
         return None
     graph, outputs = Graph(fusion.nodes), list(fusion.outputs)
@@ -154,7 +66,7 @@ def _states(
     again += 2 * sum(DTYPES[kinds[n]].bytes for n in fields)
     if len(outputs) > MOST_OUTPUTS or moved >= again:
         return None
-    return _States(
+    return SavedStates(
         text=replace(fusion, nodes=tuple(graph.nodes), outputs=tuple(outputs)).text,
         outputs=len(outputs),
         at=tuple(at),
@@ -170,65 +82,8 @@ def _is_rounded(nodes: Sequence[Node], at: int, result: int) -> bool:
     return at == result
 
 
-def gradients_of(
-    work: Work,
-    tensors: Tensors,
-    gradients: Sequence[torch.Tensor | None],
-    needs: tuple[bool, ...],
-    states: _States | None = None,
-    saved: Tensors = (),
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of the tensors that ``needs`` are wanted of, from those of the outputs.
-
-    ``saved``: the ``states`` that the forward pass has written. Carries change places: that of the scan from the other
-    end goes in as the gradient of what came out here.
-    """
-    if all(each is None for each in gradients):
-        return (None,) * len(tensors)
-    whole_call, tensors = tensors, work.operands(tensors)
-    carried, of_final = len(whole_call) > len(tensors), gradients[len(work.fusion.outputs) :]
-    gradients, carries = gradients[: len(work.fusion.outputs)], tuple(each for each in of_final if each is not None)
-    given = tuple(each is not None for each in gradients)
-    final, needs = any(needs[len(tensors) :]), needs[: len(tensors)]
-    shape = shape_of(tensors)
-    whole = tuple(each.shape == shape for each in tensors)
-    adjoint = _adjoint(work.fusion, work.op, work.exclusive, given, needs, whole)
-    assert adjoint is not None
-    known_fields = (
-        {} if states is None else dict(zip(states.fields, zip(saved, states.starts, strict=True), strict=True))
-    )
-    reads = {n for n, there in enumerate(adjoint.there) if there}
-    known = tuple(each.contiguous() if each.requires_grad else each for each in gradients if each is not None)
-    read = [*tensors, *known]
-    parts = adjoint.parts
-    if reads and reads <= known_fields.keys() and adjoint.last is None:
-        read += [known_fields[n][0] if n in reads else tensors[0] for n in range(len(adjoint.there))]
-        before = len(tensors) + len(known)
-        kinds = {before + n: (str(y.dtype)[6:], start) for n, (y, start) in known_fields.items() if n in reads}
-        parts = tuple(_reading(each, tuple(sorted(kinds.items()))) for each in parts)
-    else:
-        again = (run(Work(each, work.op, work.dim, work.reverse, True), whole_call) for each in adjoint.before)
-        states_before = [y for each in again for y in each]
-        read += [states_before.pop(0) if there else tensors[0] for there in adjoint.there]  # nothing reads the latter
-    found: list[torch.Tensor] = []
-    of_carry: tuple[torch.Tensor | None, ...] = (None,) * carried
-    for fusion in parts:
-        back = Work(fusion, adjoint.op, work.dim, not work.reverse, adjoint.exclusive, final)
-        found += run(back, (*read, *carries))
-        if final:
-            of_carry = (summed_to(found.pop(), shape=whole_call[-1].shape, dtype=whole_call[-1].dtype),)
-    if adjoint.last is not None:
-        outputs = adjoint.last.outputs
-        values = evaluated(adjoint.last.nodes, [each.at for each in outputs], {"operand": [*read, *found]}, {})
-        dtypes = [getattr(torch, each.dtype) for each in outputs]
-        found = [each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
-    pairs = zip(tensors, adjoint.of, strict=True)
-    of = (None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs)
-    return (*of, *of_carry)
-
-
 @functools.lru_cache(maxsize=1024)
-def _reading(fusion: Fusion, kinds: tuple[tuple[int, tuple[str, float | None]], ...]) -> Fusion:
+def read_states(fusion: Fusion, kinds: tuple[tuple[int, tuple[str, float | None]], ...]) -> Fusion:
     """A part of a backward pass that reads fields of states from what the forward pass saved, of these dtypes."""
     operands = list(fusion.operands)
     for place, (dtype, start) in kinds:
@@ -236,7 +91,7 @@ def _reading(fusion: Fusion, kinds: tuple[tuple[int, tuple[str, float | None]], 
     return fusion_of(replace(fusion, operands=tuple(operands)).text)
 
 
-class _Adjoint(NamedTuple):
+class Adjoint(NamedTuple):
     """The scans of a backward pass. Their tensors: those of the call, the given gradients, the fields before items."""
 
     before: tuple[Fusion, ...]  # compute the fields of the state before each item that derivatives need
@@ -249,9 +104,9 @@ class _Adjoint(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _adjoint(
+def derive_adjoint(
     fusion: Fusion, op: str, exclusive: bool, given: tuple[bool, ...], needs: tuple[bool, ...], whole: tuple[bool, ...]
-) -> _Adjoint | None:
+) -> Adjoint | None:
     """Return the backward pass of a fused scan, of s[i] = c(s[i-1], x[i]) for short; None where it is too large.
 
     ``given``: which outputs have a gradient; ``needs``: which tensors are to have one; ``whole``: which are of the
@@ -360,7 +215,7 @@ def _adjoint(
     chunks = [tuple(before_items[at : at + MOST_OUTPUTS]) for at in range(0, len(needed), MOST_OUTPUTS)]
     there = tuple(n in needed for n in range(len(fields) if last else max(needed, default=-1) + 1))
     parts = [replace(each, operands=operands[: before + len(there)]) for each in parts]
-    return _Adjoint(
+    return Adjoint(
         before=tuple(fusion_of(replace(fusion, nodes=tuple(source.nodes), outputs=each).text) for each in chunks),
         there=there,
         parts=tuple(fusion_of(each.text) for each in parts),

@@ -1,0 +1,184 @@
+"""Fused scans with gradients: what the autograd node saves of one, and its backward pass, which is again such a scan.
+
+``scanops.codegen.fusion.adjoint`` derives the backward pass; here are its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from scanops.codegen.fusion.adjoint import (
+    RECURRENCES,
+    SavedStates,
+    choose_states,
+    derive_adjoint,
+    read_states,
+)
+from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
+from scanops.fallback.fused import evaluate
+from scanops.ops import schema
+from scanops.ops.backward import summed_to
+from scanops.ops.node import ScanFunction
+from scanops.ops.schema import Outputs
+from scanops.requests.call import Call
+from scanops.requests.fused import broadcast_shape
+from scanops.requests.request import FURTHER_AT, NAMES, FusedInputs, Needs, RequestKind, Tensors
+from scanops.requests.torch_state import runs_kernels
+
+Scan = Callable[[Call, FusedInputs], Outputs]
+
+
+class FusedPass:
+    """The forward pass of a fused scan's node, of one call."""
+
+    def __init__(self, kind: RequestKind, compute: Scan, scan: Scan, *, saves_states: bool) -> None:
+        """``compute`` computes the pass, ``scan`` the scans of its backward pass.
+
+        ``saves_states``: whether the forward kernel may write what the backward kernel reads.
+        """
+        self.kind = kind
+        self._compute, self._scan, self._saves_states = compute, scan, saves_states
+        self._states: SavedStates | None = None
+        self._saved: Outputs = ()
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results, and keep the states that the backward pass reads until ``save`` takes them."""
+        call, given = self.kind.request.call, FusedInputs.of_flat(tensors)
+        fusion = _fusion_of_call(call)
+        needs = tuple(each.requires_grad for each in given.operands)
+        self._states = states = _states_of(call, given, needs) if self._saves_states else None
+        if states is None:
+            return self._compute(call, given)
+        found = self._compute(replace(call, fusion=fusion_of(states.text)), given)
+        self._saved = tuple(found[at] for at in states.at)
+        return (*found[: len(fusion.outputs)], *found[states.outputs :])
+
+    def save(self, ctx: Any, tensors: Tensors) -> None:
+        """Save the tensors of the call, and the states."""
+        ctx.save_for_backward(*tensors, *self._saved)
+        ctx.states, ctx.scan, ctx.differentiate, self._saved = self._states, self._scan, self.differentiate, ()
+        ctx.fused = schema.fused_arguments(self.kind.request.call)
+
+    @staticmethod
+    def differentiate(ctx: Any, needs: Needs, gradients: Sequence[torch.Tensor | None]) -> Tensors:
+        """Return the gradients of the tensors of ``FusedInputs.differentiable`` that ``needs`` name."""
+        call, saved = ctx.kind.request.call, ctx.saved_tensors
+        count = FURTHER_AT + len(needs) - len(NAMES)
+        given = FusedInputs.of_flat(saved[:count])
+        # What is differentiated again follows from the tensors of the call alone.
+        uses_states = not torch.is_grad_enabled() and runs_kernels(saved)
+        states = ctx.states if uses_states else None
+        return differentiate_fused(call, given, gradients, needs, ctx.scan, states, saved[count:])
+
+
+def record_fused(work: FusedPass, given: FusedInputs) -> Outputs | None:
+    """Return the results of a pass, recorded by autograd; None where its gradients are not computed by scans."""
+    call, fusion = work.kind.request.call, _fusion_of_call(work.kind.request.call)
+    wanted = tuple(each.requires_grad for each in given.operands)
+    if call.op in RECURRENCES:
+        count = len(wanted) + (given.initial is not None)
+        if not any(wanted) or count + len(fusion.outputs) >= MOST_OPERANDS:
+            return None
+    else:
+        every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
+        if not fusion.fields or derive_adjoint(fusion, call.op, call.exclusive, *every) is None:
+            return None
+    return ScanFunction.record(work, given.flat)
+
+
+def _fusion_of_call(call: Call) -> Fusion:
+    assert call.fusion is not None
+    return call.fusion
+
+
+def _states_of(call: Call, given: FusedInputs, needs: tuple[bool, ...]) -> SavedStates | None:
+    """The states to save; None where none are read, or where saving them does not move fewer bytes."""
+    if given.initial is not None:  # items of the carry-in are before the first results
+        return None
+    shape = broadcast_shape(given.operands)
+    whole = tuple(each.shape == shape for each in given.operands)
+    return choose_states(_fusion_of_call(call), call.op, call.exclusive, needs, whole)
+
+
+class _Scans(NamedTuple):
+    """What the scans of a backward pass are made of: the call, and what computes them."""
+
+    call: Call
+    scan: Scan
+
+    def run(
+        self, fusion: Fusion, tensors: Sequence[torch.Tensor], initial: torch.Tensor | None, **others: Any
+    ) -> Outputs:
+        """Return the outputs of a fused scan of these tensors; ``others`` are fields of its call."""
+        x, *further = tensors
+        call = Call(self.call.op, self.call.dim, self.call.reverse, fusion=fusion)
+        return self.scan(replace(call, **others), FusedInputs(x, tuple(further), initial))
+
+
+def differentiate_fused(
+    call: Call,
+    given: FusedInputs,
+    gradients: Sequence[torch.Tensor | None],
+    needs: Needs,
+    scan: Scan,
+    states: SavedStates | None = None,
+    saved: Sequence[torch.Tensor] = (),
+) -> Tensors:
+    """Return the gradients of ``given.differentiable`` that ``needs`` are wanted of, from those of the outputs.
+
+    ``saved``: the ``states`` that the forward pass has written. Carries change places: that of the scan from the other
+    end goes in as the gradient of what came out here.
+    """
+    if all(each is None for each in gradients):
+        return (None,) * len(needs)
+    call_fusion, scans = _fusion_of_call(call), _Scans(call, scan)
+    of_x, *_, of_initial = needs[: len(NAMES)]
+    wanted = (of_x, *needs[len(NAMES) :])
+    tensors, carry = given.operands, given.initial
+    count = len(call_fusion.outputs)
+    of_final = next((each for each in gradients[count:] if each is not None), None)
+    shape = broadcast_shape(tensors)
+    whole = tuple(each.shape == shape for each in tensors)
+    there = tuple(each is not None for each in gradients[:count])
+    adjoint = derive_adjoint(call_fusion, call.op, call.exclusive, there, wanted, whole)
+    assert adjoint is not None
+    known_fields = (
+        {} if states is None else dict(zip(states.fields, zip(saved, states.starts, strict=True), strict=True))
+    )
+    reads = {n for n, is_read in enumerate(adjoint.there) if is_read}
+    known = tuple(each.contiguous() if each.requires_grad else each for each in gradients[:count] if each is not None)
+    read = [*tensors, *known]
+    parts = adjoint.parts
+    if reads and reads <= known_fields.keys() and adjoint.last is None:
+        read += [known_fields[n][0] if n in reads else tensors[0] for n in range(len(adjoint.there))]
+        before = len(tensors) + len(known)
+        kinds = {before + n: (str(y.dtype)[6:], start) for n, (y, start) in known_fields.items() if n in reads}
+        parts = tuple(read_states(each, tuple(sorted(kinds.items()))) for each in parts)
+    else:
+        again = (scans.run(each, tensors, carry, exclusive=True) for each in adjoint.before)
+        states_before = [y for each in again for y in each]
+        read += [
+            states_before.pop(0) if is_read else tensors[0] for is_read in adjoint.there
+        ]  # nothing reads the latter
+    found: list[torch.Tensor] = []
+    of_carry: torch.Tensor | None = None
+    against = {"op": adjoint.op, "reverse": not call.reverse, "exclusive": adjoint.exclusive, "final": of_initial}
+    for fusion in parts:
+        found += scans.run(fusion, read, of_final, **against)
+        if of_initial:
+            assert carry is not None
+            of_carry = summed_to(found.pop(), shape=carry.shape, dtype=carry.dtype)
+    if adjoint.last is not None:
+        outputs = adjoint.last.outputs
+        values = evaluate(adjoint.last.nodes, [each.at for each in outputs], {"operand": [*read, *found]}, {})
+        dtypes = [getattr(torch, each.dtype) for each in outputs]
+        found = [each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
+    pairs = zip(tensors, adjoint.of, strict=True)
+    x, *further = [
+        None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs
+    ]
+    return (x, None, None, of_carry, *further)
