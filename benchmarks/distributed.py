@@ -4,22 +4,29 @@
 shape, dtype and operator it compares results with float64, then times forward passes, and forward and backward passes
 together. The baseline is one GPU that scans one shard, in the same process: a time of 1.0 baselines is as fast as the
 GPUs together can be. Ranks meet after every call. Times are medians of the slowest rank. Each line of FILE is the JSON
-of one cell. ``--faults`` kills ranks and lets them be absent, and ``--soak`` repeats scans beside collectives on
-another stream.
+of one cell, written when it has been measured.
+
+``--checks`` compares values and gradients of random calls, CUDA graphs and refused calls in place of times,
+``--mismatches N`` lets one rank make another call than the others, ``--faults N`` kills ranks and lets them be absent,
+and ``--soak N`` repeats scans beside collectives on another stream (benchmarks/distributed_trials.py).
+
+Where there are fewer GPUs than ranks, small shapes are measured by the same code: on one GPU by ranks that share it,
+over gloo and in two passes, and without a GPU by emulated kernels. Such times say nothing about several GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
-import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,25 +36,34 @@ import torch.multiprocessing
 
 import scanops
 import scanops.distributed as sd
-from scanops.distributed import links
-from scanops.errors import PeerLost
+from scanops.distributed.groups import group_of
 
-__all__ = ["main"]
+__all__ = ["Cell", "Rank", "main", "run_ranks"]
 
 ROUNDS, QUICK = 3, 0.04  # measurements of a cell; seconds of one
-COMPARED = 50  # repeats, of which one result is compared
-TOGETHER = 6  # groups of ranks of which one fails, at a time
 HIDING = 30_000_000  # cycles that a GPU sleeps while the host queues calls
+TIMEOUT = 60  # seconds of a collective
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "rows 32768 x 32768": ((32768, 32768), 1),
     "rows 4096 x 2^20": ((4096, 2**20), 1),
     "columns 8 x 65536 x 4096": ((8, 65536, 4096), 1),
     "columns 8 x 32768 x 2560": ((8, 32768, 2560), 1),
-    "one row of 2^31": ((2**31,), 0),
     "rows 64 x 65536": ((64, 65536), 1),
     "rows 8 x 8192 on each rank": ((8, 32768), 1),
+    "one row of 2^31": ((2**31,), 0),
 }
+SMALL_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "rows 16 x 256": ((16, 256), 1),
+    "columns 2 x 64 x 1024": ((2, 64, 1024), 1),
+    "one row of 512": ((512,), 0),
+}
+# The latter's name until torch 2.13.
+gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 LARGE = 2**31  # bytes of a shard of operands beyond which only forward passes of one operand fit
+FEW_ITEMS = 2**24  # of a shard up to which the host decides
+# NVLink multicast stays off, in every process.
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+Row = dict[str, Any]
 
 
 class Cell(NamedTuple):
@@ -60,38 +76,65 @@ class Cell(NamedTuple):
     @property
     def shape(self) -> tuple[tuple[int, ...], int]:
         """The whole shape and the scanned dimension."""
-        return SHAPES[self.name]
+        return (SHAPES | SMALL_SHAPES)[self.name]
 
 
-def cells() -> list[Cell]:
-    """Every cell, the most important first."""
-    found = [Cell(name, op, torch.float32) for name in SHAPES for op in ("sum", "linear")]
-    return found + [Cell(name, op, torch.bfloat16) for name in list(SHAPES)[:4] for op in ("sum", "linear")]
+def list_cells(ranks: int) -> list[Cell]:
+    """Return every cell, the most important first."""
+    if torch.cuda.device_count() < ranks:
+        return [Cell(name, op, torch.float32) for name in SMALL_SHAPES for op in ("sum", "linear")]
+    *names, long = SHAPES
+    halves = [Cell(name, op, torch.bfloat16) for name in names[:4] for op in ("linear", "sum")]
+    return [
+        *(Cell(name, op, torch.float32) for name in names for op in ("sum", "linear")),
+        *halves,
+        *(Cell(long, op, torch.float32) for op in ("sum", "linear")),
+    ]
 
 
 class Rank:
     """One process: its shard of a cell, and the calls that are timed."""
 
-    def __init__(self, rank: int, size: int, out: Path | None) -> None:
-        self.rank, self.size, self.out = rank, size, out
-        self.device = torch.device("cuda", rank)
+    def __init__(self, rank: int, ranks: int, out: Path | None, end: float) -> None:
+        self.rank, self.size, self.out, self.end = rank, ranks, out, end
+        gpus = torch.cuda.device_count()
+        self.device = torch.device("cuda", rank % gpus) if gpus else torch.device("cpu")
+        self.backend = "nccl" if gpus >= ranks else "gloo"
+        # Kernels of several processes on one GPU run one after the other: one would wait for another in vain.
+        self.methods = ("onepass", "twopass") if self.backend == "nccl" or not gpus else ("twopass",)
+
+    def join(self, folder: str, timeout: int = TIMEOUT) -> None:
+        """Make this process a rank of the world."""
+        torch.set_num_threads(1)
+        own: dict[str, Any] = {"device_id": self.device} if self.backend == "nccl" else {}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(self.backend, init_method=f"file://{folder}/meet", rank=self.rank,
+                                world_size=self.size, timeout=timedelta(seconds=timeout), **own)  # fmt: skip
 
     def write(self, **row: Any) -> None:
         """Append a line to the file and print it, on the first rank."""
-        if self.rank:
-            return
-        print(row, flush=True)
-        if self.out is not None:
-            with self.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        if self.rank == 0:
+            write_row(self.out, row)
 
-    def slowest(self, value: float) -> float:
+    def is_over(self, seconds_left: float = 0.0) -> bool:
+        """Return whether less than so much time is left, on all ranks alike."""
+        over = torch.tensor(float(time.time() + seconds_left > self.end), device=self.device)
+        dist.broadcast(over, src=0)
+        return bool(over)
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def find_slowest(self, value: float) -> float:
         """Return the greatest value of all ranks."""
         found = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return float(found)
 
-    def timed(self, call: Callable[[], object], *, meets: bool = True) -> float:
+    def time(self, call: Callable[[], object], *, meets: bool = True) -> float:
         """Return the milliseconds of a call that all ranks make, host time hidden where the GPU takes longer.
 
         After each call the ranks meet in an all_reduce of one number, whose own time is subtracted if ``meets``:
@@ -99,23 +142,31 @@ class Rank:
         it would not count.
         """
         if not meets:
-            return self._timed(call)
+            return self._time(call)
         one = torch.zeros(1, device=self.device)
 
-        def with_meeting() -> None:
+        def call_and_meet() -> None:
             call()
             dist.all_reduce(one)
 
-        return self._timed(with_meeting) - self._timed(lambda: dist.all_reduce(one))
+        return self._time(call_and_meet) - self._time(lambda: dist.all_reduce(one))
 
-    def _timed(self, call: Callable[[], object]) -> float:
+    def _time(self, call: Callable[[], object]) -> float:
         call(), call()
+        if self.device.type != "cuda":
+            times = []
+            for _ in range(ROUNDS):
+                dist.barrier()
+                began = time.perf_counter()
+                call()
+                times.append((time.perf_counter() - began) * 1e3)
+            return self.find_slowest(statistics.median(times))
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         call()
         end.record()
         torch.cuda.synchronize()
-        repeats = max(3, min(200, int(self.slowest(QUICK * 1e3 / max(begin.elapsed_time(end), 1e-3)))))
+        repeats = max(3, min(200, int(self.find_slowest(QUICK * 1e3 / max(begin.elapsed_time(end), 1e-3)))))
         times = []
         for _ in range(ROUNDS):
             torch.cuda.synchronize()
@@ -127,23 +178,28 @@ class Rank:
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end) / repeats)
-        return self.slowest(statistics.median(times))
+        return self.find_slowest(statistics.median(times))
 
-    def host_time(self, call: Callable[[], object], calls: int = 100) -> float:
-        """Return the microseconds of host time of a call."""
-        call()
-        torch.cuda.synchronize()
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(calls):
+    def time_host(self, call: Callable[[], object]) -> tuple[float, float]:
+        """Return the microseconds of a call of the host alone, and of host and GPU as a program sees them."""
+        calls = 100 if self.device.type == "cuda" else 2
+        for _ in range(3):
             call()
-        found = (time.perf_counter() - began) / calls * 1e6
-        torch.cuda.synchronize()
-        return self.slowest(found)
+        least = [float("inf"), float("inf")]
+        for _ in range(ROUNDS):
+            self.synchronize()
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(calls):
+                call()
+            host = time.perf_counter() - began
+            self.synchronize()
+            least = [min(least[0], host), min(least[1], time.perf_counter() - began)]
+        return self.find_slowest(least[0] / calls * 1e6), self.find_slowest(least[1] / calls * 1e6)
 
     # ---- a cell
 
-    def operands(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def make_operands(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return this rank's items, and gates of a recurrence."""
         shape, dim = cell.shape
         shard = [size // self.size if d == dim else size for d, size in enumerate(shape)]
@@ -153,7 +209,7 @@ class Rank:
             return x, None
         return x, (torch.rand(shard, device=self.device, generator=make) * 0.2 + 0.8).to(cell.dtype)
 
-    def error(self, cell: Cell, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> float:
+    def find_error(self, cell: Cell, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> float:
         """Return the greatest relative error of some lines, against float64."""
         dim, parts = cell.shape[1], []
         for each in (x, y) if gate is None else (x, y, gate):
@@ -184,8 +240,8 @@ class Rank:
 
     def measure(self, cell: Cell, *, backward: bool) -> None:
         """Check and time one cell by every method."""
-        dim, (x, gate) = cell.shape[1], self.operands(cell)
-        row: dict[str, Any] = {"cell": cell.name, "op": cell.op, "dtype": str(cell.dtype), "ranks": self.size}
+        dim, (x, gate) = cell.shape[1], self.make_operands(cell)
+        row: Row = {"cell": cell.name, "op": cell.op, "dtype": str(cell.dtype), "ranks": self.size}
 
         def scan(module: Any, *tensors: torch.Tensor, **how: str) -> torch.Tensor:
             found: torch.Tensor = (
@@ -194,194 +250,135 @@ class Rank:
             return found
 
         given = (x,) if gate is None else (gate, x)
-        row["error"] = self.error(cell, scan(sd, *given), x, gate)
-        row["copy_ms"] = self.copy_time(x)
-        row["one_gpu_ms"] = self.timed(lambda: scan(scanops, *given), meets=False)
-        for method in ("onepass", "twopass"):
-            row[f"{method}_ms"] = self.timed(lambda method=method: scan(sd, *given, method=method))  # type: ignore[misc]
-        if x.numel() <= 2**24:
-            row["onepass_host_us"] = self.host_time(lambda: scan(sd, *given, method="onepass"))
-            row["twopass_host_us"] = self.host_time(lambda: scan(sd, *given, method="twopass"))
-            row["torch_host_us"] = self.host_time(lambda: x.cumsum(dim))
+        row["error"] = self.find_error(cell, scan(sd, *given), x, gate)
+        row["auto"] = list(group_of(None).ledger.calls.values())[-1].method  # which the call without one took
+        row["copy_ms"] = self.time(partial(torch.empty_like(x).copy_, x), meets=False)
+        row["one_gpu_ms"] = self.time(lambda: scan(scanops, *given), meets=False)
+        calls: dict[str, Callable[[], object]] = {
+            method: partial(scan, sd, *given, method=method) for method in self.methods
+        }
         if gate is None and x.numel() * x.element_size() <= 2 * LARGE:
-            row["torch_ms"] = self.timed(lambda: self.obvious(x, dim))
+            calls["torch"] = partial(self.scan_obviously, x, dim)
+        for name, call in calls.items():
+            row[f"{name}_ms"] = self.time(call)
+        if x.numel() <= FEW_ITEMS:
+            calls |= {"one_gpu": partial(scan, scanops, *given), "torch_one_gpu": partial(torch.cumsum, x, dim)}
+            frame = torch.zeros(2048, dtype=torch.uint8, device=self.device)
+            every = frame.new_empty(2048 * self.size)
+            calls["all_gather"] = partial(gather_single, every, frame)  # what two passes cannot avoid
+            for name, call in calls.items():
+                row[f"{name}_host_us"], row[f"{name}_wall_us"] = self.time_host(call)
         self.write(**row)
         if not backward:
             return
         leaves = [each.requires_grad_() for each in given]
         grad = torch.rand_like(x)
 
-        def both(module: Any, **how: str) -> object:
+        def run_both(module: Any, **how: str) -> object:
             return torch.autograd.grad(scan(module, *leaves, **how), leaves, grad)
 
         row = {**{name: row[name] for name in ("cell", "op", "dtype", "ranks")}, "backward": True}
-        row["one_gpu_ms"] = self.timed(lambda: both(scanops), meets=False)
-        for method in ("onepass", "twopass"):
-            row[f"{method}_ms"] = self.timed(lambda method=method: both(sd, method=method))  # type: ignore[misc]
+        row["one_gpu_ms"] = self.time(lambda: run_both(scanops), meets=False)
+        calls = {method: partial(run_both, sd, method=method) for method in self.methods}
+        for name, call in calls.items():
+            row[f"{name}_ms"] = self.time(call)
+        if x.numel() <= FEW_ITEMS:
+            for name, call in (calls | {"one_gpu": partial(run_both, scanops)}).items():
+                row[f"{name}_host_us"], row[f"{name}_wall_us"] = self.time_host(call)
         self.write(**row)
 
-    def copy_time(self, x: torch.Tensor) -> float:
-        """Return the milliseconds of a copy of a shard."""
-        to = torch.empty_like(x)
-        return self.timed(lambda: to.copy_(x), meets=False)
-
-    def obvious(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+    def scan_obviously(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The sum as users write it: torch.cumsum, an all_gather of the totals, and an addition."""
         y = x.cumsum(dim)
         total = y.select(dim, -1).contiguous()
         every = total.new_empty((self.size, *total.shape))
-        dist.all_gather_into_tensor(every, total)
+        gather_single(every.view(-1), total.view(-1))
         return y + every[: self.rank].sum(0).unsqueeze(dim) if self.rank else y
 
-    # ---- repeats
 
-    def soak(self, repeats: int) -> None:
-        """Repeat scans beside all_reduce on another stream, and in a CUDA graph: the same bits each time."""
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        busy = torch.ones(2**22, device=self.device)
-        other = dist.new_group(list(range(self.size)))
-        for shape, dim in (((64, 65536), 1), ((512, 4096), 1), ((2, 2048, 4096), 1)):
-            x = torch.rand(
-                [size // self.size if d == dim else size for d, size in enumerate(shape)], device=self.device
-            )
-            first: Any = sd.cumsum(x, dim, method="onepass")
-            differ = 0
-            for k in range(repeats):
-                if k % 10 == 0:
-                    with torch.cuda.stream(side):
-                        dist.all_reduce(busy, group=other)
-                y: Any = sd.cumsum(x, dim, method="onepass")
-                if k % COMPARED == 0:
-                    differ += int(not torch.equal(y, first))
-            graph = torch.cuda.CUDAGraph()
-            dist.barrier()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                y = sd.cumsum(x, dim, method="onepass")
-            for _ in range(100):
-                graph.replay()
-            torch.cuda.synchronize()
-            in_graph = bool(torch.equal(y, first))
-            self.write(
-                soak=list(shape),
-                repeats=repeats,
-                compared=-(-repeats // COMPARED),
-                differ=int(self.slowest(differ)),
-                last_replay_is_equal=in_graph,
-            )
+# ---- processes
 
 
-def run_rank(rank: int, options: argparse.Namespace, folder: str) -> None:
-    """Measure every cell, or repeat scans, on one rank."""
-    torch.cuda.set_device(rank)
-    init = f"file://{folder}/meet"
-    dist.init_process_group("nccl", init_method=init, rank=rank, world_size=options.ranks,
-                            device_id=torch.device("cuda", rank))  # fmt: skip
-    own, began = Rank(rank, options.ranks, options.out), time.monotonic()
-    if options.soak:
-        own.soak(options.soak)
-    for cell in cells() if options.soak == 0 else ():
-        over = torch.tensor(float(time.monotonic() - began > options.seconds), device=own.device)
-        dist.all_reduce(over)
-        if over or options.only not in f"{cell.name} {cell.op} {cell.dtype}":
-            continue
-        size = torch.Size(cell.shape[0]).numel() * cell.dtype.itemsize // options.ranks
-        own.measure(cell, backward=size <= 2 * LARGE and "2^31" not in cell.name)
-        torch.cuda.empty_cache()
+def write_row(out: Path | None, row: Row) -> None:
+    """Print a line of JSON, and append it to a file."""
+    line = json.dumps(row)
+    print(line, flush=True)
+    if out is not None:
+        with out.open("a") as file:
+            file.write(line + "\n")
+
+
+def measure_cells(rank: int, options: argparse.Namespace, folder: str) -> None:
+    """Measure every cell on one rank."""
+    own = Rank(rank, options.ranks, options.out, options.end)
+    own.join(folder)
+    emulated = scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext()
+    with emulated:
+        for cell in list_cells(options.ranks):
+            if options.only not in f"{cell.name} {cell.op} {cell.dtype}":
+                continue
+            if own.is_over(options.reserve):
+                own.write(skipped=cell.name, op=cell.op, dtype=str(cell.dtype))
+                continue
+            size = torch.Size(cell.shape[0]).numel() * cell.dtype.itemsize // options.ranks
+            own.measure(cell, backward=size <= 2 * LARGE and "2^31" not in cell.name)
+            if own.device.type == "cuda":
+                torch.cuda.empty_cache()
     os._exit(0)
 
 
-# ---- faults
-
-
-def run_fault(rank: int, ranks: int, folder: str, victim: int, moment: float, kind: str) -> None:
-    """Scan until the victim is gone; a rank that waits for it ends with a typed error, and says so in a file."""
-    links.LIMIT_SECONDS = 5
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks,
-                            device_id=torch.device("cuda", rank))  # fmt: skip
-    x = torch.ones(64, 4096, device="cuda")
-    for _ in range(3):
-        sd.cumsum(x, 1, method="onepass")
-    torch.cuda.synchronize()
-    dist.barrier()
-    began = time.monotonic()
-    said = "hang"
-    try:
-        while time.monotonic() - began < 20:
-            if rank == victim and time.monotonic() - began > moment:
-                if kind == "killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if kind == "absent":
-                    time.sleep(12)
-                    os._exit(0)
-                sd.cumsum(x, 1, method="onepass", reverse="no")  # type: ignore[arg-type]  # refused on this rank alone
-            for _ in range(50):
-                y = sd.cumsum(x, 1, method="onepass")
-            torch.cuda.synchronize()
-            del y
-    except PeerLost:
-        said = "typed"
-    except scanops.errors.UnsupportedRequest:
-        said = "typed"
-    except Exception as problem:
-        said = f"raw {type(problem).__name__}"
-    Path(folder, f"rank{rank}").write_text(f"{said} {time.monotonic() - began:.1f}")
-    os._exit(0)
-
-
-def count_faults(ranks: int, trials: int, own: Rank) -> None:
-    """Let a rank be killed, absent or wrong at random moments, a few groups at a time, and count how the others end."""
-    make = torch.Generator().manual_seed(0)
-    drawn = [
-        (
-            ("killed", "absent", "refuses")[trial % 3],
-            int(torch.randint(ranks, (), generator=make)),
-            float(torch.rand((), generator=make)),
-        )
-        for trial in range(trials)
-    ]
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        for row in pool.map(lambda each: fault(ranks, *each), drawn):
-            own.write(**row)
-
-
-def fault(ranks: int, kind: str, victim: int, moment: float) -> dict[str, Any]:
-    """Start a group of ranks of which one fails, and return how the others ended."""
+def run_ranks(job: Callable[..., None], ranks: int, options: argparse.Namespace, seconds: float) -> str:
+    """Run ``job(rank, options, folder)`` in a process for each rank; return what went wrong, or nothing."""
+    start: Any = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
+    end = time.time() + seconds
     with tempfile.TemporaryDirectory() as folder:
-        context: Any = torch.multiprocessing.get_context("spawn")
-        given = (ranks, folder, victim, moment, kind)
-        processes = [context.Process(target=run_fault, args=(rank, *given)) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(90)
-        hung = [process for process in processes if process.is_alive()]
-        for process in hung:
-            process.kill()
-        said = {path.name: path.read_text() for path in sorted(Path(folder).glob("rank*"))}
-    return {"fault": kind, "victim": victim, "moment": round(moment, 2), "hung": len(hung), "ended": said}
+        context = start(job, (options, folder), ranks, join=False)
+        try:
+            while not context.join(timeout=0.5):
+                if time.time() > end:
+                    return f"ranks did not end within {seconds:.0f} s"
+        except Exception as problem:  # of a rank, with its traceback
+            return str(problem)[-3000:]
+        finally:
+            for process in context.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurement and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks distributed", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="processes, one for each GPU")
-    parser.add_argument("--out", type=Path, help="append a JSON line for each cell to this file")
+    from benchmarks import distributed_trials as trials  # which imports this module
+
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks distributed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2, help="processes, one for each GPU")
+    parser.add_argument("--out", type=Path, help="append a JSON line for each cell or trial to this file")
     parser.add_argument("--only", default="", help="cells whose name, operator and dtype hold this text")
-    parser.add_argument("--seconds", type=float, default=240, help="begin no cell after so many seconds")
-    parser.add_argument("--soak", type=int, default=0, metavar="N", help="repeat scans N times instead")
+    parser.add_argument("--seconds", type=float, default=240, help="how long the run takes, at most")
+    parser.add_argument("--checks", action="store_true", help="compare values and gradients instead")
+    parser.add_argument("--requests", type=int, default=10**6, metavar="N", help="random calls of --checks, at most")
+    parser.add_argument("--mismatches", type=int, default=0, metavar="N", help="let a rank make another call N times")
     parser.add_argument("--faults", type=int, default=0, metavar="N", help="let ranks fail N times instead")
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="repeat scans N times instead")
     options = parser.parse_args(arguments)
-    for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"):
-        os.environ[name] = "1" if "DISABLE" in name else "0"
-    first = Rank(0, options.ranks, options.out)
-    first.write(gpu=torch.cuda.get_device_name(), ranks=options.ranks, torch=torch.__version__,
-                cuda=torch.version.cuda, date=datetime.date.today().isoformat())  # fmt: skip
+    os.environ |= ENVIRONMENT
+    options.end = time.time() + options.seconds
+    options.reserve = 15.0 if torch.cuda.device_count() else 0.0  # seconds that the last cell may take
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: emulated kernels"
+    write_row(options.out, {"gpu": gpu, "gpus": torch.cuda.device_count(), "ranks": options.ranks,
+                            "torch": torch.__version__, "cuda": torch.version.cuda,
+                            "date": datetime.date.today().isoformat()})  # fmt: skip
     if options.faults:
-        count_faults(options.ranks, options.faults, first)
-        return 0
-    start: Any = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
-    with tempfile.TemporaryDirectory() as folder:
-        start(run_rank, (options, folder), options.ranks)
+        return trials.count_faults(options)
+    jobs = [(options.checks, trials.run_checks), (options.mismatches, trials.make_mismatches),
+            (options.soak, trials.soak)]  # fmt: skip
+    chosen = [job for wanted, job in jobs if wanted] or [measure_cells]
+    for job in chosen:
+        wrong = run_ranks(job, options.ranks, options, options.end - time.time() + 10)
+        if wrong:
+            write_row(options.out, {"wrong": wrong, "job": job.__name__})
+            return 1
     return 0

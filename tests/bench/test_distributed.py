@@ -1,0 +1,42 @@
+"""The benchmark of sharded scans on two ranks without GPUs: a line of JSON for each cell and each trial."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.scripts import ROOT, ran
+
+
+def rows_of(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The lines that the benchmark writes, which are those that it prints; the first says on what it ran."""
+    file = folder / "rows.jsonl"
+    said = ran(sys.executable, "-m", "benchmarks", "distributed", "--ranks", 2, "--out", file, *words, folder=ROOT)
+    lines = file.read_text().splitlines()
+    assert [line for line in said.stdout.splitlines() if line.startswith("{")] == lines
+    first, *rows = map(json.loads, lines)
+    assert first["ranks"] == 2
+    return rows
+
+
+def test_cells(tmp_path: Path) -> None:
+    forward, backward = rows_of(tmp_path, "--only", "rows 16 x 256 sum")
+    assert forward["error"] < 1e-6 and forward["auto"] in ("onepass", "twopass") and backward["backward"]
+    for row in (forward, backward):
+        assert min(row[f"{name}_{unit}"] for name in ("onepass", "twopass") for unit in ("ms", "host_us")) > 0
+
+
+def test_cells_that_no_time_is_left_for(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, "--only", "columns 2 x 64 x 1024 linear", "--seconds", "-1")
+    assert row["skipped"] == "columns 2 x 64 x 1024"
+
+
+def test_checks_and_calls_that_differ(tmp_path: Path) -> None:
+    checks = rows_of(tmp_path, "--checks", "--requests", "20")
+    assert [row["check"] for row in checks] == ["graph", "blocks", "refused", "backward order", "requests"]
+    assert checks[-1]["said"].startswith("20 calls")
+    (tmp_path / "rows.jsonl").unlink()
+    trials = [row for row in rows_of(tmp_path, "--mismatches", "4") if row["method"] == "twopass"]
+    assert [row["typed"] for row in trials] == [2, 2]
