@@ -123,6 +123,7 @@ class OnePass(ScanFunction):
         ScanFunction.setup_context(ctx, inputs, output)
         (_, ctx.scan), x, _, gate, *_, ctx.initial = inputs
         ctx.number, ctx.device = ctx.scan.group.ledger.count, x.device
+        ctx.noted = ctx.scan.group.ledger.log.count
         if ctx.nothing is None:  # what no kernel reads is for derivatives of higher order
             ctx.save_for_backward(*ctx.to_save, x, gate)
 
@@ -139,6 +140,7 @@ class OnePass(ScanFunction):
                 shard, (x, None, gate, None), ctx.initial, (*needs[:3], False), (grad,), ctx.number
             )
             return (None, *found[:3], None, None, None)
+        ctx.scan.group.ledger.log.note_launch(ctx.scan.backward_message, ctx.noted)
         try:
             found = backward_pass(ctx.kind, needs, (grad, None, *saved), ctx.policy)[0]
         except Exception:  # whatever it is: kernels of other ranks wait for this one's

@@ -127,6 +127,8 @@ def take_turn(group: Group, message: Message, device: torch.device) -> Iterator[
     comes first on other ranks. A thread that has waited refuses its call, so that all ranks hear of it.
     """
     ledger = group.ledger
+    if ledger.log is not None:
+        ledger.log.note_exchange(message)
     waited = not ledger.lock.acquire(blocking=False)
     if waited:
         ledger.was_disturbed = True
@@ -155,6 +157,13 @@ def _disturbed(who: str) -> UnsupportedRequest:
         value=f"thread {threading.current_thread().name!r}",
         hint="make a group for each thread with torch.distributed.new_group, or hold a lock around the calls",
     )
+
+
+def difference(said: Sequence[dict[str, str]]) -> tuple[str, tuple[str | None, ...]]:
+    """Return the first part in which the calls of ranks differ, and what it is on each."""
+    names = [name for parts in said for name in parts]
+    differ = next((name for name in names if len({parts.get(name) for parts in said}) > 1), "function")
+    return differ, tuple(parts.get(differ) for parts in said)
 
 
 class Turn:
@@ -293,9 +302,8 @@ class Turn:
             parts = {**parts, "offsets": f"positions with digest {headers[self.group.position][OFFSETS]:x}"}
         parts = {**parts, "place in the order of calls": f"number {headers[self.group.position][NUMBER]}"}
         words = self.group.gather_words({"function": who, **parts})
-        names = [name for of_rank in words for name in of_rank]
-        differ = next((name for name in names if len({of_rank.get(name) for of_rank in words}) > 1), "function")
-        value = ", ".join(f"rank {rank}: {of_rank.get(differ)}" for rank, of_rank in enumerate(words))
+        differ, values = difference(words)
+        value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
         raise PeerMismatch(
             f"{who}: ranks differ in {differ}", allowed=allowed, value=shown(value).strip("'\""), hint=hint
         )
@@ -423,6 +431,8 @@ class RepeatedExchange:
         if is_outermost:
             ledger.owner, ledger.was_disturbed = threading.get_ident(), False
         try:
+            if ledger.log is not None:
+                ledger.log.note_exchange(self.message)
             found = self._send(compute, number)
             if ledger.was_disturbed:
                 raise _disturbed(self.message.who)

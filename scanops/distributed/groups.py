@@ -49,8 +49,10 @@ class Ledger:
         self.calls: dict[Any, Any] = {}  # prepared calls, by what is equal of equal calls
         self.headers: dict[Any, Tensor] = {}  # on a GPU, by their numbers
         self.device: torch.device | None = None  # of the tensors of the last exchange
-        # The memory of peers, for method "onepass"; None before its first call, False where ranks have none.
-        self.link: Any = None
+        # For method "onepass": the memory of peers by order of ranks and device, False where ranks have none; and the
+        # calls of all ranks, None before the first of these.
+        self.links: dict[Any, Any] = {}
+        self.log: Any = None
 
 
 _LEDGERS: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()

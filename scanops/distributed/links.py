@@ -12,13 +12,13 @@ GPU, whatever streams they are called on, because they share the inbox.
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from scanops.codegen.spec import ScanSpec
+from scanops.distributed.call_log import CallLog, shared_words
 from scanops.errors import PeerLost, UnsupportedRequest
 from scanops.forks import import_late
 from scanops.requests.request import Request
@@ -28,7 +28,6 @@ __all__ = ["Link"]
 
 HEAD_WORDS = 4  # of a memory, before the inbox: tickets, whether a wait failed, the time limit, the fault's address
 HAS_FAILED = 1  # which of them says so
-WORD_BYTES = 8
 LEAST_WORDS = 2**15  # of half an inbox: 256 KB
 STATE_BYTES = 4  # of a state in a status word
 LIMIT_SECONDS = 120  # that a kernel waits for another rank, which may be building its own
@@ -53,7 +52,10 @@ class Memory(NamedTuple):
 class Link:
     """This rank's links to the ranks before and after it along a sharded dimension, on one device."""
 
-    def __init__(self, process_group: Any, members: tuple[int, ...], position: int, device: torch.device) -> None:
+    def __init__(
+        self, process_group: Any, members: tuple[int, ...], position: int, device: torch.device, log: CallLog
+    ) -> None:
+        self.log = log  # of the calls that ranks make
         self.process_group, self.members, self.position, self.device = process_group, members, position, device
         self._memories: list[Memory] = []  # launches that were bound before the last one grew use the others
         self._fault = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -82,8 +84,7 @@ class Link:
         if self._memories and self._memories[-1].half >= words:
             return
         half = max(LEAST_WORDS, 1 << (words - 1).bit_length())
-        make = _on_gpus if self.device.type == "cuda" else _on_cpu
-        self._memories.append(make(self, half))
+        self._memories.append(_on_gpus(self, half) if self.device.type == "cuda" else _on_cpu(self, half))
         self._prepare(self._memories[-1])
 
     def abandon(self) -> None:
@@ -95,6 +96,7 @@ class Link:
     def enter(self) -> None:
         """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
         if self._failed.value:
+            self.log.raise_refusal("a scan in one pass")
             raise PeerLost(
                 f"another rank refused a call, exited, or did not respond within {LIMIT_SECONDS} s",
                 allowed="all ranks of the group in the same calls, in the same order",
@@ -157,13 +159,6 @@ def _on_gpus(link: Link, half: int) -> Memory:
 
 
 def _on_cpu(link: Link, half: int) -> Memory:
-    """Memory that processes of one host share, for emulated kernels: files that all of them map."""
-    words = HEAD_WORDS + 2 * half
-    file = tempfile.NamedTemporaryFile(prefix="scanops-link-")  # noqa: SIM115  # removed when all have mapped it
-    file.truncate(words * WORD_BYTES)
-    names: list[Any] = [None] * len(link.members)
-    dist.all_gather_object(names, file.name, group=link.process_group)
-    mapped = [torch.from_file(name, shared=True, size=words, dtype=torch.int64) for name in names]
-    dist.barrier(link.process_group)
-    file.close()
+    """Memory that processes of one host share, for emulated kernels."""
+    mapped = shared_words(link.log.group, HEAD_WORDS + 2 * half)
     return Memory(tuple(each.data_ptr() for each in mapped), half, mapped[dist.get_rank(link.process_group)], mapped)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 import socket
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scanops.codegen.strategies.columns_lookback import LINKED_ABREAST
-from scanops.distributed.exchange import Message
+from scanops.distributed.call_log import CallLog
+from scanops.distributed.exchange import Message, difference
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
 from scanops.distributed.shards import Shard
@@ -85,12 +86,15 @@ def _problem_of(shard: Shard, given: Inputs, spans: int, *, recorded: bool) -> s
 def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
     """Return this rank's link, None where ranks do not reach one another's memory.
 
-    Ranks compare a call at the first of its kind, and at every call with ``check="always"``. Raises PeerMismatch.
+    Ranks compare a call at the first of its kind, and at every call with ``check="always"``; other calls are noted in
+    the call log. Raises PeerMismatch.
     """
-    ledger = group.ledger
-    is_new = message.digest not in ledger.compared
-    if message.check != "always" and not (is_new and message.check == "first") and ledger.link is not None:
-        return ledger.link or None
+    ledger, key = group.ledger, (group.members, x.device)
+    is_new, link = message.digest not in ledger.compared, ledger.links.get(key)
+    if message.check != "always" and not (is_new and message.check == "first") and link is not None:
+        if link:
+            link.log.note_launch(message)
+        return link or None
     if is_captured(x):
         raise UnsupportedRequest(
             f"{message.who}: ranks cannot compare a call that a CUDA graph captures",
@@ -98,11 +102,12 @@ def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
             value=f"check={message.check!r}, made before: {not is_new}",
             hint="make the same call once before the capture, on every rank",
         )
+    if ledger.log is not None:
+        ledger.log.note_comparison(message)
     said = group.gather_words((message.digest, message.parts, socket.gethostname()))
     if len({digest for digest, _, _ in said}) > 1:
-        names = [name for _, parts, _ in said for name in parts]
-        differ = next((name for name in names if len({parts.get(name) for _, parts, _ in said}) > 1), "function")
-        value = ", ".join(f"rank {rank}: {parts.get(differ)}" for rank, (_, parts, _) in enumerate(said))
+        differ, values = difference([parts for _, parts, _ in said])
+        value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
         raise PeerMismatch(
             f"{message.who}: ranks differ in {differ}",
             allowed="equal calls on all ranks; only the length of a shard may differ",
@@ -110,26 +115,31 @@ def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
             hint="make the same call, in the same order of calls, on every rank of the group",
         )
     ledger.compared.add(message.digest)
-    if ledger.link is None:
-        ledger.link = False
-        if len({host for _, _, host in said}) == 1:
-            ledger.link = _make_link(group, x.device) or False
-    return ledger.link or None
+    if link is None:
+        link = _make_link(group, x.device) if len({host for _, _, host in said}) == 1 else False
+        ledger.links[key] = link
+    return link or None
 
 
-def _make_link(group: Group, device: torch.device) -> Link | None:
+def _make_link(group: Group, device: torch.device) -> Link | Literal[False]:
     """Return a link if every rank of the group has made one."""
+    link: Link | Literal[False] = False
     try:
-        link, problem = Link(group.process_group, group.members, group.position, device), ""
+        log = group.ledger.log or CallLog(group)
+        link, problem = Link(group.process_group, group.members, group.position, device, log), ""
         link.reserve(1)
-    except UnsupportedRequest as refused:
-        link, problem = None, str(refused)
-    return None if any(group.gather_words(problem)) else link
+    except (UnsupportedRequest, OSError) as refused:
+        problem = str(refused)
+    if any(group.gather_words(problem)):
+        return False
+    group.ledger.log = log
+    return link
 
 
 class LinkedScan(NamedTuple):
     """The launch that served a call in one pass: equal calls are it again."""
 
+    message: Message
     known: call_cache.Known
     generation: int  # of the call cache that held it
     starts_line: bool  # whether this rank's kernel reads the carry-in
@@ -137,6 +147,7 @@ class LinkedScan(NamedTuple):
 
     def run(self, given: Inputs) -> tuple[Tensor, ...]:
         """Return the results for tensors like those of that call."""
+        self.known.launcher.link.log.note_launch(self.message)
         if self.scan is None:
             return self.known.launcher.outputs(given.flat)
         if given.initial is not None and not self.starts_line:
@@ -145,12 +156,12 @@ class LinkedScan(NamedTuple):
         return found
 
 
-def repeated_scan(call: Call, given: Inputs, scan: Any) -> LinkedScan | None:
+def repeated_scan(message: Message, call: Call, given: Inputs, scan: Any) -> LinkedScan | None:
     """Return the launch of a call that the call cache holds; None where equal calls are checked every time."""
     known = call_cache.recalled(call, given)[1]
     if known is None or not known.launcher.own:
         return None
-    return LinkedScan(known, native.generation(), given.initial is not None, scan)
+    return LinkedScan(message, known, native.generation(), given.initial is not None, scan)
 
 
 def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, ...]:

@@ -116,8 +116,10 @@ def scan_shards(
             number_gate = None if given.gate is None or isinstance(given.gate, Tensor) else read.gate
             known = prepare(who, call, read, group, how, number_gate)
         except Exception as problem:  # whatever it is: the other ranks have to hear of it
-            if group.ledger.link and how.method != "twopass":  # they may wait in kernels, and in no collective
-                group.ledger.link.abandon()
+            links = [each for each in group.ledger.links.values() if each]
+            if links and how.method != "twopass":  # they may wait in kernels, and in no collective
+                for link in links:
+                    link.abandon()
                 raise
             refuse(group, Message(who, {}, 0), problem, given.x)
         if key is not None:
@@ -146,6 +148,8 @@ def prepare(
     table = span_table(who, how.spans, group.size, shard.length)
     layout = layout_of(who, table, group.size, group.position, shard.length)
     parts = {"function": who, **_parts(given, shard), "spans": described(table)}
+    if group.members != tuple(range(group.size)):
+        parts["order"] = f"ranks {group.members}"
     tensors = shard.tensors
     carry_in = given.initial if isinstance(given.initial, Tensor) else None
     recorded = tensors._replace(initial=carry_in).differentiates
@@ -306,7 +310,7 @@ class ShardedScan:
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":
-            self.repeat = onepass.repeated_scan(call, read, self if self.recorded else None)
+            self.repeat = onepass.repeated_scan(self.message, call, read, self if self.recorded else None)
         return found
 
     def record(self, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:

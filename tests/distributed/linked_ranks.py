@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import scanops
 import scanops.distributed as sd
-from scanops.distributed import links
+from scanops.distributed import call_log, links
 from scanops.distributed.groups import group_of
 from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
 
@@ -34,6 +35,7 @@ CASES: tuple[tuple[str, tuple[int, ...], int, tuple[int, ...], dict[str, Any]], 
 )
 PAIRS: list[Any] = []  # a group of the first two ranks, and one of the last
 LATE: Any = None  # another of the first two
+EVERY = "SCANOPS_EVERY_TRIAL" in os.environ
 FLOATS, HALVES, WHOLE = torch.float32, torch.bfloat16, torch.int32
 
 
@@ -114,6 +116,7 @@ def other_calls(rank: int) -> None:
         for _ in range(3):
             y = sd.cumsum(many.chunk(3, 1)[rank].contiguous(), 1, method="onepass")
             assert torch.equal(y, many.cumsum(1).chunk(3, 1)[rank])
+        dist.barrier()  # a rank that refuses a call ends the waits of others
         for problem, call in (
             ("return_final=True", lambda: sd.cumsum(x, 1, return_final=True, method="onepass")),
             ("op='cummax'", lambda: sd.cummax(x, 1, method="onepass")),
@@ -153,6 +156,60 @@ def _gathered(shard: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
+def repeated_calls_that_differ(rank: int) -> None:
+    """Calls that all ranks have made before: every rank raises, at the latest at its next call, and none hangs."""
+    x, gate = (each.chunk(3, 1)[rank].contiguous() for each in drawn((4, 300), "linear", FLOATS))
+    leaves = [each.clone().requires_grad_() for each in (gate, x)]
+
+    def backward(group: Any, order: tuple[int, ...]) -> None:
+        made = [sd.linear_scan(*leaves, 1, method="onepass", group=group).sum() for _ in range(2)]
+        for k in order:
+            torch.autograd.grad(made[k], leaves)
+
+    calls: dict[str, Any] = {
+        "sum": lambda group: sd.cumsum(x, 1, method="onepass", group=group),
+        "other direction": lambda group: sd.cumsum(x, 1, method="onepass", reverse=True, group=group),
+        "exclusive": lambda group: sd.cumsum(x, 1, method="onepass", exclusive=True, group=group),
+        "max": lambda group: sd.scan(x, "max", 1, method="onepass", group=group),
+        "other lines": lambda group: sd.cumsum(x[:2], 1, method="onepass", group=group),
+        "two passes": lambda group: sd.cumsum(x, 1, method="twopass", group=group),
+        "compared": lambda group: sd.cumsum(x, 1, method="onepass", check="always", group=group),
+        "backward": lambda group: backward(group, (0, 1)),
+        "backward in another order": lambda group: backward(group, (1, 0)),
+    }
+    trials = [(a, b) for a in ("sum", "backward") for b in calls if a != b][:: 1 if EVERY else 2]
+    with scanops.emulate():
+        for trial, (usual, other) in enumerate(trials * (4 if EVERY else 1)):
+            group, victim, late = dist.new_group(list(range(RANKS))), trial % RANKS, (trial // RANKS) % RANKS
+            for _ in range(2):
+                for name in (usual, other):
+                    calls[name](group)
+            dist.barrier()
+            if rank == late:
+                time.sleep(0.05)
+            with pytest.raises(PeerMismatch) as raised:
+                for k in range(40):  # the first rank in scan order waits for none of the last two
+                    calls[other if rank == victim and k == 0 else usual](group)
+            assert "ranks differ in" in str(raised.value) or "refused the call" in str(raised.value), raised.value
+            with pytest.raises(PeerMismatch):  # the group has ended
+                calls["sum"](group)
+            dist.barrier()
+        # One that no rank has made, and one that they have.
+        for trial in range(2 * RANKS):
+            group = dist.new_group(list(range(RANKS)))
+            calls["sum"](group)
+            dist.barrier()
+            if rank == trial // 2:
+                time.sleep(0.05 * (trial % 2))
+            with pytest.raises(PeerMismatch):
+                for k in range(40):  # the first rank in scan order waits for none of the last two
+                    calls["max" if rank == trial // 2 and k == 0 else "sum"](group)
+            dist.barrier()
+        for _ in range(call_log.NOTES + 10):  # more than the memory holds
+            y = calls["sum"](None)
+    assert torch.equal(y, torch.cat(_gathered(x), 1).cumsum(1).chunk(3, 1)[rank])
+
+
 def a_rank_without_its_kernel(rank: int) -> None:
     """It raises, and the rank that waits for it raises at its next call, long before the time limit."""
     if rank == 2:
@@ -182,19 +239,20 @@ def a_rank_that_is_late(rank: int) -> None:
         with pytest.raises(PeerLost, match="did not respond within 1 s"):
             for _ in range(2):  # the first rank makes no second call
                 sd.cumsum(x, 1, method="onepass", group=LATE)
-        assert group_of(LATE).ledger.link
+        assert group_of(LATE).ledger.log
 
 
 def work(rank: int, folder: str) -> None:
     """What one process does."""
     global LATE
     torch.set_num_threads(1)
-    links.LEAST_WORDS = 2**9
+    links.LEAST_WORDS, call_log.NOTES, call_log.REFUSED = 2**9, 32, 64
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
     PAIRS.extend(dist.new_group(ranks) for ranks in ([0, 1], [2]))
     LATE = dist.new_group([0, 1])
     results_and_gradients(rank)
     repeated_calls(rank)
+    repeated_calls_that_differ(rank)
     other_calls(rank)
     a_rank_without_its_kernel(rank)
     a_rank_that_is_late(rank)
