@@ -118,7 +118,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "columns": Strategy(plan=columns.plan, fits=lambda key: key.spec.inner > 1, free=PANEL),
     "columns_lookback": Strategy(
         plan=columns_lookback.plan,
-        fits=lambda key: key.spec.inner > 1 and key.spec.capacity >= WARP,
+        fits=lambda key: key.spec.inner > 1 and key.spec.capacity >= WARP and not key.spec.ragged,
         free={**PANEL, "abreast": POWERS, "group": (1, 8, 32), "stretch": (1, 4, 8, 32)},
     ),
 }

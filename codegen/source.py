@@ -11,6 +11,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import jinja2
 
@@ -22,10 +23,20 @@ from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET, target_named
 
 WORD = re.compile(r"[A-Za-z_]\w*")
+QUALIFIED = re.compile(r"(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*)")
+NAMESPACE = re.compile(r"^namespace (\w+) \{$", re.MULTILINE)
 SECTION = "//@"  # begins a line of a header: the names after it are declared from here to the next such line
 HEADING = "// ----"  # begins a comment above sections
 SHORT = 52  # characters of a value that is returned on the line of its function
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
+
+
+class Section(NamedTuple):
+    """Lines of a header that are there if one of the names that they declare is used; without names, always."""
+
+    space: str  # the namespace around it, if any
+    names: tuple[str, ...]
+    text: str
 
 
 def generate(spec: ScanSpec | str, target: str = DEFAULT_TARGET, *, lines: int | None = None) -> str:
@@ -87,27 +98,48 @@ def link(text: str) -> str:
     """Return the text with those sections of headers that declare names which the text after them uses.
 
     A line ``//@ names`` begins a section; one without names begins text that is always there. As a name is declared
-    before it is used, one pass from the end is enough. Lines that begin sections are left out, and headings of nothing.
+    before it is used, one pass from the end is enough. A name of a namespace is used within it, or
+    where it is qualified. Lines that begin sections are left out, and headings of nothing.
     """
-    needed: set[str] = set()
+    sections = list(_sections(text))
+    declared = {(each.space, name) for each in sections for name in each.names}
+    spaces = {each.space for each in sections if each.space}
+    used: set[tuple[str, str]] = set()
     kept: list[str] = []
     below = False  # whether something below the next heading is kept
-    for section in reversed(("\n" + text).split("\n" + SECTION)):
-        names, _, lines = section.partition("\n")
-        is_heading = lines.startswith(HEADING) and "\n" not in lines.strip("\n")
-        is_wanted = below if is_heading else not names.strip() or not needed.isdisjoint(WORD.findall(names))
-        if is_wanted and lines.strip("\n"):
+    for section in reversed(sections):
+        is_heading = section.text.startswith(HEADING) and "\n" not in section.text.strip("\n")
+        is_used = not section.names or any((section.space, name) in used for name in section.names)
+        if (below if is_heading else is_used) and section.text.strip("\n"):
             below = not is_heading
-            kept.append(lines)
-            needed.update(WORD.findall(" ".join(line.partition("//")[0] for line in lines.splitlines())))
-    printed = "".join(_spaced(kept[::-1])).splitlines()
+            kept.append(section.text)
+            code = " ".join(line.partition("//")[0] for line in section.text.splitlines())
+            for qualifier, name in QUALIFIED.findall(code):
+                if qualifier in spaces:
+                    used.add((qualifier, name))
+                else:  # of the namespace around the section, if that declares it
+                    names = ((section.space, word) for word in (qualifier, name))
+                    used.update(each if each in declared else ("", each[1]) for each in names)
+    printed = "".join(_space_out(kept[::-1])).splitlines()
     linked = "".join(line + "\n" for line in printed if line == "" or line.strip())  # no line of an empty expression
     while "\n\n\n" in linked:  # where a template left something out
         linked = linked.replace("\n\n\n", "\n\n")
     return linked
 
 
-def _spaced(sections: list[str]) -> Iterator[str]:
+def _sections(text: str) -> Iterator[Section]:
+    """Yield the sections of a text, each with the namespace around it."""
+    space = ""
+    for section in ("\n" + text).split("\n" + SECTION):
+        names, _, lines = section.partition("\n")
+        if begin := NAMESPACE.search(lines):
+            space = begin[1]
+        yield Section(space, tuple(WORD.findall(names)), lines)
+        if f"}}  // namespace {space}" in lines:
+            space = ""
+
+
+def _space_out(sections: list[str]) -> Iterator[str]:
     """Yield sections, with blank lines above headings and comments, and around what is longer than a line."""
     was_long, was_comment = False, True
     for section in sections:

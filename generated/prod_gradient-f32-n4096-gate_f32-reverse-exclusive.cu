@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 72d7530c35aee7a4 of everything below this banner
+// content  sha256 f68326bf56671be6 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -343,13 +343,6 @@ __device__ __forceinline__ bool is_inside(Position position, Position end) {
 
 __device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
     return position >= 0 && position <= end - items;
-}
-
-// Items before the row's first are ignored.
-__device__ __forceinline__ void begin_row(Items& s, Position position) {
-#pragma unroll
-    for (int k = 0; k < kItemsPerLoad; ++k)
-        if (position < -k) s.item[k] = identity();
 }
 
 struct Geometry {};  // all operands lie as the output

@@ -280,6 +280,7 @@ class Plan:
         among += ("indices", "third", "fourth")[: len(self.results) - 1]
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         taken = taken - {"length"} | {"offsets"} if self.spec.ragged else taken
+        taken -= {"carry_in_step"} if self.spec.per_segment else set()  # each segment has a carry-in of its own
         return Launch(
             kernel=f"{self.spec.slug.replace('-', '_')[:MOST_NAME]}_{self.strategy}",
             parameters=(*sources, *(name for name in FIELDS if name in taken)),

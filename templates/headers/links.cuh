@@ -24,8 +24,8 @@ __device__ __forceinline__ TileStatus inbox_of(unsigned long long* memory, long 
     return {nullptr, memory + kInbox + (epoch & 1) * half};
 }
 
-//@ inbox_of
-__device__ __forceinline__ TileStatus inbox_of(const Link& link, unsigned epoch) {
+//@ own_inbox
+__device__ __forceinline__ TileStatus own_inbox(const Link& link, unsigned epoch) {
     return inbox_of(link.memory, link.half, epoch);
 }
 
@@ -46,12 +46,12 @@ __device__ __forceinline__ bool is_overdue(const Link& link, unsigned long long&
 //@ kLooksPerCheck
 constexpr int kLooksPerCheck = 16;  // at a word, for each at the clock
 
-//@ receive_state
+//@ wait_for_state
 // Wait for the state that the previous rank hands on at the end of a line; `words`: its status, as read before.
-__device__ __forceinline__ State receive_state(const Link& link, unsigned epoch, long long line, StatusWords words) {
+__device__ __forceinline__ State wait_for_state(const Link& link, unsigned epoch, long long line, StatusWords words) {
     unsigned long long since = 0;
     for (int look = 1; is_stale(words, epoch); ++look) {
-        words = load_status(inbox_of(link, epoch), line);
+        words = load_status(own_inbox(link, epoch), line);
         if (look % kLooksPerCheck == 0 && is_overdue(link, since)) break;
     }
     return value_of(words);
@@ -60,7 +60,7 @@ __device__ __forceinline__ State receive_state(const Link& link, unsigned epoch,
 //@ receive_state
 // The same of a line whose status was not read before.
 __device__ __forceinline__ State receive_state(const Link& link, unsigned epoch, long long line) {
-    return receive_state(link, epoch, line, load_status(inbox_of(link, epoch), line));
+    return wait_for_state(link, epoch, line, load_status(own_inbox(link, epoch), line));
 }
 
 //@ load_tickets

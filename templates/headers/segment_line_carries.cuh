@@ -22,7 +22,7 @@ struct Carries {
 
     // Store the carry-out of segment `own`, which has items; the empty ones beside it pass their carry-in on.
     __device__ void end(int c, int own, State last) const {
-        const auto advance_epoch = [&](int s) {
+        const auto pass_on = [&](int s) {
             if constexpr (kResumes)
                 out[index_of(c, s)] = in[index_of(c, s)];
             else
@@ -31,7 +31,7 @@ struct Carries {
         const int count = offsets.count - 1;
         const Offset* const begin = offsets.begin;
         out[index_of(c, own)] = end_line(last);
-        for (int s = 0; begin[own] == 0 && s < own; ++s) advance_epoch(s);
-        for (int s = own + 1; s < count && begin[s] == begin[s + 1]; ++s) advance_epoch(s);
+        for (int s = 0; begin[own] == 0 && s < own; ++s) pass_on(s);
+        for (int s = own + 1; s < count && begin[s] == begin[s + 1]; ++s) pass_on(s);
     }
 };

@@ -102,7 +102,7 @@ def test_the_banner_tells_the_truth(row: Golden) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets_differ_in_banner_and_intrinsics_alone(target: str) -> None:
-    """One body serves all targets, except for what intrinsics.cuh.j2 decides."""
+    """One body serves all targets, except for the constants of the target."""
     spec = ScanSpec.parse("sum-f32-n4096-mask_f32")
     assert body_below_banner(generate(spec, target)) == body_below_banner(generate(spec))
     bfloat = generate(ScanSpec.parse("sum-bf16-n100"), target)

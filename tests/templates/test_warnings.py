@@ -1,0 +1,158 @@
+"""A C++ compiler finds nothing unused in the text of kernels, and nothing else to warn of."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scanops import ScanSpec
+from scanops.builders.toolchain import find_cxx
+from scanops.codegen.kernel_key import KernelKey, variant_for
+from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.plan import STRATEGIES, Plan, by_rule, make_plan
+from scanops.codegen.source import HOST_SIDE, render
+from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.emulator import HEADER_DIRECTORY
+from scanops.errors import UnsupportedRequest
+from tools.golden import GOLDEN
+
+# Strategies with a shape that each takes, and features of specs; together with each operator of the table.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "warp": {"length": 60},
+    "staged": {"length": 100},
+    "block": {"length": 4097},
+    "split": {"length": 40000},
+    "persistent": {"length": 131072},
+    "transposed": {"length": 300, "inner": 40, "input_layout": "transposed"},
+    "columns": {"length": 1000, "inner": 24},
+    "columns_lookback": {"length": 65536, "inner": 6},
+}
+MAP = (  # scan((x, b), "sum", dim, map=lambda x, b: relu(x) * b, then=lambda s, x, b: s * sigmoid(b)), and s
+    '[[["operand","float32",0],["operand","float32",1],["number","float32",0.0],["le","bool",0,2],["where","float32",3,'
+    '2,0],["mul","float32",4,1],["result","float32",0],["sigmoid","float32",1],["mul","float32",6,7]],[["float32","dens'
+    'e",null],["float32","dense",null]],[5],"float32",[[8,"float32"],[6,"float32"]],[],[],[]]'
+)
+FEATURES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "reverse": {"reverse": True, "exclusive": True},
+    "complete": {"exclusive": True, "complete": True},
+    "mask": {"mask": "bool"},
+    "mask of a line": {"mask": "float32", "mask_layout": "line", "reverse": True},
+    "carries": {"initial": True, "final": True},
+    "flags": {"segments": "flags"},
+    "offsets": {"segments": "int32", "reverse": True},
+    "carries of segments": {"segments": "int64", "per_segment": True, "initial": True, "final": True},
+    "chunks": {"segments": "int32", "chunked": True},
+    "ragged": {"ragged": "int32", "length": None},
+    "fused": {"map": MAP},
+    "fused, reverse": {"map": MAP, "reverse": True, "final": True},
+    "first rank": {"linked_out": True},
+    "last rank": {"linked_in": True},
+    "middle rank": {"linked_in": True, "linked_out": True, "reverse": True, "exclusive": True},
+    "any length": {"length": None},
+    "unaligned": {"aligned": False},
+    "strided": {"input_layout": "strided"},
+    "half": {"dtype": "bfloat16"},
+    "double": {"dtype": "float64"},
+    "complex": {"dtype": "complex64"},
+    "integer": {"dtype": "int64"},
+    "bytes": {"dtype": "uint8", "mask": "bool"},
+}
+GRADIENTS = (  # which read the results of the forward scan, or compute them again
+    "prod_gradient-f32-n4096-mask_b8-gate_f32-reverse-exclusive",
+    "prod_gradient-f32-n9000-gate_f32-saved_f32-exclusive-results_saved-initial_saved",
+    "prod_gradient-bf16-n4096-inner2560-gate_bf16-saved_bf16-reverse-exclusive-results_saved",
+    "linear_gradient-f32-n2048-gate_f32-saved_f32-reverse-exclusive-results_saved",
+    "linear_gradient-bf16-n1000-inner100-gate_bf16-saved_bf16-reverse-exclusive-results_saved",
+    "max_gradient-f32-n900-gate_f32-saved_f32-reverse",
+    "sum_gradient-bf16-n64-mask_b8-reverse",
+    "runs_gradient-f32-n2000-saved_i64-reverse",
+    "logcumsumexp_gradient-bf16-n8192-gate_bf16-saved_bf16-reverse",
+)
+
+
+def plan_of(strategy: str, op: str, fields: Mapping[str, Any]) -> Plan | None:
+    """Return the plan by the rule of a strategy, or None for a combination that it does not serve."""
+    dtypes = {("bool",): "bool", ("bool", "int"): "int32"}
+    try:
+        spec = ScanSpec(
+            **{"op": op, "dtype": dtypes.get(BUILT_IN[op].kinds, "float32"), **SHAPES[strategy], **fields},
+            gate="float32" if op == "linear" else None,
+        )
+        key = KernelKey(spec, DEFAULT_TARGET, variant_for(strategy == "split"))
+        return by_rule(strategy, key) if STRATEGIES[strategy].fits(key) else None
+    except UnsupportedRequest:
+        return None
+
+
+def sampled_plans() -> Iterator[tuple[str, Plan]]:
+    """Yield features and plans: some with every operator, the others with a recurrence, or else a sum."""
+    for strategy, (feature, fields) in itertools.product(SHAPES, FEATURES.items()):
+        is_general = feature in ("plain", "offsets")
+        plans = (plan_of(strategy, op, fields) for op in (BUILT_IN if is_general else ("linear", "sum")))
+        yield from itertools.islice(((feature, plan) for plan in plans if plan), None if is_general else 1)
+
+
+def device_side(plan: Plan, number: int) -> str:
+    """Return the device's side of a kernel, with internal linkage, and uses of names that only a GPU's text uses."""
+    text = render(plan).partition(HOST_SIDE)[0]
+    for_gpu = re.findall(r"^#ifdef __CUDACC__.*?^#endif", text, re.MULTILINE | re.DOTALL)
+    for_gpu += re.findall(r"__launch_bounds__\(.*\)|#pragma unroll .*", text)
+    used = {word for each in for_gpu for word in re.findall(r"\bk[A-Z]\w*", each)} & set(
+        re.findall(r"^constexpr \w+ (\w+) =", text, re.MULTILINE)
+    )
+    uses = f"[[maybe_unused]] const int for_gpu[] = {{0, {', '.join(f'(int){word}' for word in sorted(used))}}};"
+    # extern "C" functions of one name are one, whatever namespace they are in
+    text = text.replace(plan.launch.kernel, f"{plan.launch.kernel}_{number}")
+    line = f'#line 1 "{plan.strategy} {plan.spec}"'  # what warnings name
+    return f"namespace {{ namespace kernel_{number} {{\n{line}\n{text}\n{uses if used else ''}\n}} }}\n"
+
+
+def warnings_of(texts: list[str], tmp_path: Path) -> list[str]:
+    """Return what g++ has to say about texts of kernels in one translation unit."""
+    source = tmp_path / "kernels.cpp"
+    # Functions are not inline, so that unused ones are reported; a kernel counts as used.
+    words = {"__global__": "__attribute__((used))", "__forceinline__": "", "__noinline__": "__attribute__((noinline))"}
+    head = ["#include <cuda_runtime.h>", *(f"#undef {word}\n#define {word} {text}" for word, text in words.items())]
+    source.write_text("\n".join([*head, *texts]))
+    command = [find_cxx().path, "-std=c++20", "-O0", "-Wall", "-Wextra", "-Wunused", "-Wunused-const-variable=2"]
+    command += ["-Wno-unknown-pragmas", f"-I{HEADER_DIRECTORY}", "-S", source, "-o", tmp_path / "kernels.s"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = [line for line in done.stderr.splitlines() if "warning:" in line or "error:" in line]
+    assert found or done.returncode == 0, done.stderr
+    return found
+
+
+def test_committed_kernels(tmp_path: Path) -> None:
+    """No unused variable, parameter, function or constant in ``generated/``."""
+    texts = [device_side(row.plan, number) for number, row in enumerate(GOLDEN)]
+    assert warnings_of(texts, tmp_path) == []
+
+
+def test_sampled_kernels(tmp_path: Path) -> None:
+    """Likewise in a sample of all strategies, operators and features, and in gradients."""
+    features, plans = zip(*sampled_plans(), strict=True)
+    assert set(features) == set(FEATURES)
+    assert {plan.strategy for plan in plans} == set(STRATEGIES)
+    assert {plan.spec.operator.name for plan in plans} >= set(BUILT_IN)
+    plans += tuple(map(make_plan, GRADIENTS))
+    texts = [device_side(plan, number) for number, plan in enumerate(plans)]
+    assert warnings_of(texts, tmp_path) == []
+
+
+def test_what_is_unused_is_found(tmp_path: Path) -> None:
+    """Each kind of it, so that the tests above do not pass for want of a flag."""
+    text = """
+namespace { namespace kernel {
+constexpr int kUnused = 1;
+__device__ __forceinline__ int unused() { return 1; }
+extern "C" __global__ void kernel(int parameter) { int variable = 1; int set; set = 1; }
+} }
+"""
+    found = " ".join(warnings_of([text], tmp_path))
+    for name in ("kUnused", "unused()", "parameter", "variable", "set"):
+        assert re.search(rf"\b{re.escape(name)}", found), found
