@@ -150,7 +150,7 @@ def by_nvrtc(text: str, target: str) -> Compiled:
     request, here = BuildRequest(name="kernel", source=text, target=target), threading.get_ident()
     children, started, began = CHILDREN[here], time.perf_counter(), time.thread_time()
     found = nvrtc.require(target)
-    status, words, cubin = nvrtc.compiled(found, text, Path("kernel.cu"), nvrtc.options(found, request))
+    status, words, cubin = nvrtc.compile_cubin(found, text, Path("kernel.cu"), nvrtc.options(found, request))
     seconds, cpu_seconds = time.perf_counter() - started, time.thread_time() - began
     if status:
         raise Refusal(words)

@@ -13,8 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from scanops.runtime import call_cache, kernels, launcher
-from scanops.store import driver
+from scanops.runtime import call_cache, driver, kernels, launcher
 from tools.figures import DRIVER
 
 BUILDERS = {"library": "load_inline", "cubin": "nvrtc"}

@@ -49,7 +49,7 @@ from scanops.ops.dispatch import served
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, checked
 from scanops.runtime import kernels, policies
-from scanops.runtime.results import run_kernel
+from scanops.runtime.kernel_call import run_kernel
 from scanops.store.packs import read
 
 MULTIPROCESSORS = 132  # of the GPU that tensors have few or many lines for
@@ -208,7 +208,7 @@ def run(given: argparse.Namespace) -> Row:
                 began = time.perf_counter()
                 kernel = kernels.obtain(key, policies.strict())
                 assert kernel is not None
-                kernel.code.ready(0 if device == "cuda" else -1)
+                kernel.load_on_device(0 if device == "cuda" else -1)
                 load_ms = 1e3 * (time.perf_counter() - began)
                 rows[-1] |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": load_ms}
                 with emulator.emulate(multiprocessors=MULTIPROCESSORS):

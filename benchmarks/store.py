@@ -53,7 +53,7 @@ started = time.perf_counter()
 kernel = kernels.find(KernelKey(spec, target))
 found = time.perf_counter()
 assert kernel is not None, "no kernel"
-kernel.code.ready(0)
+kernel.load_on_device(0)
 loaded = time.perf_counter()
 assert "jinja2" not in sys.modules or sys.argv[2] == "checkout", "rendered"
 print(imported, found - started, loaded - found)
@@ -71,7 +71,7 @@ if device == "cuda":
     torch.cuda.synchronize()
 else:
     from scanops.runtime import call_cache, launcher
-    from scanops.store import driver
+    from scanops.runtime import driver
     driver.PATH = sys.argv[2]
     call_cache.device_of = lambda tensor: launcher.Device(target=sys.argv[3], multiprocessors=132)
     with scanops.emulate():

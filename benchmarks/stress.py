@@ -67,6 +67,7 @@ def ask(length: int, start: float, target: str) -> dict[str, Any]:
     sys.modules["torch"] = None  # type: ignore[assignment]  # torch must not be needed
     from scanops.codegen.kernel_key import KernelKey
     from scanops.codegen.spec import ScanSpec
+    from scanops.runtime.binaries import bind_binary
     from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import POLICIES, STRICT
     from scanops.store import Store
@@ -80,7 +81,7 @@ def ask(length: int, start: float, target: str) -> dict[str, Any]:
     policy = POLICIES["build"] if os.getpid() % 2 else STRICT
     kernel = obtain(KernelKey(ScanSpec(op="sum", dtype="float32", length=length), target), policy, Store())
     assert kernel is not None
-    code = kernel.code
+    code = kernel.code  # loaded
     seconds = time.perf_counter() - began
     if target != "cpu":
         return {"right": True, "seconds": seconds, **lines.counts}
@@ -88,8 +89,8 @@ def ask(length: int, start: float, target: str) -> dict[str, Any]:
     x, y = (ctypes.c_float * len(values))(*values), (ctypes.c_float * len(values))()
     arguments = Arguments(lines=LINES, length=length, multiprocessors=3)
     arguments.input, arguments.output = ctypes.addressof(x), ctypes.addressof(y)
-    bound = code.bind(arguments, -1)
-    error = bound.launch(bound.refer(arguments), 0)
+    binding = bind_binary(code, arguments, -1)
+    error = binding.launch(binding.refer(arguments), 0)
     rows = (values[row * length : (row + 1) * length] for row in range(LINES))
     right = error == 0 and list(y) == [value for row in rows for value in accumulate(row)]
     return {"right": right, "seconds": seconds, **lines.counts}
@@ -184,11 +185,11 @@ def stage(store: Path, length: int, process: subprocess.Popen[str]) -> str:
 
 def condition(store: Path) -> dict[str, int]:
     """Return counts of the store: sound entries, unsound ones, and leftovers of killed processes."""
-    from scanops.store.entry import checked
+    from scanops.store.entry import verify_entry
     from scanops.store.layers import entries_of
 
     entries = list(entries_of(store))
-    sound = sum(not isinstance(checked(entry.directory, entry.identity), str) for entry in entries)
+    sound = sum(not isinstance(verify_entry(entry.directory, entry.identity), str) for entry in entries)
     staging = store / ".staging"
     left = len(list(staging.iterdir())) if staging.is_dir() else 0
     folders = sum(not path.name.startswith(".") and path.name != "index" for path in store.iterdir())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.measure import ROUND_CYCLES, Run, Stopwatch, elapsed
+from scanops.measure import ROUND_CYCLES, Run, Stopwatch, milliseconds_between
 
 __all__ = ["SLOW_MS", "Sample", "Timer", "host_microseconds", "milliseconds", "percentile"]
 
@@ -61,7 +61,7 @@ class Timer(Stopwatch):
                 break
             torch.cuda._sleep(ROUND_CYCLES)  # type: ignore[no-untyped-call]
             for name, pair in [(name, self.queue(run, moved)) for name, run in quick.items()]:
-                times[name].append(elapsed(pair))
+                times[name].append(milliseconds_between(pair))
         return {name: Sample.of(times.get(name) or [firsts[name]]) for name in runs}
 
     def copy(self, moved: int) -> Run:

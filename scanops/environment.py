@@ -41,7 +41,7 @@ _ON = ("1", "true", "yes", "on")
 
 def path(name: str, text: str | None = None) -> Path | None:
     """Return the path of a variable, ~ expanded; None if it is unset. Raises UnsupportedRequest for an unknown ~."""
-    text = given(name) if text is None else text
+    text = read_variable(name) if text is None else text
     try:
         return Path(text).expanduser().absolute() if text else None
     except RuntimeError as problem:
@@ -86,17 +86,17 @@ def tuning_files() -> tuple[Path, ...]:
 
 def builder() -> str:
     """Return who builds kernels for GPUs: ``SCANOPS_BUILDER``, else auto. Raises UnsupportedRequest for no builder."""
-    return _one_of(BUILDERS, "SCANOPS_BUILDER", given("SCANOPS_BUILDER") or AUTO)
+    return _one_of(BUILDERS, "SCANOPS_BUILDER", read_variable("SCANOPS_BUILDER") or AUTO)
 
 
 def cxx() -> str:
     """Return the host C++ compiler as the user names it: ``SCANOPS_CXX``, else g++."""
-    return given("SCANOPS_CXX") or "g++"
+    return read_variable("SCANOPS_CXX") or "g++"
 
 
 def lock_seconds() -> float:
     """Return the seconds to wait for another builder, 0 or more. Raises UnsupportedRequest for an invalid number."""
-    text = given("SCANOPS_LOCK_SECONDS") or "60"
+    text = read_variable("SCANOPS_LOCK_SECONDS") or "60"
     try:
         seconds = float(text)
     except ValueError:
@@ -116,7 +116,7 @@ def policy() -> str:
 
     Raises UnsupportedRequest for a variable that names no policy.
     """
-    return _one_of(POLICIES, "SCANOPS_POLICY", SCOPED.get() or given("SCANOPS_POLICY") or "build")
+    return _one_of(POLICIES, "SCANOPS_POLICY", SCOPED.get() or read_variable("SCANOPS_POLICY") or "build")
 
 
 def _one_of(known: Sequence[str], variable: str, name: str) -> str:
@@ -137,13 +137,13 @@ def native() -> bool:
     Raises UnsupportedRequest where ``SCANOPS_NATIVE`` is neither on nor off.
     """
     locked: bool = getattr(sys, "_is_gil_enabled", lambda: True)()  # asked of Python 3.13 and later
-    word = (given("SCANOPS_NATIVE") or "1").strip().lower()
+    word = (read_variable("SCANOPS_NATIVE") or "1").strip().lower()
     if word not in (*_ON, *_OFF, ""):
         raise no_such(word, (*_ON, *_OFF), "read SCANOPS_NATIVE", "export SCANOPS_NATIVE=0, or unset it")
     return locked and word in _ON
 
 
-def given(name: str) -> str | None:
+def read_variable(name: str) -> str | None:
     """Return the value of a variable; None when it is unset or empty, which mean the same."""
     return os.environ.get(name) or None
 
@@ -245,7 +245,7 @@ def overlaid(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def _paths(name: str) -> tuple[Path, ...]:
-    paths = (path(name, each) for each in (given(name) or "").split(os.pathsep))
+    paths = (path(name, each) for each in (read_variable(name) or "").split(os.pathsep))
     return tuple(each for each in paths if each)
 
 

@@ -209,7 +209,7 @@ class Stopwatch:
     def once(self, run: Run, moved: int) -> float:
         """Return the milliseconds of one run that moves ``moved`` bytes."""
         gpu_sleep(ROUND_CYCLES)
-        return elapsed(self.queue(run, moved))
+        return milliseconds_between(self.queue(run, moved))
 
     def queue(self, run: Run, moved: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Queue one run on the GPU and return the events before and after it."""
@@ -223,7 +223,7 @@ class Stopwatch:
         return start, end
 
 
-def elapsed(pair: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
+def milliseconds_between(pair: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
     """Wait for both events and return the milliseconds between them."""
     start, end = pair
     end.synchronize()

@@ -134,12 +134,12 @@ class Check:
         if sys.stderr.isatty():
             print(f"check_operator {self.op.name}: {phase}", file=sys.stderr, flush=True)
 
-    def _built(self, name: str, plan: Plan, source: str) -> Entry:
+    def _build(self, name: str, plan: Plan, source: str) -> Entry:
         written, launch = expressions(self.op), plan.launch._asdict()
         request = BuildRequest(name=name, source=source, target=CPU, written=written, launch=launch)
         return self.store.get_or_build(request)
 
-    def _drawn(self, dtype: torch.dtype, *, finite: bool = False) -> torch.Tensor:
+    def _draw(self, dtype: torch.dtype, *, finite: bool = False) -> torch.Tensor:
         """Return the samples that a dtype holds: all of them, or the finite ones."""
         row = dtype_named(dtype)
         bounds = (row.lowest, row.highest) if row.kind == "int" else ()
@@ -161,7 +161,7 @@ class Check:
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
         plan = plan_for(KernelKey(spec, CPU))
         text = link(environment().get_template("laws.j2").render(plan=plan))
-        library = load(self._built(f"laws-{spec.input.tag}", plan, text))
+        library = load(self._build(f"laws-{spec.input.tag}", plan, text))
         assert isinstance(library, Library)
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
@@ -174,7 +174,7 @@ class Check:
 
     def _broken_laws(self, dtype: torch.dtype) -> Iterator[Finding]:
         """Yield the counterexamples to each law, the shortest first."""
-        generator, drawn = torch.Generator().manual_seed(self.seed), self._drawn(dtype)
+        generator, drawn = torch.Generator().manual_seed(self.seed), self._draw(dtype)
         # All triples of the first few samples, then random triples of ranges.
         groups = [[[item] for item in group] for group in itertools.product(range(min(len(drawn), 13)), repeat=3)]
         sizes = torch.randint(1, 4, (TRIPLES, 3), generator=generator).tolist()
@@ -199,7 +199,7 @@ class Check:
         """Yield each field that holds the index of an element, yet not exactly beyond 2^24: ``lift`` is run there."""
         if not self.row.places_items or dtype.is_complex:
             return
-        drawn = self._drawn(dtype, finite=True)
+        drawn = self._draw(dtype, finite=True)
         items = drawn[drawn != 1].repeat_interleave(6)  # two tests for each sample, of three elements each
         begins = torch.arange(len(items) + 1, dtype=torch.int32)
         holds, exact = (
@@ -231,7 +231,7 @@ class Check:
                     continue
                 seen.add(plan.strategy)
                 self._say(f"{plan.strategy}, {tuple(x.shape)} along {dim}")
-                kernel = Kernel(key, self._built(f"check-{plan.strategy}", plan, render(plan)))
+                kernel = Kernel(key, self._build(f"check-{plan.strategy}", plan, render(plan)))
                 y = kernel(x, dim, mask=mask, gate=gate)
             self.report.strategies = tuple(sorted({*self.report.strategies, plan.strategy}))
             assert isinstance(y, torch.Tensor)
@@ -248,7 +248,7 @@ class Check:
         def draw(samples: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
             return samples[torch.randint(len(samples), shape, generator=generator)]
 
-        finite, any_ = self._drawn(dtype, finite=True), self._drawn(dtype)
+        finite, any_ = self._draw(dtype, finite=True), self._draw(dtype)
         for length in lengths:
             yield draw(finite, (5 if length < 2**16 else 2, length)), 1  # many rows, and few
             for shape in ((1, length, COLUMNS), (length, COLUMNS + 7)) if length * COLUMNS <= 2**17 else ():
@@ -354,7 +354,7 @@ def check_operator(
         last_valid: nothing wrong in 6984 laws, 7 scans of 492703 items (block, columns, persistent, split, ...)
     """
     op = operator_named(op) if isinstance(op, str) else op
-    lengths = _checked(op, lengths, samples)
+    lengths = _check_arguments(op, lengths, samples)
     if isinstance(op, FieldOperator):
         report = OperatorReport(op.name)
         report.findings = tuple(itertools.islice(_of_fields(op, dtypes, lengths, samples, seed, report), 1))
@@ -435,7 +435,7 @@ def _of_fields(
                 yield Finding("agreement with float64", str(dtype).removeprefix("torch."), what)
 
 
-def _checked(op: object, lengths: Iterable[int], samples: Sequence[complex] | None) -> tuple[int, ...]:
+def _check_arguments(op: object, lengths: Iterable[int], samples: Sequence[complex] | None) -> tuple[int, ...]:
     """Return the lengths in rising order. Raises UnsupportedRequest for an invalid option."""
     lengths = tuple(lengths)
     numbers = samples is None or (len(samples) and all(isinstance(item, int | float | complex) for item in samples))

@@ -152,7 +152,7 @@ def prepare(
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
-                kernel.code.ready(-1 if here == CPU else import_late("torch").cuda.current_device())
+                kernel.load_on_device(-1 if here == CPU else import_late("torch").cuda.current_device())
         named = zip((f"{key.spec.slug} for {key.target}" for key in wanted), found, strict=True)
         problems = [(name, outcome) for name, outcome in named if isinstance(outcome, Exception)]
         if len(problems) > 1:

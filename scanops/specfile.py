@@ -34,7 +34,7 @@ from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
-from scanops.store.root import locked
+from scanops.store.locks import hold_lock
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -130,8 +130,8 @@ def add(path: Path, counts: Mapping[KernelKey, int]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without a lock, or with one that hangs, a count may be lost.
         lock = path.with_name(f".{path.name}.lock")
-        with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
-            old = _written(path)
+        with hold_lock(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
+            old = _load_or_create(path)
             found = Counter(old.wanted)
             for key, count in counts.items():
                 found[key.spec, key.target] += count
@@ -150,7 +150,7 @@ def check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-    _written(path)
+    _load_or_create(path)
 
 
 def import_modules(names: Iterable[str]) -> list[Operator]:
@@ -203,7 +203,7 @@ def _operator(spec: ScanSpec) -> str | None:
     return None if is_built_in(operator_named(spec.op)) else spec.op
 
 
-def _written(path: Path) -> SpecFile:
+def _load_or_create(path: Path) -> SpecFile:
     """Return the content of a file to add to; empty where there is none yet."""
     if path.exists() and not path.is_file():  # to be replaced, or waited for
         raise _bad(path, "the text", "a plain file, which is added to", "a folder, a device or a pipe")

@@ -345,7 +345,7 @@ from scanops.runtime import kernels
 spec = scanops.ScanSpec.parse("sum-f32-n1024")
 began = time.perf_counter()
 kernel = kernels.find(KernelKey(spec, sys.argv[1]))
-kernel.code.ready(0)
+kernel.load_on_device(0)
 print(1e3 * (time.perf_counter() - began))
 """
 BUILD = """

@@ -51,14 +51,14 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
             for place in {folder, directory}:  # a linker on a full disk fails without saying so
                 write_owned(place / "room", bytes(_ROOM_BYTES))
                 (place / "room").unlink()
-            raise moved(failure, folder, directory) from failure.__cause__
+            raise move_failure(failure, folder, directory) from failure.__cause__
         if folder.resolve() == directory.resolve():
             return report
         # By a copy where the temporary folder is on another file system.
         return replace(report, file=Path(shutil.move(report.file, directory)))
 
 
-def moved(failure: BuildFailure, folder: Path, place: Path) -> BuildFailure:
+def move_failure(failure: BuildFailure, folder: Path, place: Path) -> BuildFailure:
     """Move source and log of a failed build to another folder, and return the failure that names them there."""
     for name in ("kernel.cu", "build.log"):
         if (folder / name).exists():

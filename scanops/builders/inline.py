@@ -84,7 +84,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         except (RuntimeError, OSError) as problem:
             # In terms of what the user knows: the source that is kept, and the real nvcc.
             said = str(problem).replace(str(directory / "cuda.cu"), str(directory / "kernel.cu"))
-            step, printed = _failed_step(said.replace(str(nvcc), str(toolkit.path)))
+            step, printed = _find_failed_step(said.replace(str(nvcc), str(toolkit.path)))
             raise build_failure(request, f"nvcc {toolkit.version}", step, printed, directory) from problem
     resources = parse_ptxas((directory / "nvcc.log").read_text(encoding="utf-8", errors="replace"))
     versions = {"nvcc": toolkit.version, "cxx": cxx.version, "ninja": ninja.version}
@@ -121,7 +121,7 @@ def _folder_to_link(runtime: Path, directory: Path) -> Path:
     return folder
 
 
-def _failed_step(text: str) -> tuple[str, str]:
+def _find_failed_step(text: str) -> tuple[str, str]:
     """The command that failed and what it printed, from ninja's output."""
     step = re.search(r"^FAILED:.*\n(.*)\n([\s\S]*)", text, re.MULTILINE)
     return (step[1], step[2].replace("ninja: build stopped: subcommand failed.", "")) if step else ("load_inline", text)

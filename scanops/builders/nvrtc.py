@@ -81,7 +81,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     """
     nvrtc = require(request.target)
     words = options(nvrtc, request)
-    status, log, cubin = compiled(nvrtc, request.source, directory / "kernel.cu", words)
+    status, log, cubin = compile_cubin(nvrtc, request.source, directory / "kernel.cu", words)
     if status == _INVALID_OPTION and "architecture" in log:  # listed, but not with this suffix
         raise _unknown(request.target, {str(nvrtc): nvrtc.targets})
     if status:
@@ -98,7 +98,7 @@ def options(nvrtc: Nvrtc, request: BuildRequest) -> list[str]:
     return [*flags, "--ptxas-options=-v", "-modify-stack-limit=false", *cache]
 
 
-def compiled(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> tuple[int, str, bytes]:
+def compile_cubin(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> tuple[int, str, bytes]:
     """Return NVRTC's status, 0 for success, what it says about the source, and the machine code."""
     call, program, size = nvrtc.library, c_void_p(), c_size_t()
 
@@ -135,16 +135,16 @@ def _places() -> Iterator[tuple[str, Path]]:
     mapped = []
     with contextlib.suppress(OSError):
         mapped = [line.split(maxsplit=5)[-1] for line in _MAPS.read_text(errors="surrogateescape").splitlines()]
-    yield from _named("this process", dict.fromkeys(map(Path, mapped)))
-    yield from _named("wheel", (path for base in wheel_folders() for path in base.glob(_IN_WHEELS)))
+    yield from _label_paths("this process", dict.fromkeys(map(Path, mapped)))
+    yield from _label_paths("wheel", (path for base in wheel_folders() for path in base.glob(_IN_WHEELS)))
     with contextlib.suppress(ImportError, RuntimeError):  # not installed; it finds none
         found = import_late("cuda.pathfinder").load_nvidia_dynamic_lib("nvrtc")
         yield "cuda-pathfinder", Path(str(found.abs_path))
     for name, root in (("CUDA_HOME", environment.path("CUDA_HOME")), (str(_USUAL_ROOT), _USUAL_ROOT)):
-        yield from _named(name, (path for each in _IN_TOOLKITS if root for path in root.glob(each)))
+        yield from _label_paths(name, (path for each in _IN_TOOLKITS if root for path in root.glob(each)))
 
 
-def _named(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:
+def _label_paths(found_by: str, paths: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return those of ``paths`` that are called as an NVRTC is, the newest first."""
     versions = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return [(found_by, path) for major, path in sorted(versions, key=lambda each: -each[0]) if major >= _OLDEST]

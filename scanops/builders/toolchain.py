@@ -68,7 +68,7 @@ def find_nvcc() -> CudaToolkit:
         "find nvcc",
         allowed="an nvcc in one of the places searched",
         value="none in " + ", ".join(tried),
-        hint=only if environment.given("SCANOPS_NVCC") else _INSTALL_NVCC,
+        hint=only if environment.read_variable("SCANOPS_NVCC") else _INSTALL_NVCC,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import click
 
 from scanops import environment
-from scanops._version import untested
+from scanops._version import note_untested
 from scanops.build_request import CPU
 from scanops.builders import unavailable
 from scanops.builders.nvrtc import Nvrtc, require
@@ -24,7 +24,7 @@ from scanops.errors import MissingCompiler, ScanopsError, did_you_mean
 from scanops.files import size_of
 from scanops.forks import import_late
 from scanops.runtime.policies import POLICIES
-from scanops.store.layers import Place, entries_of, keys, places, vouched
+from scanops.store.layers import Place, entries_of, keys, places, verify_signature
 from scanops.store.packs import PACK, SIGNATURE, read, troubles
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
@@ -83,7 +83,7 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Diagnosis:
     except (ImportError, OSError):
         status, summary, following = "missing", "torch is needed to look", _GET_TORCH
     except ScanopsError as problem:
-        named = environment.given(_TOOLS[name][1]) if name in _TOOLS else None
+        named = environment.read_variable(_TOOLS[name][1]) if name in _TOOLS else None
         absent = isinstance(problem, MissingCompiler) and not named
         status, following = "missing" if absent else "broken", problem.hint
         summary = f"cannot {problem.asked.removeprefix('cannot ')}: {problem.value}"
@@ -103,7 +103,9 @@ def command() -> Answer:
     for each in findings:
         lines.append((f"{each.status:<8} {each.name}: {each.summary}", _STYLES[each.status]))
         lines += [f"         -> {each.next}"] if each.next else []
-    variables = [(row.name, environment.given(row.name), row.default, row.meaning) for row in environment.VARIABLES]
+    variables = [
+        (row.name, environment.read_variable(row.name), row.default, row.meaning) for row in environment.VARIABLES
+    ]
     lines.append("")
     for name, value, default, meaning in variables:
         lines += [f"{name}={value}" if value else f"{name} (default: {default})", f"    {meaning}"]
@@ -154,7 +156,9 @@ def _torch(facts: dict[str, Any]) -> str:
     version, python = str(torch.__version__), platform.python_version()
     facts |= {"version": version, "cuda": torch.version.cuda, "python": python}
     built = f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA (CPU only)"
-    return f"{version}, built {built}, Python {python}{untested('torch', version)}{untested('Python', python)}"
+    return (
+        f"{version}, built {built}, Python {python}{note_untested('torch', version)}{note_untested('Python', python)}"
+    )
 
 
 def _gpu(facts: dict[str, Any]) -> str:
@@ -275,7 +279,7 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
     facts |= {"kernels": len(contents["entries"]), "signed": (root / SIGNATURE).exists(), "signer": None}
     signature = "signed; set SCANOPS_REQUIRE_SIGNED=PUB.pem to check by whom" if facts["signed"] else "not signed"
     if environment.require_signed() is not None:
-        facts["signer"] = vouched(root).signer
+        facts["signer"] = verify_signature(root).signer
         signature = f"signed by {str(facts['signer'])[:16]}"
     for trouble, following in troubles(root, contents):
         raise Flaw("broken", f"{root}: {trouble}", following)
@@ -302,7 +306,7 @@ def _setting(row: environment.Variable, facts: dict[str, Any]) -> str:
     row.read()
     if row.name == "SCANOPS_TUNING":
         for path in environment.tuning_files():
-            if environment.given(row.name) and not path.exists():
+            if environment.read_variable(row.name) and not path.exists():
                 raise Flaw("broken", f"no such file: {path}", "scanops tune writes one; or unset SCANOPS_TUNING")
             read_plans(path)
     if row.name != "SCANOPS_REQUIRE_SIGNED" or environment.require_signed() is None:

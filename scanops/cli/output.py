@@ -133,13 +133,13 @@ def import_option(command: F) -> F:
 
 def say(text: str, style: str = "", *, stderr: bool = False) -> None:
     """Print lines, in a style such as "bold red" on a terminal. Control characters are escaped."""
-    lines = "\n".join(escaped(line) for line in text.split("\n"))
+    lines = "\n".join(escape(line) for line in text.split("\n"))
     colour = style.removeprefix("bold").strip() or None
-    wanted = False if environment.given("NO_COLOR") else None  # None: where there is a terminal
+    wanted = False if environment.read_variable("NO_COLOR") else None  # None: where there is a terminal
     click.secho(lines, err=stderr, color=wanted, fg=colour, bold=style.startswith("bold") or None)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return one line with every character that is not printable escaped: ``\x1b`` for ESC.
 
     Manifests and file names come from others: printed as they are, they could move the cursor or hide text.

@@ -27,7 +27,7 @@ from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target
 from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store.entry import read_entry
-from scanops.store.layers import Place, located, places, refusal, usable_entry
+from scanops.store.layers import Place, list_candidates, places, refusal, usable_entry
 from scanops.tuning import Choice, entry_for
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _search(place: Place, request: BuildRequest) -> Facts:
     facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "entry": None, "problem": None}
     if place.unused:
         return {**facts, "problem": place.unused}
-    for name, identity in located(place.root, tuple(request.identities.values()))[:1]:
+    for name, identity in list_candidates(place.root, tuple(request.identities.values()))[:1]:
         verdict = usable_entry(place.root / name, identity)
         problem = verdict if isinstance(verdict, str) else None
         return {**facts, "hit": not problem, "entry": str(place.root / name), "problem": problem}

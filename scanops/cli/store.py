@@ -14,7 +14,7 @@ from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import format_size, size_of
 from scanops.forks import import_late
 from scanops.store import archive
-from scanops.store.entry import MANIFEST, Entry, checked
+from scanops.store.entry import MANIFEST, Entry, verify_entry
 from scanops.store.layers import Place, entries_of, folders_of, places
 from scanops.store.packs import PACK, SIGNATURE, finish, parse
 from scanops.store.packs import verify as verify_pack
@@ -207,7 +207,7 @@ def _verify(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str | N
             hint=f"scanops pack {shlex.quote(str(root))} --sign KEY.pem -o FILE",
         )
     found = list(folders_of(root)) if check_root(root) else []
-    verdicts = ((path.name, checked(path, path.name[-16:])) for path in found)
+    verdicts = ((path.name, verify_entry(path, path.name[-16:])) for path in found)
     problems = [f"{name}: {verdict}" for name, verdict in verdicts if isinstance(verdict, str)]
     if problems:
         raise BadStoreEntry(

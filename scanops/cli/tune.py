@@ -113,7 +113,7 @@ def demo() -> Answer:
     working("importing torch")
     torch, scan, scans = import_late("torch"), import_late("scanops.api").scan, import_late("scanops.fallback.scans")
     gpu, checks = torch.cuda.is_available(), []
-    emulated = not gpu and bool(environment.given("SCANOPS_CXX") or shutil.which(environment.cxx()))
+    emulated = not gpu and bool(environment.read_variable("SCANOPS_CXX") or shutil.which(environment.cxx()))
     device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
     if emulated:
         device = f"no GPU: emulated on the CPU, built by {find_cxx().version}"

@@ -21,7 +21,7 @@ from scanops.requests.geometry import ALIGNMENT, line_shape, split_shape
 from scanops.requests.request import NAMES, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime.call_cache import run
 from scanops.runtime.launcher import readable
-from scanops.runtime.results import Tape
+from scanops.runtime.recipes import Tape
 
 
 class Kept(NamedTuple):
@@ -282,7 +282,7 @@ def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
         return None
     results, launcher = found
     if launcher is not None:
-        tape.launched(launcher, readable(request).flat, results)
+        tape.record_launch(launcher, readable(request).flat, results)
     return results
 
 

@@ -29,7 +29,7 @@ from scanops.requests.torch_state import has_kernels, is_derived, is_memory, is_
 from scanops.runtime import call_cache
 from scanops.runtime.launcher import delivered
 from scanops.runtime.policies import resumed
-from scanops.runtime.results import Recipe, Tape
+from scanops.runtime.recipes import Recipe, Tape
 
 _GRAD, _JVP, _VMAP = (getattr(private.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none

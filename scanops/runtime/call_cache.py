@@ -25,7 +25,7 @@ from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, computed, places_for
 from scanops.runtime.launcher import device_of as device_of
 from scanops.runtime.policies import POLICIES, Policy
-from scanops.runtime.results import Recipe
+from scanops.runtime.recipes import Recipe
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -131,7 +131,7 @@ def kernel_for(spec: ScanSpec, lines: int, device: Device) -> tuple[Kernel | Non
     native.start(device.target)
     key = KernelKey(spec, device.target, choose_variant(spec, lines, device.multiprocessors))
     policy = POLICIES[environment.policy()]
-    if recording.OPEN or environment.given("SCANOPS_RECORD"):
+    if recording.OPEN or environment.read_variable("SCANOPS_RECORD"):
         recording.note(key)
         return obtain_and_list(key, policy), key
     kernel: Kernel | None = import_late("scanops.runtime.kernels").obtain(key, policy)

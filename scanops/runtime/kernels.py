@@ -19,17 +19,16 @@ from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, Missing
 from scanops.forks import import_late, reset_in_child
 from scanops.processes import WORKER
 from scanops.runtime import policies
+from scanops.runtime.binaries import Binary, load_binary, load_on_device
 from scanops.runtime.policies import Policy
 from scanops.store import Store
 from scanops.store.entry import Entry
-from scanops.store.library import load
 from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     import torch
 
     from scanops.codegen.plan import Plan
-    from scanops.store.library import Code
 
 _LOG = logging.getLogger("scanops")
 Value = TypeVar("Value")
@@ -151,7 +150,7 @@ class Kernel:
         self._entry = entry
         # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
         self._plan: Plan | None = None
-        self._code: Code | None = None
+        self._code: Binary | None = None
 
     def __repr__(self) -> str:
         return f"<scanops kernel {self.spec} for {self.target}>"
@@ -170,11 +169,15 @@ class Kernel:
         return text or build_request.render_again(self.key, self.measured, digest)
 
     @property
-    def code(self) -> Code:
+    def code(self) -> Binary:
         """The machine code, verified against its manifest. Obtained again if it was evicted before it was loaded."""
         if self._code is None:
-            self._code = self._read(load)
+            self._code = self._read(load_binary)
         return self._code
+
+    def load_on_device(self, device: int) -> None:
+        """Load the kernel on a GPU, so that nothing is left to its first launch; an emulated kernel is loaded alone."""
+        load_on_device(self.code, device)
 
     def _read(self, read: Callable[[Entry], Value]) -> Value:
         """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
@@ -233,7 +236,7 @@ class Kernel:
         again after so many items of each segment of ``offsets``. Raises UnsupportedRequest when the tensors ask for
         another spec than this one.
         """
-        run_kernel = import_late("scanops.runtime.results").run_kernel  # imports torch, which a build does not need
+        run_kernel = import_late("scanops.runtime.kernel_call").run_kernel  # imports torch, which a build does not need
         tensors = {"mask": mask, "gate": gate, "starts": segment_starts, "offsets": offsets, "initial": initial}
         results = run_kernel(self, x, dim, chunk, **tensors, out=out, indices=indices)
         return (results[0], results[-1]) if self.spec.final else results[0]

@@ -28,13 +28,14 @@ from scanops.requests.geometry import (
 )
 from scanops.requests.request import FURTHER_AT, OPERANDS, FusedInputs, Inputs, Request, Tensors
 from scanops.requests.torch_state import is_memory
+from scanops.runtime.binaries import bind_binary
 from scanops.runtime.workspaces import drop_workspace, workspace
 from scanops.torch_private import current_device, raw_stream
 
 if TYPE_CHECKING:
     from scanops.codegen.kernel_key import KernelKey
     from scanops.codegen.spec import ScanSpec
-    from scanops.store.library import Code
+    from scanops.runtime.binaries import Binary
 
 
 class Device(NamedTuple):
@@ -67,7 +68,7 @@ class Launchable(Protocol):
     @property
     def target(self) -> str: ...
     @property
-    def code(self) -> Code: ...
+    def code(self) -> Binary: ...
 
 
 class Template(NamedTuple):
@@ -76,9 +77,9 @@ class Template(NamedTuple):
     arguments: bytes
     reads: tuple[int, ...]  # byte offset in the arguments of each of the launcher's ``reads``
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
-    launch: int  # address of Bound.function
+    launch: int  # address of LaunchBinding.function
     configure: int  # address of the emulator's setup function; 0 on a GPU
-    kernel: tuple[Any, ...]  # Bound.kernel
+    kernel: tuple[Any, ...]  # LaunchBinding.kernel
     workspace: tuple[int, int]  # byte offset of its pointer, and its size; 0 for none
 
 
@@ -124,7 +125,7 @@ class Launcher:
         self.link = request.call.link
         if self.link is not None:
             self.link.bind(arguments, kernel.spec, outer * inner, fragments(kernel.spec).state_bytes)
-        self._bound = kernel.code.bind(arguments, request.x.get_device())
+        self._bound = bind_binary(kernel.code, arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
 
@@ -162,7 +163,7 @@ class Launcher:
             emulated = emulator.ACTIVE.get() or emulator.DEFAULT
             bound.configure(emulated.seed, emulated.multiprocessors)
         code = bound.launch(reference, stream)
-        if code and bound.recovers(code):
+        if code and bound.recover(code):
             code = bound.launch(reference, stream)
         if code:
             drop_workspace(where, stream)
@@ -198,14 +199,14 @@ class Launcher:
 
     def recovers(self, code: int) -> bool:
         """Remove the cause of an error code where that is possible, and return whether to launch again."""
-        return self._bound.recovers(code)
+        return self._bound.recover(code)
 
     def failure(self, code: int) -> LaunchFailure:
         """Return the error for the code that a launch returned."""
         return LaunchFailure(
             f"launch of the kernel {self.kernel.spec} on {self.kernel.target}: error {code}",
             allowed="a launch that the device accepts and finishes",
-            value=f"error {code}: {self._bound.words(code)}",
+            value=f"error {code}: {self._bound.describe(code)}",
             hint=f"its source: scanops generate {self.kernel.spec} --target {self.kernel.target}"
             + " --import FILE, which is a recording of the program" * bool(self.kernel.spec.map),
         )

@@ -9,9 +9,9 @@ Readers take no lock, and write nothing but the time of the last use, now and th
 build that follows replaces it.
 The user's store has the packs below it: what it lacks is looked for there.
 
-``root`` has the checks of a folder, its index and build locks, ``entry`` a kernel in it; ``library`` loads a kernel,
-``driver`` launches cubins, ``usage`` removes entries. ``layers`` are the packs, ``packs`` their contents,
-``signatures`` their signatures, ``archive`` makes one file of them.
+``root`` has the checks of a folder and its index, ``locks`` the build locks, ``entry`` a kernel in it; ``library``
+loads a kernel, which ``scanops.runtime`` launches; ``usage`` removes entries. ``layers`` are the packs, ``packs`` their
+contents, ``signatures`` their signatures, ``archive`` makes one file of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scanops import environment
 from scanops.build_request import CUBIN
@@ -33,14 +33,13 @@ from scanops.files import secure
 from scanops.forks import import_late
 from scanops.store import usage
 from scanops.store.entry import FILES, Entry, write_manifest
-from scanops.store.layers import Layer, keys, refusal, searched
+from scanops.store.layers import Layer, iterate_packs, keys, refusal
 from scanops.store.library import load
+from scanops.store.locks import hold_build_lock, sweep
 from scanops.store.root import (
-    building,
     check_root,
     create_root,
     make_folders,
-    sweep,
     unwritable,
     write_index,
 )
@@ -60,7 +59,7 @@ class Store(Layer):
 
     def __init__(self, root: Path | None = None) -> None:
         super().__init__(environment.store_root() if root is None else Path(root).expanduser().absolute())
-        self._packs: Callable[[], Iterable[Layer]] = searched if root is None else tuple
+        self._packs: Callable[[], Iterable[Layer]] = iterate_packs if root is None else tuple
         self._checked = False
 
     def __repr__(self) -> str:
@@ -88,8 +87,8 @@ class Store(Layer):
         """
         if not keys:
             return None
-        own = self.indexed(*keys) if self._usable() else None
-        entry = own or next(filter(None, (pack.indexed(*keys) for pack in self._packs())), None)
+        own = self.find_indexed(*keys) if self._usable() else None
+        entry = own or next(filter(None, (pack.find_indexed(*keys) for pack in self._packs())), None)
         if entry is None or (entry.slug, entry.target) == (spec, target):
             return entry
         _LOG.warning("an index record of %s for %s leads to %s; it is ignored", spec, target, entry.directory)
@@ -118,7 +117,7 @@ class Store(Layer):
         create_root(self.root, ".staging", ".locks")
         import_late("scanops.builders")  # before the wait for a lock, so that what is missing shows
         # One lock for both forms: a call and a build ahead of time that ask for one kernel at once build it once.
-        with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
+        with hold_build_lock(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
             entry = self.find(*request.identities.values())
             if entry is not None:
                 return entry
@@ -178,8 +177,8 @@ class Store(Layer):
         try:
             shutil.rmtree(self.root / ".failed" / name, ignore_errors=True)
             make_folders(self.root, ".failed", f".failed/{name}")
-            moved: BuildFailure = import_late("scanops.builders").moved(failure, work, self.root / ".failed" / name)
-            return moved
+            move_failure = import_late("scanops.builders").move_failure
+            return cast(BuildFailure, move_failure(failure, work, self.root / ".failed" / name))
         except OSError:
             return failure
 

@@ -138,7 +138,7 @@ def _extract(stream: _Contents, file: Path, draft: Path, max_bytes: int) -> None
         first = archive.next()
         if first is None or first.name != PACK or not first.isreg() or first.issparse() or first.size > MAX_PACK_BYTES:
             allowed = f"{PACK} as the first member, up to {format_size(MAX_PACK_BYTES)}"
-            raise _bad(file, allowed, _named(first) if first else "no member")
+            raise _bad(file, allowed, _describe_member(first) if first else "no member")
         draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
 
         def write(item: tarfile.TarInfo) -> None:
@@ -159,7 +159,7 @@ def _extract(stream: _Contents, file: Path, draft: Path, max_bytes: int) -> None
         while item := archive.next():
             facts = left.pop(item.name, None)
             if facts is None or not item.isreg() or item.issparse() or item.size != facts["size"]:
-                raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(item))
+                raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _describe_member(item))
             write(item)
     stream.left = _MAX_END_BYTES
     if len(stream.read(_MAX_END_BYTES)) == _MAX_END_BYTES:  # reading to the end checks the checksum of the stream
@@ -188,7 +188,7 @@ def _require_suffix(file: Path) -> None:
         )
 
 
-def _named(item: tarfile.TarInfo) -> str:
+def _describe_member(item: tarfile.TarInfo) -> str:
     return f"{item.name!r:.200}, {item.size} bytes"
 
 

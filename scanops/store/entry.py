@@ -1,22 +1,21 @@
 """One entry of a store: kernel.so or kernel.cubin, kernel.cu, and manifest.json, which describes the other two.
 
-The source, kernel.cu, may be missing: nothing needs it to run the kernel, and packs are carried without. Both forms are
-launched by the same means, a ``Bound``, which follows from the launch in the manifest.
+The source, kernel.cu, may be missing: nothing needs it to run the kernel, and packs are carried without. The launch in
+the manifest says how either form is launched; ``scanops.runtime.binding`` does that.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from scanops.build_request import (
     CUBIN,
@@ -28,7 +27,7 @@ from scanops.build_request import (
     flags_of,
 )
 from scanops.codegen.abi import ABI, SCHEMA
-from scanops.codegen.launch import MOST_BLOCKS, Launch
+from scanops.codegen.launch import Launch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.files import open_file, opened_folder, parse_object, read_file, require_form, secure
@@ -142,7 +141,7 @@ def read_entry(directory: Path) -> Entry:
     return Entry(directory=directory, identity=str(manifest["identity"]), manifest=manifest)
 
 
-def checked(directory: Path, identity: str, stated: bytes | None = None, signer: str | None = None) -> Entry | str:
+def verify_entry(directory: Path, identity: str, stated: bytes | None = None, signer: str | None = None) -> Entry | str:
     """Return the entry that should be ``identity``, or what is wrong with it.
 
     ``identity`` may be its first 16 digits alone, as they are in the name of the folder. Owner and mode of the root,
@@ -212,50 +211,6 @@ def launch_of(manifest: Mapping[str, Any]) -> Launch | None:
     Raises KeyError, TypeError and ValueError for a cubin without one, and for what ``Launch.read`` refuses.
     """
     return Launch.read(manifest["launch"]) if "launch" in manifest or manifest.get("form") == CUBIN else None
-
-
-class Bound(NamedTuple):
-    """A kernel bound to a shape and a device. It is launched by ``launch(refer(arguments), stream)``."""
-
-    workspace_bytes: int  # 0: the kernel has no workspace
-    refer: Callable[[Any], Any]  # from ScanArguments to a reference to them, good for many launches
-    launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
-    words: Callable[[int], str]  # from an error code to its message
-    function: Any  # cuLaunchKernel, or scanops_launch of a library, which takes the same
-    kernel: tuple[Any, ...]  # handle, blocks, threads, shared memory in bytes, offsets of parameters
-    configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
-    recovers: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
-
-
-def bound(launch: Launch, arguments: Any, function: Any, kernel: ctypes.c_void_p, words: Callable[[int], str]) -> Bound:
-    """Return the launch of a kernel for the shape in ``arguments``, and set their fields that the length chooses."""
-    beside = arguments.neighbours.size if "neighbours" in launch.parameters else 0
-    numbers = launch.numbers(arguments.lines, arguments.length, arguments.multiprocessors, beside)
-    for name, value in zip(launch.chosen, numbers.chosen, strict=True):
-        setattr(arguments, name, value)
-    offsets = tuple(getattr(type(arguments), name).offset for name in launch.parameters)
-    blocks = min(numbers.blocks, MOST_BLOCKS + 1)  # which CUDA refuses; more might wrap around
-    addresses = ctypes.c_void_p * len(offsets)
-    # Objects of ctypes are passed as they are: conversions of eleven numbers would take two microseconds.
-    one, none = ctypes.c_uint(1), ctypes.c_void_p()
-    grid, block, shared = ctypes.c_uint(blocks), ctypes.c_uint(numbers.threads), ctypes.c_uint(numbers.shared_bytes)
-
-    def refer(arguments: Any) -> Any:
-        first = ctypes.addressof(arguments)
-        return addresses(*[first + offset for offset in offsets])
-
-    def queue(parameters: Any, stream: int) -> int:
-        where = ctypes.c_void_p(stream)
-        return function(kernel, grid, one, one, block, one, one, shared, where, parameters, none)  # type: ignore[no-any-return]
-
-    return Bound(
-        workspace_bytes=numbers.workspace_bytes,
-        refer=refer,
-        launch=queue,
-        words=words,
-        function=function,
-        kernel=(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
-    )
 
 
 def difference(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
 from scanops.forks import import_late
-from scanops.store.entry import MANIFEST, Entry, checked, manifest_bytes, read_entry
-from scanops.store.library import unsigned
+from scanops.store.entry import MANIFEST, Entry, manifest_bytes, read_entry, verify_entry
+from scanops.store.library import make_unsigned_error
 from scanops.store.packs import GROUP, SUBFOLDER, parse
 from scanops.store.root import check_root, read_index
 
@@ -45,10 +45,10 @@ class Layer:
 
     def find(self, *identities: str) -> Entry | None:
         """Return the verified entry of one of ``identities``, the first that there is; None for a cache miss."""
-        there = located(self.root, identities)
+        there = list_candidates(self.root, identities)
         return next(filter(None, (self._verify(name, identity) for name, identity in there)), None)
 
-    def indexed(self, *keys: str) -> Entry | None:
+    def find_indexed(self, *keys: str) -> Entry | None:
         """Return the verified entry that the index has for one of ``keys``, the first that there is, or None."""
         names = filter(None, (read_index(self.root, key) for key in keys))
         return next(filter(None, (self._verify(name, name[-16:]) for name in names)), None)
@@ -68,7 +68,7 @@ class Layer:
         _LOG.warning("pack entry %s is not used: %s; %s; fetch or unpack the pack again", directory, why, verify)
 
 
-def located(root: Path, identities: Sequence[str]) -> list[tuple[str, str]]:
+def list_candidates(root: Path, identities: Sequence[str]) -> list[tuple[str, str]]:
     """Return (folder, identity) of the entries that may be one of ``identities``, in the order of these.
 
     The slug in front of an identity is free: there may be several folders.
@@ -93,13 +93,13 @@ def check_pack(root: Path) -> None:
         )
 
 
-def searched() -> Iterator[Layer]:
+def iterate_packs() -> Iterator[Layer]:
     """Yield the packs of ``SCANOPS_PACKS``, in its order, then the installed ones.
 
     Installed packs are looked for when it is their turn: asking every distribution takes longer than the rest of a
     lookup.
     """
-    chosen = environment.pack_roots() if environment.given("SCANOPS_PACKS") else ()
+    chosen = environment.pack_roots() if environment.read_variable("SCANOPS_PACKS") else ()
     yield from [_pack(root) for root in dict.fromkeys(chosen)]
     yield from [_pack(root) for root in installed() if root not in chosen]
 
@@ -137,18 +137,18 @@ def installed() -> tuple[Path, ...]:
 def usable_entry(directory: Path, identity: str) -> Entry | str:
     """Return the verified entry that should be ``identity``, or why it is not used: damaged, or not as signed."""
     if environment.require_signed() is None:
-        return checked(directory, identity)
+        return verify_entry(directory, identity)
     try:
-        pack = vouched(directory.parent)
+        pack = verify_signature(directory.parent)
     except (BadSignature, BadStoreEntry) as untrusted:
         return str(untrusted.value)
     manifest = pack.entries.get(directory.name)
     if manifest is None:
         return "not in the pack.json that was signed"
-    return checked(directory, identity, manifest_bytes(manifest), pack.signer)
+    return verify_entry(directory, identity, manifest_bytes(manifest), pack.signer)
 
 
-class Vouched(NamedTuple):
+class SignedPack(NamedTuple):
     """The signed contents of a pack whose signature is valid."""
 
     signer: str  # fingerprint of the key
@@ -163,7 +163,7 @@ def keys() -> Mapping[str, Ed25519PublicKey]:
     return found  # by the package cryptography
 
 
-def vouched(root: Path) -> Vouched:
+def verify_signature(root: Path) -> SignedPack:
     """Return the signed contents of the pack at ``root``, checked once per process.
 
     Raises BadSignature or BadStoreEntry if no trusted key signed it.
@@ -172,16 +172,16 @@ def vouched(root: Path) -> Vouched:
 
 
 @functools.lru_cache(maxsize=64)
-def _examined(root: Path, file: Path | None) -> Vouched:
+def _examined(root: Path, file: Path | None) -> SignedPack:
     data, signer = import_late("scanops.store.signatures").check(root, keys())
-    return Vouched(signer, parse(data, root)["entries"])
+    return SignedPack(signer, parse(data, root)["entries"])
 
 
 def refusal(name: str, target: str) -> MissingKernel:
     """Return the error for a kernel that no signed pack has and that may not be built here."""
     packs = [place for place in places() if place.kind == "pack"]
     outcomes = [
-        f"{place.root}: {place.unused or f'signed by {vouched(place.root).signer[:16]}, does not have it'}"
+        f"{place.root}: {place.unused or f'signed by {verify_signature(place.root).signer[:16]}, does not have it'}"
         for place in packs
     ]
     return MissingKernel(
@@ -216,8 +216,8 @@ def _place(kind: str, root: Path) -> Place:
             return Place(kind=kind, root=root, problem=None, unused="no such folder")
         if environment.require_signed() is not None:
             if kind == "store":
-                raise unsigned(root)
-            vouched(root)
+                raise make_unsigned_error(root)
+            verify_signature(root)
         return Place(kind=kind, root=root, problem=None, unused="")
     except ScanopsError as problem:
         return Place(kind=kind, root=root, problem=problem, unused=f"{problem.value}; {problem.hint}")

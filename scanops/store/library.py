@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanops import environment
 from scanops.build_request import CPU, CUBIN, HOST
@@ -18,8 +18,7 @@ from scanops.codegen.launch import Launch
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.files import open_file, opened_folder
 from scanops.forks import import_late
-from scanops.store.driver import Cubin
-from scanops.store.entry import Bound, Entry, bound, difference, launch_of
+from scanops.store.entry import Entry, difference, launch_of
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -41,7 +40,7 @@ _NO_BITS = 8  # sections that the file has no bytes of
 _VERSION, _MACHINE, _FLAGS = 8, 18, 48  # offsets in an ELF header
 _TARGET_BITS = {7: 0, 8: 8}  # EI_ABIVERSION -> the bit of e_flags where the number of the target begins
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
-_CONFIGURE = "scanops_emulator_configure"
+CONFIGURE = "scanops_emulator_configure"
 _ABI: Functions = {"scanops_abi": (ctypes.c_int, [])}
 _KERNEL: Functions = {
     "scanops_launch": (ctypes.c_int, None),
@@ -49,7 +48,7 @@ _KERNEL: Functions = {
     **_ABI,
 }
 _FUNCTIONS: Mapping[str, Functions] = {  # of libraries that are no kernels of a GPU, by their target
-    CPU: {**_KERNEL, _CONFIGURE: (None, [ctypes.c_ulonglong, ctypes.c_int])},
+    CPU: {**_KERNEL, CONFIGURE: (None, [ctypes.c_ulonglong, ctypes.c_int])},
     HOST: {**_ABI, "PyInit_scanops_native": (None, [])},
 }
 
@@ -59,22 +58,16 @@ class Library(ctypes.CDLL):
 
     launch: Launch  # of a library that has a kernel
 
-    def bind(self, arguments: Any, device: int) -> Bound:
-        """Return the launch for the shape in ``arguments``; the CUDA runtime takes it to the current GPU."""
-        launched = bound(self.launch, arguments, self.scanops_launch, ctypes.c_void_p(), self._words)
-        return launched._replace(configure=vars(self).get(_CONFIGURE))
 
-    def _words(self, code: int) -> str:
-        return (self.scanops_error_string(code) or b"unknown").decode(errors="replace")
+class Cubin(NamedTuple):
+    """A verified cubin, for the driver to load."""
 
-    def ready(self, device: int) -> None:
-        """Do nothing: the CUDA runtime brings a kernel to a GPU at its first launch there."""
+    entry: Entry
+    launch: Launch
+    data: bytes
 
 
-Code = Library | Cubin
-
-
-def load(entry: Entry) -> Code:
+def load(entry: Entry) -> Library | Cubin:
     """Return the machine code of ``entry``, verified: a library that is opened, or a cubin, which needs no GPU yet.
 
     A library is verified before its first instruction runs. Raises BadStoreEntry for any mismatch and for a CUDA
@@ -132,7 +125,7 @@ def _verified(entry: Entry, name: str) -> Iterator[BinaryIO]:
     checked: both go through this descriptor.
     """
     if entry.signer is None and environment.require_signed() is not None:
-        raise unsigned(entry.directory.parent)
+        raise make_unsigned_error(entry.directory.parent)
     try:
         folder = entry.directory
         with opened_folder(folder.parent, folder.name) as handle, open_file(name, handle) as file:
@@ -146,7 +139,7 @@ def _verified(entry: Entry, name: str) -> Iterator[BinaryIO]:
         raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
 
 
-def unsigned(root: Path) -> BadSignature:
+def make_unsigned_error(root: Path) -> BadSignature:
     """Return the error for kernels of a store, which no key signs."""
     return BadSignature(
         f"use the store {root}",
@@ -171,7 +164,7 @@ def machine_problem(data: bytes, entry: Entry) -> str | None:
         return (
             f"{name}: built for ELF machine {found}, {'not for a GPU' if entry.form == CUBIN else f'this is {machine}'}"
         )
-    if wrong := _truncated(data):
+    if wrong := _find_truncation(data):
         return f"{name}: {wrong}"
     if entry.form != CUBIN:
         return None
@@ -181,7 +174,7 @@ def machine_problem(data: bytes, entry: Entry) -> str | None:
     return None if built == entry.target.rstrip("af") else f"{name}: built for {built}, not for {entry.target}"
 
 
-def _truncated(data: bytes) -> str | None:
+def _find_truncation(data: bytes) -> str | None:
     """Return which header of an ELF file leads beyond its end, or None. Both tables of headers have to be there."""
     tables = struct.unpack_from("<QQ", data, _TABLES)
     _, *sizes = struct.unpack_from("<HHHHH", data, _TABLE_SIZES)

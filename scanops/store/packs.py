@@ -25,11 +25,11 @@ from scanops.store.entry import (
     FILES,
     MANIFEST,
     SOURCE,
-    checked,
     manifest_bytes,
     read_entry,
     require_manifest,
     spec_of,
+    verify_entry,
 )
 from scanops.store.library import machine_problem
 from scanops.store.root import FOLDER, digest_of_key, read_record, record_path, write_index
@@ -163,7 +163,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
 def _damages(directory: Path, pack: dict[str, Any]) -> Iterator[str]:
     """Yield which kernels and records are not as pack.json states, or could have been written by others, and why."""
     for name, manifest in pack["entries"].items():
-        found = checked(directory / name, manifest["identity"], manifest_bytes(manifest))
+        found = verify_entry(directory / name, manifest["identity"], manifest_bytes(manifest))
         if isinstance(found, str):
             yield f"{name}: {found}"
     for digest, name in pack["index"].items():
@@ -196,7 +196,7 @@ def _finish(directory: Path) -> dict[str, Any]:
 def _manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the kernel in a folder, from which the times are dropped."""
     try:
-        found = checked(path, read_entry(path).identity)
+        found = verify_entry(path, read_entry(path).identity)
     except ValueError as problem:
         found = f"{MANIFEST}: {problem}"
     manifest: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import scanops
 from scanops import environment
-from scanops._version import TESTED, untested
+from scanops._version import TESTED, note_untested
 from scanops.build_request import PLATFORM
 from scanops.cli import main
 from scanops.cli.store import store
@@ -233,11 +233,11 @@ def test_what_is_missing_is_no_failure(machine: Machine, tmp_path: Path) -> None
 
 
 def test_untested_versions_are_named(machine: Machine) -> None:
-    words = [untested(name, "3.99.1+cpu") for name in TESTED]
+    words = [note_untested(name, "3.99.1+cpu") for name in TESTED]
     machine.patch.setattr(torch, "__version__", "3.99.1+cpu")
     machine.patch.setattr(platform, "python_version", lambda: "3.99.1+cpu")
     assert all(words) and machine.doctor()[1]["torch"]["summary"].endswith("".join(words))
-    assert [untested(name, f"{version}.1") for name in TESTED for version in TESTED[name]] == [""] * 4
+    assert [note_untested(name, f"{version}.1") for name in TESTED for version in TESTED[name]] == [""] * 4
 
 
 Change = Callable[[Machine], object]

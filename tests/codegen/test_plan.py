@@ -33,7 +33,7 @@ from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
-from scanops.store.entry import bound
+from scanops.runtime.binding import bind_launch
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
 from tools.golden import GOLDEN
@@ -231,7 +231,7 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
         arguments.neighbours.size = neighbours
         beside = neighbours if "neighbours" in launch.parameters else 0
         numbers = launch.numbers(lines, length, arguments.multiprocessors, beside)
-        launch_of = bound(launch, arguments, library.scanops_launch, ctypes.c_void_p(), str)
+        launch_of = bind_launch(launch, arguments, library.scanops_launch, ctypes.c_void_p(), str)
         assert launch_of.workspace_bytes == numbers.workspace_bytes
         assert launch_of.launch(launch_of.refer(arguments), 0) == 0
         assert tuple(getattr(arguments, name) for name in launch.chosen) == numbers.chosen

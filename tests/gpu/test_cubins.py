@@ -11,7 +11,7 @@ import scanops
 from scanops.codegen.kernel_key import FEW
 from scanops.operands import Operands
 from scanops.runtime import call_cache, native
-from scanops.runtime.results import run_kernel
+from scanops.runtime.kernel_call import run_kernel
 from tools.golden import GOLDEN, Golden
 
 pytestmark = pytest.mark.gpu

@@ -18,11 +18,11 @@ import pytest
 
 import scanops
 from scanops.build_request import CPU, CUBIN, BuildRequest
-from scanops.runtime import call_cache, native
+from scanops.runtime import call_cache, driver, native
+from scanops.runtime.binaries import load_binary
 from scanops.runtime.kernels import Kernel
-from scanops.store import Store, driver
+from scanops.store import Store
 from scanops.store.entry import Entry, facts_of
-from scanops.store.library import load
 
 
 class Counted:
@@ -165,7 +165,7 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     def code(kernel: Kernel) -> object:
         with lock:
             if id(kernel) not in codes:
-                codes[id(kernel)] = kernel, load(entry_of(kernel, tmp_path))
+                codes[id(kernel)] = kernel, load_binary(entry_of(kernel, tmp_path))
             return codes[id(kernel)][1]
 
     monkeypatch.setattr(driver, "PATH", str(made.path))

@@ -268,7 +268,7 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
         native.forget()
     codes = iter([0])  # the first time by Python, and learnt
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: next(codes, 98))
-    bound = launcher._bound._replace(launch=refuse, function=refuse, words=lambda code: f"number {code}")
+    bound = launcher._bound._replace(launch=refuse, function=refuse, describe=lambda code: f"number {code}")
     monkeypatch.setattr(launcher, "_bound", bound)
     call()
     assert native.learnt() == 1 + backward
@@ -487,7 +487,7 @@ def test_a_driver_that_cannot_load_cubins(cuda: Driver, monkeypatch: pytest.Monk
     for words in ("CUDA 11.8", "libcuda.so.0"):
         with scanops.emulate():
             refused(MissingRequirement, lambda: scanops.cumsum(X, 1), words)
-        monkeypatch.setattr("scanops.store.driver.PATH", "libcuda.so.0")
+        monkeypatch.setattr("scanops.runtime.driver.PATH", "libcuda.so.0")
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_90a"])

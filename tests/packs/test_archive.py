@@ -48,7 +48,7 @@ from scanops.store import Store, archive, library
 from scanops.store import signatures as signing
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
-from scanops.store.entry import MANIFEST, SOURCE, Entry, checked, facts_of, manifest_bytes, read_entry
+from scanops.store.entry import MANIFEST, SOURCE, Entry, facts_of, manifest_bytes, read_entry, verify_entry
 from scanops.store.library import load
 from scanops.store.packs import PACK, SIGNATURE, files_of, finish, following, parse, read, verify
 from scanops.store.root import read_index
@@ -621,7 +621,7 @@ def test_changed_manifests_are_refused_by_each_reader_or_by_none(pack: Path) -> 
         for odd in (*ODD, "removed"):
             manifest = changed(good, path, odd)
             replaced(entry / MANIFEST, manifest_bytes(manifest))
-            verdict = checked(entry, good["identity"])
+            verdict = verify_entry(entry, good["identity"])
             sound = isinstance(verdict, Entry) or "kernel." in verdict or "identity" in verdict
             contents["entries"][entry.name] = manifest
             try:

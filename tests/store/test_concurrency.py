@@ -18,8 +18,9 @@ import pytest
 import scanops.builders
 from benchmarks import stress
 from scanops.processes import at_once
-from scanops.store import Store, root
-from scanops.store.root import building, is_free
+from scanops.store import Store
+from scanops.store import locks as build_locks
+from scanops.store.locks import hold_build_lock, is_free
 from tests.store.sources import KERNEL, counting_cxx, needs_nvrtc, python, script
 
 
@@ -61,13 +62,13 @@ def test_threads_that_wait_in_vain_share_one_build(
     """Build once beside a holder of the lock that is stopped, and log for whom each of the threads waits."""
     compiler, count = counting_cxx(tmp_path)
     monkeypatch.setenv("SCANOPS_CXX", str(compiler))
-    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "2")
-    monkeypatch.setattr(root, "_LINE_SECONDS", 0.5)
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "4")
+    monkeypatch.setattr(build_locks, "_LINE_SECONDS", 0.5)
     caplog.set_level(logging.INFO, "scanops")
     locks = store.root / ".locks"
     locks.mkdir(parents=True)
     store.root.chmod(0o700)
-    with building(locks, KERNEL.identity, "sum-f32", 1.0):
+    with hold_build_lock(locks, KERNEL.identity, "sum-f32", 1.0):
         assert not is_free(locks, KERNEL.identity[:16])
         (held,) = locks.iterdir()
         os.utime(held, (0, held.stat().st_mtime - 7))
@@ -77,7 +78,7 @@ def test_threads_that_wait_in_vain_share_one_build(
     holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, for \d+ s now, to build sum-f32"
     waiting = [each.levelname for each in caplog.records if re.fullmatch(f"waiting for {holder}", each.getMessage())]
     assert (waiting[0], waiting.count("INFO")) == ("INFO", 16) and waiting.count("WARNING") >= 16
-    vain = f"waited 2 s for {holder} .*; asking for the second lock"
+    vain = f"waited 4 s for {holder} .*; asking for the second lock"
     assert len([each for each in caplog.messages if re.fullmatch(vain, each)]) == 16
     assert is_free(locks, KERNEL.identity[:16])
     assert {path.read_bytes() for path in locks.iterdir()} == {b""}  # nobody holds one
@@ -121,7 +122,7 @@ print(*[name for name in names if name in sys.modules])
 FORKS = """
 import logging
 from scanops.forks import FORK_LOCK
-from scanops.store.root import is_free, locked
+from scanops.store.locks import hold_lock, is_free
 
 def held_by_a_thread(lock, done):
     taken = threading.Event()
@@ -158,7 +159,7 @@ for end in ("released", "killed"):
     waits, lets_go = os.pipe()
     holder = os.fork()
     if holder == 0:
-        with locked(root / "x.lock", "hold", 1, "failing"):
+        with hold_lock(root / "x.lock", "hold", 1, "failing"):
             # It says itself that it is there: before that, what a fork does in a child may not have been done.
             in_a_child(lambda: (os.write(writer, b"%20d" % os.getpid()), time.sleep(20)))
             os.read(waits, 1)
@@ -258,7 +259,7 @@ from scanops.builders import nvrtc
 from tests.store.sources import CUDA
 found, limit = nvrtc.require("sm_90"), resource.getrlimit(resource.RLIMIT_STACK)
 def work():
-    cubin = nvrtc.compiled(found, CUDA.source, Path("kernel.cu"), nvrtc.options(found, CUDA))[2]
+    cubin = nvrtc.compile_cubin(found, CUDA.source, Path("kernel.cu"), nvrtc.options(found, CUDA))[2]
     assert resource.getrlimit(resource.RLIMIT_STACK) == limit
     return cubin
 """

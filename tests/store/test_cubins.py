@@ -25,7 +25,7 @@ from scanops.runtime.policies import POLICIES, STRICT
 from scanops.store import Store
 from scanops.store.archive import pack as write
 from scanops.store.archive import unpack
-from scanops.store.entry import Entry, checked, facts_of, read_entry
+from scanops.store.entry import Entry, facts_of, read_entry, verify_entry
 from scanops.store.library import load, machine_problem
 from scanops.store.packs import ANY, finish, read, troubles
 from tests.store.sources import flipped, needs_nvcc, needs_nvrtc, python, replaced, resealed
@@ -151,7 +151,7 @@ def test_a_corrupt_cubin_is_a_miss(root: Path, what: str, caplog: pytest.LogCapt
         scanops.compile(SPEC, "sm_90")
     assert "is corrupt" in caplog.text
     rebuilt = scanops.compile(SPEC, "sm_90", builder="nvrtc")
-    assert isinstance(checked(rebuilt.path.parent, read_entry(rebuilt.path.parent).identity), Entry)
+    assert isinstance(verify_entry(rebuilt.path.parent, read_entry(rebuilt.path.parent).identity), Entry)
 
 
 def test_a_cubin_for_another_target_is_not_packed(root: Path) -> None:

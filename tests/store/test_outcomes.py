@@ -22,7 +22,7 @@ from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
 from scanops.store import Store
-from scanops.store.entry import Entry, checked, read_entry
+from scanops.store.entry import Entry, read_entry, verify_entry
 from scanops.store.library import load, machine_problem
 from scanops.store.root import read_index, write_index
 from tests.store.sources import (
@@ -148,7 +148,7 @@ def test_corrupt_entries_are_misses_and_rebuilt(root: Path, what: str, caplog: p
     kernel = scanops.compile(SPEC, "cpu")
     assert kernel.code.scanops_abi() == ABI
     assert kernel.path.parent == folder(root)
-    assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
+    assert not isinstance(verify_entry(folder(root), read_entry(folder(root)).identity), str)
 
 
 @each_case(MISLED)
@@ -182,9 +182,9 @@ def test_every_byte_of_an_entry_counts(filled: Path, tmp_path: Path) -> None:
         changes = [flipped(data, at, 1 << chosen.randrange(8)) for at in range(0, len(data), step)]
         for changed in (*changes, *(data[:size] for size in range(0, len(data), 8 * step))):
             path.write_bytes(changed)
-            assert isinstance(checked(copy, entry.identity), str)
+            assert isinstance(verify_entry(copy, entry.identity), str)
         path.write_bytes(data)
-    assert checked(copy, entry.identity) == replace(entry, directory=copy)
+    assert verify_entry(copy, entry.identity) == replace(entry, directory=copy)
 
     key = str(sources_key(KernelKey(SPEC, "cpu")))
     write_index(tmp_path, key, copy.name)
@@ -237,10 +237,10 @@ def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
     entry = read_entry(folder(root))
 
     def pruned(directory: Path, identity: str) -> Entry | str:
-        found = checked(directory, identity)
+        found = verify_entry(directory, identity)
         shutil.rmtree(directory)
         return found
 
-    monkeypatch.setattr("scanops.store.layers.checked", pruned)
+    monkeypatch.setattr("scanops.store.layers.verify_entry", pruned)
     assert Store().find(entry.identity) is None
     assert "corrupt" not in caplog.text

@@ -24,10 +24,11 @@ from scanops.errors import BadStoreEntry, BuildFailure, MissingKernel
 from scanops.files import format_size, secure, size_of
 from scanops.runtime import kernels
 from scanops.store import Store
-from scanops.store.entry import Entry, checked, read_entry
+from scanops.store.entry import Entry, read_entry, verify_entry
 from scanops.store.library import load
+from scanops.store.locks import hold_build_lock
 from scanops.store.packs import finish, verify
-from scanops.store.root import building, check_root, read_index
+from scanops.store.root import check_root, read_index
 from scanops.store.usage import prune
 from tests.store.sources import BEGIN, CPU_SOURCE, KERNEL, each_case, needs_root, python, relisted, replaced, umask
 
@@ -121,7 +122,7 @@ def test_what_dead_builders_left_is_swept_after_an_hour(store: Store) -> None:
         (stage / "work").mkdir(parents=True)
     for path in (old, held):
         os.utime(path, (time.time() - 4000,) * 2)
-    with building(store.root / ".locks", "b" * 64, "held", 1.0):
+    with hold_build_lock(store.root / ".locks", "b" * 64, "held", 1.0):
         store.get_or_build(replace(KERNEL, source=CPU_SOURCE + "// more"))
     assert [stage.exists() for stage in (old, held, young)] == [False, True, True]
 
@@ -235,7 +236,7 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store) ->
     with umask(0):
         entry = store.get_or_build(KERNEL)
         store.remember("key", entry)
-    assert checked(entry.directory, entry.identity) == entry
+    assert verify_entry(entry.directory, entry.identity) == entry
     (record,) = store.root.glob("index/*/*")
     assert [record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777] == [0o600, 0o700]
     assert read_index(store.root, "key") == entry.directory.name
@@ -313,7 +314,7 @@ import scanops
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime.policies import policy
-from scanops.store.entry import checked
+from scanops.store.entry import verify_entry
 from scanops.store.root import read_index
 def refused(words, action):
     try:
@@ -363,7 +364,7 @@ for left in (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 128):  # KiB
     assert not store.exists() or not list((store / ".staging").glob("*"))
 assert outcomes[0] and len(outcomes) > 3 and not outcomes[-1], outcomes
 entry = Store(store).find(request.identity)
-assert load(entry).scanops_abi() == ABI and checked(entry.directory, entry.identity) == entry
+assert load(entry).scanops_abi() == ABI and verify_entry(entry.directory, entry.identity) == entry
 """
     run('mount -t tmpfs -o size=4m,mode=700 tmpfs "$3"', code, mounted)
 

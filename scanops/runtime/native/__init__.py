@@ -8,7 +8,7 @@ and of segments by offsets. The values of offsets are no part of a key: Python c
 
 The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: a call with its backward pass takes
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
-kernels only (``scanops.runtime.results``), and calls Python's ``Backward`` for all others.
+kernels only (``scanops.runtime.recipes``), and calls Python's ``Backward`` for all others.
 
 The library is an entry of the store (``building.py``). The first launch on a GPU lets a background worker load it, or
 build it if the policy allows that (``start``). ``SCANOPS_NATIVE=0`` switches it off.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from scanops.requests.request import Tensors
     from scanops.runtime.launcher import Launcher, Template
-    from scanops.runtime.results import Recipe
+    from scanops.runtime.recipes import Recipe
 
 _LOG = logging.getLogger("scanops")
 

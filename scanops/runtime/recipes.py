@@ -1,4 +1,4 @@
-"""The check that a given kernel fits given tensors, and the recipe of a backward pass.
+"""The recipe of a backward pass.
 
 Which kernels of a backward pass run, and what is converted or copied for them, follows from shapes, strides and dtypes
 alone. A pass that runs is recorded on a ``Tape``; its ``Recipe`` repeats the steps without deciding anything again.
@@ -8,74 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from scanops import emulator
-from scanops.emulator import CPU
-from scanops.errors import UnsupportedRequest
-from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Tensors, checked
-from scanops.requests.torch_state import is_memory
-from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
-
-if TYPE_CHECKING:
-    from scanops.codegen.spec import ScanSpec
-
-
-def run_kernel(
-    kernel: Launchable, x: torch.Tensor, dim: int, chunk: int | None = None, **tensors: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    """Run one given kernel on ``x`` and the tensors that ``make_request`` takes by its names.
-
-    Raises UnsupportedRequest when they ask for another kernel, and for tensors whose values are not in their memory.
-    """
-    spec = kernel.spec
-    read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
-    call = replace(Call.of_spec(spec, dim), chunk=chunk)
-    request = checked(call, Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
-    for role, tensor in (("x", x), *tensors.items()):
-        if tensor is not None and not is_memory(tensor):
-            raise UnsupportedRequest(
-                f"the kernel {spec}: {role} is a {type(tensor).__name__} whose values are not what its memory holds",
-                allowed="plain tensors: no subclass, no lazily negated or conjugated view",
-                value=f"{type(tensor).__name__}, is_neg()={tensor.is_neg()}, is_conj()={tensor.is_conj()}",
-                hint=f"pass {role}.resolve_neg().resolve_conj(), or call scanops.scan, which handles such tensors",
-            )
-    emulated = (emulator.ACTIVE.get() or emulator.DEFAULT).multiprocessors
-    device = device_of(x) if kernel.target != CPU else Device(target=CPU, multiprocessors=emulated)
-    outs = places_for(request)
-    target = CPU if x.device.type == "cpu" else device_of(x).target  # the emulator's kernels read any CPU tensor
-    _check_match(kernel, request.spec(outs[0]), target)
-    return computed(Launcher(kernel, request, device, kernel.key) if x.numel() else None, request, outs)
-
-
-def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:
-    spec = kernel.spec
-    if spec.takes_length and asked.capacity <= spec.capacity and asked.divides(spec.multiple):
-        asked = replace(
-            asked,
-            length=None,
-            at_most=spec.at_most,
-            multiple=spec.multiple,
-            aligned=asked.aligned and spec.aligned,  # a kernel for any boundary reads aligned rows too
-        )
-    have, want = spec.to_dict(), asked.to_dict()
-    wrong = [f"{name}={want[name]!r} (kernel: {have[name]!r})" for name in have if have[name] != want[name]]
-    if kernel.target != target:
-        wrong.append(f"target={target!r} (kernel: {kernel.target!r})")
-    if wrong:
-        raise UnsupportedRequest(
-            f"tensors do not match the kernel {spec} for {kernel.target}: {', '.join(wrong)}",
-            allowed=f"tensors whose spec is {spec}, on {kernel.target}",
-            value=", ".join(wrong),
-            hint=f"compile {asked.slug!r} instead, or call scanops.scan, which picks the kernel",
-        )
-
-
-# ---- backward passes
+from scanops.requests.request import Tensors
+from scanops.runtime.launcher import Launcher
 
 
 class Step(NamedTuple):
@@ -132,7 +70,7 @@ class Tape:
         self._views.append((found, given))
         return found
 
-    def launched(self, launcher: Launcher, inputs: Tensors, results: tuple[torch.Tensor, ...]) -> None:
+    def record_launch(self, launcher: Launcher, inputs: Tensors, results: tuple[torch.Tensor, ...]) -> None:
         """Record a launch on ``inputs``, numbered as ``Inputs.flat``, that gave ``results``."""
         read = tuple(next((given for view, given in self._views if view is each), each) for each in inputs)
         self._steps.append(Step(launcher.outputs, self._places(read), launcher))

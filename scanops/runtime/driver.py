@@ -2,7 +2,7 @@
 
 The driver launches into the context that is current in the calling thread. The CUDA runtime, and so torch and kernels
 in libraries, bind a thread to the primary context of its device by themselves. A thread that used no function of the
-runtime yet has no context; a launch there is error 201, after which ``Bound.recovers`` binds the primary context.
+runtime yet has no context; a launch there is error 201, after which ``LaunchBinding.recover`` binds the primary one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import functools
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
-from scanops.codegen.launch import Launch
 from scanops.errors import LaunchFailure, MissingRequirement
 from scanops.forks import FORK_LOCK
-from scanops.store.entry import Bound, Entry, bound
+from scanops.runtime.binding import LaunchBinding, bind_launch
+from scanops.store.library import Cubin
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
 VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
@@ -59,7 +59,7 @@ def driver() -> ctypes.CDLL:
     )
 
 
-def words(code: int) -> str:
+def describe_error(code: int) -> str:
     """Return the driver's name and description of an error code."""
     found = []
     for function in (driver().cuGetErrorName, driver().cuGetErrorString):
@@ -69,36 +69,37 @@ def words(code: int) -> str:
     return ": ".join(found)
 
 
-class Cubin:
+class LoadedCubin:
     """A verified cubin and its kernel. The driver loads it for all GPUs when it is first bound, and never unloads it.
 
     Launches in flight and CUDA graphs may use it for as long as the process lives, as they may a library.
     """
 
-    def __init__(self, entry: Entry, launch: Launch, data: bytes) -> None:
-        self.launch = launch
-        self._entry = entry
-        self._data: bytes | None = data
+    def __init__(self, cubin: Cubin) -> None:
+        self.launch = cubin.launch
+        self._entry = cubin.entry
+        self._data: bytes | None = cubin.data
         self._kernel = c_void_p()
-        self._ready: set[int] = set()  # indices of GPUs
+        self._devices: set[int] = set()  # indices of the GPUs on which it is loaded
 
-    def bind(self, arguments: Any, device: int) -> Bound:
-        """Return the launch on a GPU for the shape in ``arguments``: see ``bound``."""
-        self.ready(device)
+    def bind(self, arguments: Any, device: int) -> LaunchBinding:
+        """Return the launch on a GPU for the shape in ``arguments``: see ``bind_launch``."""
+        self.load_on_device(device)
 
-        def recovers(code: int) -> bool:
+        def recover(code: int) -> bool:
             return code == _INVALID_CONTEXT and driver().cuCtxSetCurrent(_CONTEXTS[device]) == 0
 
         function = driver().cuLaunchKernel
-        return bound(self.launch, arguments, function, self._kernel, words)._replace(recovers=recovers)
+        binding = bind_launch(self.launch, arguments, function, self._kernel, describe_error)
+        return binding._replace(recover=recover)
 
-    def ready(self, device: int) -> None:
+    def load_on_device(self, device: int) -> None:
         """Load the kernel on a GPU, with the shared memory that it needs: nothing is left to a first launch.
 
         A first launch may be one that a CUDA graph captures. Raises LaunchFailure with the driver's words.
         """
         with FORK_LOCK:
-            if device in self._ready:
+            if device in self._devices:
                 return
             if self._data is not None:
                 library = c_void_p()
@@ -116,7 +117,7 @@ class Cubin:
                 driver().cuCtxPopCurrent_v2(byref(c_void_p()))
             if self.launch.shared_bytes:
                 self._call("cuKernelSetAttribute", _MAX_DYNAMIC_SHARED, self.launch.shared_bytes, self._kernel, device)
-            self._ready.add(device)
+            self._devices.add(device)
 
     def _call(self, function: str, *arguments: object) -> None:
         """Call the driver. Raises LaunchFailure for an error code."""
@@ -124,6 +125,6 @@ class Cubin:
             raise LaunchFailure(
                 f"load of the cubin {self._entry.slug} for {self._entry.target}",
                 allowed="a cubin that the driver loads on this GPU",
-                value=f"error {code} of {function}: {words(code)}",
+                value=f"error {code} of {function}: {describe_error(code)}",
                 hint="SCANOPS_BUILDER=load_inline builds a library of the same source",
             )
