@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,7 +170,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Wait for the kernels of a test: a fault of one fails this test alone, as xdist begins another worker."""
+    """Wait for the kernels of a test: a fault of one fails this test alone, as xdist begins another worker.
+
+    Without a GPU, let Python serve the calls of the next test: what prepares kernels for a GPU loads the C++ call path,
+    which then serves emulated kernels, too.
+    """
+    native = sys.modules.get("scanops.runtime.native")
+    if native is not None and not item.get_closest_marker("gpu"):
+        native.served = None  # type: ignore[attr-defined]
     if item.get_closest_marker("gpu"):
         import torch
 
