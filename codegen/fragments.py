@@ -109,7 +109,9 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         begin=_begin(spec, value) if spec.saved_results else "",
         start=_start(spec) if spec.saved_results else "",
         second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
-        final=_narrowed(spec, spec.carry, operator.carried or operator.project),
+        final=f"{spec.carry.storage}{{state.value, state.gate}}"
+        if spec.totals
+        else _narrowed(spec, spec.carry, operator.carried or operator.project),
         result=_narrowed(spec, spec.out, operator.project),
         quick=_narrowed(spec, spec.out, operator.quick[1]) if operator.quick else "",
         halves=spec.out.bytes < INT_BYTES and not spec.final,

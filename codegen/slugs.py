@@ -25,6 +25,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "complete": ("complete", True),
     "initial": ("initial", True),
     "final": ("final", True),
+    "totals": ("totals", True),
     "per_segment": ("per_segment", True),
     "linked_in": ("linked_in", True),
     "linked_out": ("linked_out", True),

@@ -82,6 +82,7 @@ class ScanSpec:
     complete: bool = False  # of an exclusive scan: a last output includes every item, so operands have one item less
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
+    totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
     linked_in: bool = False  # lines continue those of the previous rank, whose kernel hands on their states
     linked_out: bool = False  # lines continue on the next rank, to which the kernel hands on their states

@@ -31,6 +31,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
             "complete",
             "initial",
             "final",
+            "totals",
             "per_segment",
             "chunked",
             "aligned",
@@ -136,6 +137,14 @@ def in_fields(spec: Any, row: Operator) -> Iterator[Mistake]:
         allowed = "chunks of segments that offsets give, without carries per segment"
         hint = "pass segments='int32' or 'int64', and leave per_segment out"
         yield "chunked needs offsets", allowed, told("chunked", "segments", "per_segment"), hint
+    if spec.totals:
+        whole = ("exclusive", "segments", "initial", "complete", "ragged", "linked_in", "linked_out", "map")
+        if not spec.final or row.fields[:2] != ("gate", "value") or any(getattr(spec, name) for name in whole):
+            allowed = (
+                "recurrences with final=True, without exclusive results, segments, carry-in, links and expressions"
+            )
+            value = told("op", "final", *whole)
+            yield "totals=True does not fit the other fields", allowed, value, "leave totals out"
     if spec.ragged:
         others = ("inner", "segments", "saved", "complete", "initial", "final")
         found = {getattr(spec, f"{name}_layout") for name in present}
@@ -186,6 +195,8 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
         if found is not None:
             accumulate, accumulator = (None, kept) if found == default else (found.name, found)
     carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
+    if spec.totals:  # two numbers: what is accumulated in the parts of a complex one
+        carry = DTYPES["complex64" if carry.bytes == DTYPES["float32"].bytes else "complex128"]
     return accumulate, accumulator, spec.out if row.gives == "index" else carry
 
 

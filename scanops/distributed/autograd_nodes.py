@@ -192,7 +192,7 @@ def _of_others(
                 entries.append(zero)
                 slopes.append(torch.ones_like(zero, dtype=scan.wide_or_carry(shard)))
                 continue
-            entries.append(shards.entry(part, made[0].results[k], before, pieces[k]))
+            entries.append(shards.entry(part, made[0].results[k], before, pieces[k], scan.scan_entry))
             if has_slopes:
                 slopes.append(shards.slope(part, tuple(each[k] for each in total), befores[k]))
         rates = [torch.stack(slopes)] if has_slopes else []

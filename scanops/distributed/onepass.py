@@ -2,8 +2,7 @@
 
 Each rank's kernel waits for the state at the end of a line of the rank before, while it scans other lines: every item
 is read once and written once, and no collective runs. A rank falls behind the one before it by the time of a *front*,
-the lines that a GPU scans at the same time. Two passes read the items twice, so with F fronts one pass is faster where
-(F + ranks - 1) / F is below 3 / 2: from 2 * (ranks - 1) fronts on.
+the lines that a GPU scans at the same time (method_costs.py).
 
 All ranks must choose alike, and know nothing of one another's lengths: the choice depends on what is equal on all.
 
@@ -20,11 +19,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from scanops.codegen.strategies.columns_lookback import LINKED_ABREAST
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import Message, difference
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
+from scanops.distributed.method_costs import compare_methods, count_fronts
 from scanops.distributed.shards import Shard
 from scanops.errors import PeerMismatch, UnsupportedRequest, shown
 from scanops.ops.dispatch import served
@@ -38,7 +37,6 @@ __all__ = ["LinkedScan", "choose_method", "link_of", "repeated_scan", "scan_link
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "linear")  # those whose backward passes are scans of linked lines
-TILE_COLUMNS = 64  # neighbouring columns of a tile, of which LINKED_ABREAST end together
 
 
 def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: int, *, recorded: bool) -> str:
@@ -56,11 +54,10 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
             value=f"op={shard.call.op!r}, {problem}",
             hint="leave method out: 'twopass' serves every call",
         )
-    shape, dim = shard.tensors.x.shape, shard.call.dim
-    columns = math.prod(shape[dim + 1 :])
-    lines = shard.lines.numel()
-    fronts = lines if columns < 2 else lines // columns * -(-columns // TILE_COLUMNS) // LINKED_ABREAST
-    return "onepass" if problem is None and shard.tensors.x.is_cuda and fronts >= 2 * (ranks - 1) else "twopass"
+    fronts = count_fronts(shard.tensors.x.shape, shard.call.dim)
+    costs = compare_methods(fronts, ranks, is_recurrence=shard.row.gated)
+    is_faster = shard.tensors.x.is_cuda and costs.onepass <= costs.twopass
+    return "onepass" if problem is None and is_faster else "twopass"
 
 
 def _problem_of(shard: Shard, given: Inputs, spans: int, *, recorded: bool) -> str | None:

@@ -280,6 +280,11 @@ class ShardedScan:
         leaves = (*given[:3], given.initial if number is None else None)
         return autograd_nodes.TwoPass.record(self, number, *leaves, given.starts, given.offsets)
 
+    @property
+    def scan_entry(self) -> shards.RepeatedScan | None:
+        """What repeats the scan of ``shards.entry``, if there is something."""
+        return self.repeat.entry if isinstance(self.repeat, RepeatedTwoPass) else None
+
     def scan_back(self, grad: Tensor, into: Tensor) -> Tensor:
         """Return the gradient of a plain sum over one span, from that of its carry-out: a sum as well."""
         if isinstance(self.repeat, RepeatedTwoPass):
@@ -589,8 +594,7 @@ class RepeatedTwoPass:
         self.generation = native.generation()
         self._scan, self._position = scan, scan.layout.positions[0]
         self._lines, self._carry, self._device = shard.lines, scan.carry, x.device
-        final = shards.RepeatedScan(replace(call, exclusive=False, final=True))
-        self._totals = shards.find_totals(replace(shard, tensors=_without_memory(shard.tensors)), final)
+        self._totals = shards.find_totals(shard, shards.RepeatedScan)
         self._exchange = RepeatedExchange(
             scan.group, scan.message, x.device, shard.length, shard.model, scan.forward_route(shard)[1]
         )
@@ -606,6 +610,7 @@ class RepeatedTwoPass:
             self._first = _first_of(initial, shard, scan.carry)
         self._backward: RepeatedExchange | None = None
         self._fold_back: shards.RepeatedScan | None = None
+        self.entry = shards.RepeatedScan(shards.call_of_entry(shard), varies=True) if shard.row.gated else None
         self.scan_back = shards.RepeatedScan(scan.call_back, varies=True)  # of the gradient of a plain sum
 
     def run(self, given: Inputs) -> Outputs | None:
@@ -672,12 +677,6 @@ class RepeatedTwoPass:
         if self._position + 1 < len(into):
             return into[self._position + 1], into[0]
         return torch.zeros_like(into[0]) if of_final is None else of_final, into[0]
-
-
-def _without_memory(tensors: Inputs) -> Inputs:
-    """Tensors of the same shapes and dtypes, for what asks no more of them."""
-    meta = [None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors]
-    return Inputs(*meta)  # type: ignore[arg-type]
 
 
 def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:

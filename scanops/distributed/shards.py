@@ -30,9 +30,9 @@ from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call
 from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, checked
+from scanops.requests.request import Inputs, Request, checked
 from scanops.requests.segments import check_starts
-from scanops.requests.torch_state import autocast
+from scanops.requests.torch_state import autocast, runs_kernels
 from scanops.runtime import call_cache, native
 
 __all__ = [
@@ -202,12 +202,34 @@ class RepeatedScan:
         """Return the results for x, mask, gate, starts, offsets and initial."""
         if self._launch is not None and (not self._varies or call_cache.facts(tensors) == self._facts):
             return self._launch(tensors)
-        found = scanned(self._call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
-        call, given, eager = call_of(tensors, (None,), False, self._options)
-        known = call_cache.recalled(call, given)[1] if eager else None
-        if known is not None and known.launcher.own:
-            self._launch, self._facts = known.launcher.outputs, call_cache.facts(tensors) if self._varies else None
-        return found if isinstance(found, tuple) else (found,)
+        launcher = None
+        if self._call.totals:
+            found, launcher = reduce_pairs(self._call, Inputs(*tensors))  # type: ignore[arg-type]
+        else:
+            found = _scan_six(self._call, *tensors)
+            call, given, eager = call_of(tensors, (None,), False, self._options)
+            known = call_cache.recalled(call, given)[1] if eager else None
+            launcher = known and known.launcher
+        if launcher is not None and launcher.own:
+            self._launch, self._facts = launcher.outputs, call_cache.facts(tensors) if self._varies else None
+        return found
+
+
+def _scan_six(call: Call, *tensors: Tensor | None) -> States:
+    """The results for x, mask, gate, starts, offsets and initial."""
+    if call.totals:
+        return reduce_pairs(call, Inputs(*tensors))[0]  # type: ignore[arg-type]
+    found = scanned(call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
+    return found if isinstance(found, tuple) else (found,)
+
+
+def reduce_pairs(call: Call, given: Inputs) -> tuple[States, Any]:
+    """Return the value of each line and the product of its gates, as a complex number, and the launch that found them.
+
+    Nothing, and None, where there is no kernel for it. Gates and items are read once, and nothing else is written.
+    """
+    request = Request(call=call, inputs=given, carry_dtype=torch.complex128)
+    return call_cache.run(request) or ((), None)
 
 
 # ---- forward
@@ -220,32 +242,35 @@ def totals(shard: Shard, *, recorded: bool = False) -> States:
     -1 for none; with segments also whether one begins in the shard, which hides what is carried in. ``recorded``:
     whether gradients are taken of the states, and so follow the operator's own rules.
     """
-
-    def scan(call: Call, *tensors: Tensor | None) -> States:
-        found: States = scanned(call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
-        return found
-
-    final = replace(shard.call, exclusive=False, final=True)
-    return find_totals(shard, partial(scan, final), recorded=recorded)(*shard.tensors[:4])
+    return find_totals(shard, partial(partial, _scan_six), recorded=recorded)(*shard.tensors[:4])
 
 
-def find_totals(shard: Shard, scan: Callable[..., States], *, recorded: bool = False) -> Callable[..., States]:
+def find_totals(
+    shard: Shard, scan_by: Callable[[Call], Callable[..., States]], *, recorded: bool = False
+) -> Callable[..., States]:
     """Return the function of x, mask, gate and starts that computes the states of ``totals``, for such tensors.
 
-    ``scan`` returns the results and the carry-out of the scan of six tensors, where states are computed by one.
+    ``scan_by`` returns the function of six tensors that computes a call. Recurrences read gates and items once, where a
+    kernel can read them: its state is the value and the product of the gates. It accumulates in float64.
     """
-    call, row, carry = shard.call, shard.row, shard.carry
+    call, row, carry, six = shard.call, shard.row, shard.carry, (None, None)
     _, mask, _, starts, *_ = shard.tensors
     is_reduced = not recorded and mask is starts is None and not call.compensated and _is_reducible(shard)
     selects = mask is not None and mask.dtype == torch.bool
+    has_pairs = not recorded and _has_pairs(shard)
+    scan, scan_pairs = scan_by(replace(call, exclusive=False, final=True)), scan_by(_call_of_pairs(shard))
+    shard = replace(shard, tensors=_without_memory(shard.tensors))
 
     def find(x: Tensor, mask: Tensor | None, gate: Tensor | None, starts: Tensor | None) -> States:
+        if has_pairs and (pairs := scan_pairs(x, mask, gate, starts, *six)):
+            value, product = torch.view_as_real(pairs[0]).unbind(-1)
+            return value.to(carry), _finite(product)
         if row.indices:
             found = _last_of(replace(shard, tensors=shard.tensors._replace(x=x, mask=mask, starts=starts)))
         elif is_reduced:
             found = (REDUCED[row.name](x, call.dim, carry),)
         else:
-            found = (scan(x, mask, gate, starts, None, None)[1].to(carry),)
+            found = (scan(x, mask, gate, starts, *six)[1].to(carry),)
         if gate is not None:
             found = (*found, _product_of_gates(shard, gate.expand(x.shape), mask if selects else None))
         if starts is not None:
@@ -253,6 +278,38 @@ def find_totals(shard: Shard, scan: Callable[..., States], *, recorded: bool = F
         return found
 
     return find
+
+
+def _has_pairs(shard: Shard) -> bool:
+    """Whether one kernel reduces a shard to values and products of gates: of real recurrences without segments."""
+    x, mask, gate, starts, *_ = shard.tensors
+    return (
+        shard.row.name == "linear"
+        and starts is None
+        and shard.tensors.offsets is None
+        and (mask is None or mask.dtype == torch.bool)
+        and shard.result.is_floating_point
+        and not shard.call.compensated
+        and shard.length > 0
+        and runs_kernels((x, mask, gate))
+    )
+
+
+def _call_of_pairs(shard: Shard, op: str = "linear", *, turned: bool = False) -> Call:
+    """Return the call of one kernel that reduces lines to pairs, from their other end if ``turned``."""
+    reverse = shard.call.reverse != turned
+    return Call(op, shard.call.dim, reverse, final=True, dtype=shard.result, accumulate="float64", totals=True)
+
+
+def call_of_entry(shard: Shard) -> Call:
+    """Return the call that reduces gradients of results to that of the carry-in, of a recurrence."""
+    return _call_of_pairs(shard, "linear" if shard.call.exclusive else "linear_gradient_of_terms", turned=True)
+
+
+def _without_memory(tensors: Inputs) -> Inputs:
+    """Tensors of the same shapes and dtypes, for what asks no more of them."""
+    meta = [None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors]
+    return Inputs(*meta)  # type: ignore[arg-type]
 
 
 def over_ranks(shard: Shard) -> Call:
@@ -336,10 +393,12 @@ def _product_of_gates(shard: Shard, gate: Tensor, keep: Tensor | None) -> Tensor
     else:
         product = Call("prod", shard.call.dim, final=True, dtype=shard.wide)
         found = scanned(product, gate, mask=keep)[1]
-    if not found.is_floating_point():
-        return found
-    most = torch.finfo(found.dtype).max  # times a carry of 0 it is 0, as one scan has it, and infinity is not
-    return found.clamp(-most, most)
+    return _finite(found) if found.is_floating_point() else found
+
+
+def _finite(products: Tensor) -> Tensor:
+    most = torch.finfo(products.dtype).max  # times a carry of 0 it is 0, as one scan has it, and infinity is not
+    return products.clamp(-most, most)
 
 
 def _last_of(shard: Shard) -> States:
@@ -360,10 +419,24 @@ def _last_of(shard: Shard) -> States:
 # ---- backward
 
 
-def entry(shard: Shard, y: Tensor | None, before: Tensor | None, grad: Tensor) -> Tensor:
-    """Return the gradient of the carry-in from the gradient of the shard's own results, one per line."""
+def entry(
+    shard: Shard, y: Tensor | None, before: Tensor | None, grad: Tensor, scan_pairs: RepeatedScan | None = None
+) -> Tensor:
+    """Return the gradient of the carry-in from the gradient of the shard's own results, one per line.
+
+    ``scan_pairs`` repeats ``call_of_entry``. Of a recurrence that reads gates and gradients once.
+    """
     if shard.row.name == "sum" and shard.tensors.starts is None:  # each result contains the carry-in once
         return grad.sum(shard.call.dim, dtype=shard.carry)
+    if _has_pairs(shard) and runs_kernels((grad,)) and grad.dtype == shard.result:
+        _, mask, gate, *_ = shard.tensors
+        pairs = (
+            scan_pairs(grad, mask, gate, None, None, None)
+            if scan_pairs
+            else _scan_six(call_of_entry(shard), grad, mask, gate, None, None, None)
+        )
+        if pairs:
+            return pairs[0].real.to(shard.carry)
     assert y is not None and before is not None
     (found,) = torch.autograd.grad(y, before, grad, retain_graph=True, allow_unused=True, materialize_grads=True)
     return found.to(shard.carry)

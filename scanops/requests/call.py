@@ -74,6 +74,7 @@ class Call:
     complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
     chunk: int | None = None  # the scan begins again after so many items of a line, or of each segment of offsets
+    totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
     link: Any = None  # the scanops.distributed.links.Link by which lines continue on other ranks; None: they do not
     fusion: Fusion | None = None  # what the kernel computes around the scan: of ``map``, ``then`` and several tensors
 
@@ -152,6 +153,7 @@ class Call:
             "exclusive": self.exclusive or self.complete,
             "complete": self.complete,
             "final": self.final,
+            "totals": self.totals,
             "per_segment": self.per_segment and (initial is not None or self.final),
             **({} if self.link is None else self.link.fields(self.reverse)),
         }

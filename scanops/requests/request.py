@@ -167,7 +167,7 @@ class Request:
         if fusion is not None:
             places = fused_places(fusion, shape)
         else:
-            places = [("output", shape, dtype)]
+            places = [] if self.call.totals else [("output", shape, dtype)]
             if operator.doubled:
                 places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
         if self.call.final:

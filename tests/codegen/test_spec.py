@@ -86,6 +86,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     *(({name: 1}, (f"{name}=1", "True or False")) for name in ("linked_in", "linked_out")),
     ({"linked_in": True, "initial": True}, ("initial=True", "one carry-in")),
     ({"linked_out": True, "final": True}, ("final=True", "one carry-out")),
+    ({"totals": True, "final": True}, ("final=True", "recurrences with final=True")),
     ({"linked_in": True, "segments": "int32"}, ("segments='int32'", "by flags or none")),
     ({"per_segment": True, "final": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
     ({"per_segment": True, "segments": "int32"}, ("initial=False", "initial or final")),
