@@ -7,8 +7,8 @@ __device__ __forceinline__ void find_chunk(const Segments& segments, int number,
     while (count > 0) {  // count the segments with a first number up to `number`, as the offsets before a place
         const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1,
                   rest = number - low - last;
-        const bool load_tickets = last < count && begin_of(segments, low + last) < (rest + 1LL) * segments.chunk;
-        const int whole = __popc(__ballot_sync(kFullMask, load_tickets));
+        const bool is_before = last < count && begin_of(segments, low + last) < (rest + 1LL) * segments.chunk;
+        const int whole = __popc(__ballot_sync(kFullMask, is_before));
         low += whole * part;
         count = min(count - whole * part, part - 1);
     }
