@@ -130,8 +130,7 @@ class Operator:
     # Meaning of v in lift, an element of a tensor that the forward pass saved: a Value, or an element's index.
     saved: Literal["", "value", "place"] = ""
     # Where v is the forward scan's result before the element: that operator's name, which says what comes before all
-    # elements. Kernels recompute v from expressions over x, g and m for that operator's element (and gate, if it has
-    # one), which may follow.
+    # elements. An expression over g and m for that operator's element may follow, of which kernels recompute v.
     before: tuple[str, ...] = ()
     masked: bool = False  # lift reads m, the mask value of the element; the mask then skips no element
     # Whether a mask may hold integers, which multiply: of a sum they count an item so many times. Elsewhere a mask of

@@ -100,6 +100,9 @@ def in_texts(row: Any) -> Iterator[Mistake]:
             allowed = f"{' or '.join(map(str, sorted(legal)))} expressions: one per field of {row.fields}"
             allowed += ", or one for the whole state" if name == "combine" else ""
             yield name, allowed, f"there are {count}; a tuple of one is written ('x',), with a comma"
+    if len(row.before) > 2:
+        allowed = "the name of an operator, and the C++ expression of its item, of a gate g and a mask m"
+        yield "before", allowed, "leave the expression out where it reads more: then v is read from memory"
     texts = [(name, text) for name in COUNTS for text in getattr(row, name)]
     texts += [(name, getattr(row, name)) for name in SINGLE if name == "project" or getattr(row, name) != ""]
     for name, text in [*texts, *(("before", text) for text in row.before[1:])]:

@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  rule: block
 // target   sm_90
-// content  sha256 f68326bf56671be6 of everything below this banner
+// content  sha256 4e3c1b64174070d0 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -472,11 +472,14 @@ typedef Value Output;
 typedef Value State;  // scan state of a contiguous range of items
 typedef State ThreadState;
 
+// An item of the forward scan, of the operands of its gradient.
+__device__ __forceinline__ Value forward_item(Value g, [[maybe_unused]] bool m) { return m ? g : 1; }
+
 __device__ __forceinline__ State identity() { return 1; }
 __device__ __forceinline__ State lift(Value x) { return x; }
 __device__ __forceinline__ State combine(State older, State newer) { return older * newer; }
 __device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
-__device__ __forceinline__ State element(Gate g) { return lift((Value)(g)); }
+__device__ __forceinline__ State element(Gate g) { return lift(forward_item((Value)(g), true)); }
 __device__ __forceinline__ Output output_of(State state) { return state; }
 
 struct Items {  // states of a thread's consecutive items, or rows

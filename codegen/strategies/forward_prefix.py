@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from scanops.codegen.dtypes import accumulator_of
@@ -20,7 +19,8 @@ class ForwardPrefix:
     spec: ScanSpec
     code: Fragments
     lifted: tuple[Source, ...]  # the gradient's operands that its items are lifted from
-    element: str  # the expression that lifts an item from them
+    item: str  # the operator's C++ expression of an item, of a gate g and a mask m
+    element: str  # the expression that makes the state of an item
     serial: bool = True
     takes_place: bool = False
     uses_select: bool = False
@@ -30,15 +30,11 @@ class ForwardPrefix:
 
 
 def forward_prefix_of(gradient: ScanSpec) -> ForwardPrefix:
-    """Return the forward scan that the kernel of a gradient recomputes."""
+    """Return the forward scan that the kernel of a gradient recomputes, from its gate and its mask."""
     wide = accumulator_of(gradient.accumulator).name
-    op, *parts = gradient.operator.before
-    parts = [part if gradient.mask else re.sub(r"m \? (.*) : .*", r"\1", part) for part in parts]
-    read = " ".join(parts)
-    lifted = tuple(source for source in gradient.sources if re.search(rf"\b{source.pointer}\b", read))
-    names = {source.pointer: f"(Value)({source.dtype.read.format(x=source.pointer)})" for source in lifted}
-    names["m"] = "m"
-    items = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], part) for part in parts)
-    gate = wide if len(parts) > 1 else None
-    spec = ScanSpec(op=op, dtype=wide, gate=gate, length=gradient.length, at_most=gradient.at_most)
-    return ForwardPrefix(spec=spec, code=fragments(spec), lifted=lifted, element=f"lift({', '.join(items)})")
+    op, item = gradient.operator.before
+    lifted = tuple(source for source in gradient.sources if source.pointer in ("g", "m"))
+    gate = lifted[0].dtype.read.format(x="g")
+    spec = ScanSpec(op=op, dtype=wide, length=gradient.length, at_most=gradient.at_most)
+    element = f"lift(forward_item((Value)({gate}), {'m' if gradient.mask else 'true'}))"
+    return ForwardPrefix(spec=spec, code=fragments(spec), lifted=lifted, item=item, element=element)

@@ -152,6 +152,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"start": (0, 1)}, "output=None"),
     ({"step": "h + x"}, "h + x"),
     ({"output": 0}, "output=0"),
+    ({"before": ("prod", "g", "x")}, "'x')"),
 )
 
 
