@@ -176,7 +176,7 @@ def words_of_nvrtc(text: str, target: str) -> str:
     if missing := unavailable("nvrtc", target):
         pytest.skip(str(missing))
     options = [f"-arch={target}", "-std=c++17", "-default-device", "--ptxas-options=-v"]
-    status, log, _ = nvrtc.compiled(nvrtc.require(target), text, Path("kernel.cu"), options)
+    status, log, _ = nvrtc.compile_cubin(nvrtc.require(target), text, Path("kernel.cu"), options)
     words = "\n".join(line for line in log.splitlines() if DEPRECATED not in line)
     assert status == 0, words
     return words
