@@ -4,7 +4,7 @@
 //          1000 complex64 items, complex64 out
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, one_block_per_sm False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
-// numbers  rule: block
+// numbers  measured: block full, vector loads of a row up to 512, any GPU
 // target   sm_90
 // content  sha256 5ca21b7f89293524 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90

@@ -4,7 +4,7 @@
 //          32768 float32 items, float32 out
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, one_block_per_sm True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
-// numbers  rule: block
+// numbers  measured: block full, any GPU
 // target   sm_90
 // content  sha256 fead67b707a62903 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90

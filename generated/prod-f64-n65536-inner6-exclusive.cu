@@ -4,7 +4,7 @@
 //          65536 float64 items of stride 6, exclusive, float64 out
 // plan     columns_lookback: threads 256, items 17, tiles 61, columns 8, vector 2, strided_columns False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
-// numbers  rule: columns_lookback
+// numbers  measured: columns_lookback few, any GPU
 // target   sm_90
 // content  sha256 17a7b26abfabc8f5 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6

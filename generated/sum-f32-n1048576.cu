@@ -4,7 +4,7 @@
 //          1048576 float32 items, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, one_block_per_sm False
 //          few rows of 1048576: each is split over several blocks at once
-// numbers  rule: split
+// numbers  measured: split, any GPU
 // target   sm_90
 // content  sha256 59277d67b4b8cdfd of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1

@@ -42,7 +42,7 @@ class Served(NamedTuple):
     seconds: float  # to look up, build and load the kernel
     reason: str = ""  # why PyTorch's operators computed the scan
     path: str = ""  # the folder of the kernel
-    origin: str = ""  # of the plan's numbers: "measured: sum-f32-n4096", a measured entry, or "rule: block", a strategy
+    origin: str = ""  # of the plan's numbers: "measured: sum-f32-n4096", a measured entry, or "rule: warp", a strategy
 
     @property
     def hit(self) -> bool:

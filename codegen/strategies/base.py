@@ -79,7 +79,7 @@ class Plan:
     spec: ScanSpec
     target: Target
     why: str = field(compare=False)  # the reason for the strategy and the shape, in a sentence
-    # What the numbers come from: "measured: sum-f32-n4096", the entry of a table or file, or "rule: block".
+    # What the numbers come from: "measured: sum-f32-n4096", the entry of a table or file, or "rule: warp".
     origin: str = field(default="", compare=False)
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column

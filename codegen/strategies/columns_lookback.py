@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
@@ -74,43 +75,18 @@ ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
 # 4 H100, 8 x 65536 x 4096, sum, ms where ranks do not meet between scans: 1.54, with 16 1.52, with 32 1.50, with 2
 # 1.59. The next rank waits for so many panels: with 32 it takes 1.75 where ranks meet.
 LINKED_ABREAST = 8
-# Gradients that read what was saved: threads, rows per thread, columns, columns per thread, tiles per group. The tiles
-# of unlinked ones hold too few rows for a chain of 32 tiles at a time, and spill with groups of 32.
-LINKED_GRADIENT_TILE = (256, 8, 32, 2, 8)
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 STRIDED_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
-# few panels: (threads, rows per thread, blocks), larger tiles in shared memory; groups, and groups of groups
-FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.89, 48 rows by one block 0.73
 # splits a panel further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one panel 0.77
 ONE_PANEL_LANES = 8
-# the same where rows are many and states small: 0.84. 1 x 131072 x 64: 0.65 and 0.62; masked or in double no faster
-LONG_TILE, LONG, SMALL_STATE = (256, 48, 1), 131072, 4  # the latter in bytes
-# Few panels of a fused scan, in registers, as expressions of staged tiles are computed twice: threads, rows per thread,
-# columns, bytes of a thread's outputs in a row. softplus(x + b) * a in bfloat16, 2 x 32768 x 80: 16 us, staged 25 us,
-# a copy 11 us
-FUSED_TILE = (128, 16, 16, 8)
+LONG, SMALL_STATE = 131072, 4  # rows; bytes: with both, few columns have larger tiles
+TILE = ("threads", "items", "columns", "vector", "group")
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
 SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
 # rows; logcumsumexp of 1 x 32768 x 4096 has 0.65 by tiles in parallel, 0.28 by a loop
 LONGEST_LOOP = 4096
-# Tiles of recurrences, whose state is a gate and a value, by bytes of an output item and whether panels are few:
-# (threads, rows per thread, columns, columns per thread, tiles per group), two blocks per SM. Fraction of a copy of
-# (8, 4096, 2560), or with few panels of (8, 65536, 256); the tiles of sums in parentheses.
-PAIR_TILES = {
-    (2, False): (128, 16, 64, 4, 1),  # 0.87 (0.30)
-    (2, True): (128, 24, 64, 4, 8),  # 0.78 (0.41)
-    (4, False): (256, 8, 64, 4, 1),  # 0.99 (0.99)
-    (4, True): (256, 8, 32, 4, 8),  # 0.91 (0.69)
-    (8, False): (128, 16, 32, 2, 1),  # complex64: 1.01 (0.84)
-    (8, True): (128, 16, 32, 2, 8),  # complex64, not measured
-}
-# The same of their gradients, staged: threads, rows per thread, columns, blocks per SM; columns per thread.
-GRADIENT_TILES = {
-    2: (256, 16, 64, 1),  # H100, bfloat16, 1 x 131072 x 1024: 0.73, in registers 0.22
-    4: (256, 8, 64, 2),
-}
-GRADIENT_WIDTH = 4
+GRADIENT_WIDTH = 4  # columns of a thread in tiles of gradients
 LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow panels
 
 
@@ -148,9 +124,10 @@ def plan(key: KernelKey) -> ColumnsLookbackPlan:
     if not spec.linked:
         return made
     if spec.saved and column_tile.column_width(spec) == spec.access_items:
-        threads, items, columns, vector, group = LINKED_GRADIENT_TILE
+        shape = find_shape("columns_lookback linked gradient")
+        threads, items, columns, vector, group = shape.take(*TILE)
         lanes = column_tile.lanes_across(spec, vector, columns // vector)
-        return replace(_made(spec, target, vector, lanes, threads, items, group=group), abreast=LINKED_ABREAST)
+        return replace(_fill(spec, target, vector, lanes, threads, items, shape, group=group), abreast=LINKED_ABREAST)
     return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH)
 
 
@@ -177,13 +154,14 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
     ):
         return _of_gradients(spec, target)
     if spec.fusion and few and not strided:
-        threads, items, columns, access_bytes = FUSED_TILE
+        shape = find_shape("columns_lookback fused")
+        threads, items, columns, access_bytes = shape.take("threads", "items", "columns", "bytes")
         vector = min(vector, max(1, access_bytes // spec.out.bytes))
         items, lanes = (
             min(items, column_tile.register_rows(spec, vector)),
             column_tile.lanes_across(spec, vector, columns // vector),
         )
-        return _made(spec, target, vector, lanes, threads, items, group=GROUP)
+        return _fill(spec, target, vector, lanes, threads, items, shape, group=GROUP)
     threads, items, blocks = THREADS, column_tile.register_rows(spec, vector, strided_columns=strided, few=few), BLOCKS
     lanes = STRIDED_LANES if strided else LANES
     one_panel = few and not strided and spec.inner <= LANES * vector
@@ -191,11 +169,12 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         lanes = ONE_PANEL_LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    staged = few and not strided and column_tile.can_stage(spec, target, vector)
+    staged, tile = few and not strided and column_tile.can_stage(spec, target, vector), None
     if staged:
         long = one_panel and spec.length is not None and spec.length >= LONG
         small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not column_tile.is_narrow(spec, target)
-        threads, items, blocks = LONG_TILE if long and small else FEW_TILE
+        tile = find_shape("columns_lookback few" + " long" * (long and small))
+        threads, items, blocks = tile.take("threads", "items", "blocks")
         sizes = [source.dtype.bytes for source in spec.streams]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
         items = min(
@@ -206,8 +185,8 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         items = items if spec.aligned else (items - 1) | 1  # no padding between the rows of lanes
     lanes = min(column_tile.lanes_across(spec, vector, lanes), threads // vector)
     group, stretch = (GROUP, STRETCH) if few else (1, 1)
-    made = _made(
-        spec, target, vector, lanes, threads, items,
+    made = _fill(
+        spec, target, vector, lanes, threads, items, tile,
         strided_columns=strided, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
     )  # fmt: skip
     if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes:
@@ -216,26 +195,38 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
 
 
 def _of_pairs(key: KernelKey) -> ColumnsLookbackPlan:
-    """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
+    """The plan of a recurrence: tiles in registers."""
     spec, target = key.spec, key.architecture
-    threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), key.is_few]
+    shape = find_shape("columns_lookback pair" + " few" * key.is_few, spec.out.bytes)
+    threads, items, columns, vector, group = shape.take(*TILE)
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
     lanes = column_tile.lanes_across(spec, vector, columns // vector)
-    return _made(spec, target, vector, lanes, threads, items, group=group)
+    return _fill(spec, target, vector, lanes, threads, items, shape, group=group)
 
 
 def _of_gradients(spec: ScanSpec, target: Target) -> ColumnsLookbackPlan:
     """The plan of a recurrence's gradient on few panels: tiles in shared memory, whose items are lifted twice."""
-    threads, items, columns, blocks = GRADIENT_TILES[spec.out.bytes]
+    shape = find_shape("columns_lookback gradient", spec.out.bytes)
+    threads, items, columns, blocks = shape.take("threads", "items", "columns", "blocks")
     columns = min(columns, ONE_PANEL_LANES * GRADIENT_WIDTH) if spec.inner <= columns else columns
     lanes = column_tile.lanes_across(spec, GRADIENT_WIDTH, columns // GRADIENT_WIDTH)
-    return _made(
-        spec, target, GRADIENT_WIDTH, lanes, threads, items, stages=1, blocks=blocks, group=GROUP, stretch=STRETCH
+    return _fill(
+        spec,
+        target,
+        GRADIENT_WIDTH,
+        lanes,
+        threads,
+        items,
+        shape,
+        stages=1,
+        blocks=blocks,
+        group=GROUP,
+        stretch=STRETCH,
     )
 
 
-def _made(
-    spec: ScanSpec, target: Target, vector: int, lanes: int, threads: int, items: int, *,
+def _fill(
+    spec: ScanSpec, target: Target, vector: int, lanes: int, threads: int, items: int, shape: Shape | None, *,
     strided_columns: bool = False, stages: int = 0, blocks: int = BLOCKS, group: int = 1, stretch: int = 1,
 ) -> ColumnsLookbackPlan:  # fmt: skip
     """The plan of these numbers."""
@@ -251,6 +242,7 @@ def _made(
         stages=stages,
         blocks=blocks,
         abreast=ABREAST,
+        origin=shape.origin if shape else "",
         group=group,
         stretch=stretch,
     )

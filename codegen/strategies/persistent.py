@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies import rows
 from scanops.codegen.strategies.base import MOST, WARP, Constant, Launch, ceil_div, power_of_two_above, require
@@ -19,25 +20,13 @@ RUN_THREADS = 256
 # Of a gate and a value, to which two operations append. H200, 32768: 0.99 with 352 threads, 0.95 with 224.
 PAIR_THREADS = 416
 RUN_BYTES = 256  # register bytes of a thread for its items and their partial totals
-# (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
-# store). H200, fraction of a copy:
-SHAPES = (
-    (4, 45, 4, 2),  # fp32, 1 x 2^29: 0.993; with 42 KB 0.984, with 4 tiles of 49 KB, which leave the cache little, 0.86
-    (16, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91; complex128 was not measured
-)
 RING_KB = 192  # KB of shared memory, at most: more would shrink L1
 FEWER, MORE = 2, 1  # warps fewer or more than fill such a tile, so that tiles end where rows do
 IDLE_COST = 0.1  # loss if all of a row's accesses lay past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
 FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
-# Instruction-bound states: two blocks per SM with smaller tiles, so that one computes while the other waits for memory.
-# H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp, 65536: 0.65 and 0.60.
-SHARED_VECTORS, SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 4, 3, 2, 2
-ONE_TILE = (64, 3, 1)  # a row of one tile has no look-back: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # register bytes of a thread for prefixes of scanned tiles and the items of one tile
 SKEW_BYTES = 4  # bytes that a warp keeps per tile of an operand whose items are shifted
-WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
-WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # items per access that widen: a lane scans them all before lanes exchange totals
 DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
@@ -138,27 +127,31 @@ def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> di
         return None
     if spec.accumulator.bytes > 4 or not target.copies_async:
         return None
-    threads = _fitting(range(THREADS - 4 * WARP, THREADS + 1, WARP), THREADS, SHARED_VECTORS, accesses)
-    ring = SHARED_STAGES * threads * SHARED_VECTORS * items * spec.read_bytes + DECLARED_BYTES
-    if accesses <= THREADS * SHARED_VECTORS or SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
+    shape = find_shape("persistent two blocks")
+    stages, ahead, vectors, blocks = shape.take("stages", "ahead", "vectors", "blocks")
+    threads = _fitting(range(THREADS - 4 * WARP, THREADS + 1, WARP), THREADS, vectors, accesses)
+    ring = stages * threads * vectors * items * spec.read_bytes + DECLARED_BYTES
+    if accesses <= THREADS * vectors or blocks * (ring + target.reserved_bytes) > target.shared_bytes:
         return None
-    return _numbers(SHARED_STAGES, SHARED_AHEAD, threads, SHARED_VECTORS, SHARED_BLOCKS)
+    return _numbers(shape, stages, ahead, threads, vectors, blocks)
 
 
 def _one_tile(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any] | None:
     """The shape of a row that is one tile, or None where it is too long."""
-    kilobytes, stages, ahead = ONE_TILE
+    shape = find_shape("persistent one tile")
+    kilobytes, stages, ahead = shape.take("kilobytes", "stages", "ahead")
     threads, vectors = _most_threads(spec), _vectors(spec, target, items, kilobytes, stages, ahead)
     if accesses > threads * vectors or spec.takes_length:
         return None
-    return _numbers(stages, ahead, threads, ceil_div(accesses, threads))
+    return _numbers(shape, stages, ahead, threads, ceil_div(accesses, threads))
 
 
 def _several_tiles(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, Any]:
     """The shape of a row of several tiles: as many threads as fill a tile, or as leave few idle at a row's end."""
-    kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if max(spec.result_bytes) <= size)
+    shape = find_shape("persistent", max(spec.result_bytes))
+    kilobytes, stages, ahead = shape.take("kilobytes", "stages", "ahead")
     if items > spec.access_items:
-        stages, ahead = WIDENED
+        stages, ahead = find_shape("persistent widened").take("stages", "ahead")
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     full, most = (
         min(_most_threads(spec), _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
@@ -166,11 +159,12 @@ def _several_tiles(spec: ScanSpec, target: Target, items: int, accesses: int) ->
     )
     fitting = range(full - FEWER * WARP, min(most, full + MORE * WARP) + 1, WARP)
     threads = full if spec.takes_length else _fitting(fitting, full, vectors, accesses)
-    return _numbers(stages, ahead, threads, vectors)
+    return _numbers(shape, stages, ahead, threads, vectors)
 
 
-def _numbers(stages: int, ahead: int, threads: int, vectors: int, blocks: int = 1) -> dict[str, Any]:
-    return {"stages": stages, "ahead": ahead, "threads": threads, "vectors": vectors, "blocks": blocks}
+def _numbers(shape: Shape, stages: int, ahead: int, threads: int, vectors: int, blocks: int = 1) -> dict[str, Any]:
+    numbers = {"stages": stages, "ahead": ahead, "threads": threads, "vectors": vectors, "blocks": blocks}
+    return {**numbers, "origin": shape.origin}
 
 
 def _fitting(choices: range, full: int, vectors: int, accesses: int) -> int:
@@ -190,7 +184,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     if _in_runs(spec):
         most = RUN_BYTES // (items * max(spec.accumulator.bytes * 2, spec.read_bytes))
     elif items > spec.access_items:
-        most = WIDENED_VECTORS
+        most = find_shape("persistent widened").numbers["vectors"]
     else:
         lands = rows.gathers(spec) or items * spec.input.bytes < 4
         held = (ahead + 1 + items) * fragments(spec).held_bytes + lands * max(4, items * spec.read_bytes)

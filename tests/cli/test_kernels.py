@@ -62,7 +62,7 @@ def test_figures(call: Call, ask: Ask) -> None:
     answer = ask(*WORDS, "--lines", "1000")
     plan = make_plan(ScanSpec.parse(SLUG), "sm_90")
     assert (answer["strategy"], answer["plan"], answer["why"]) == (plan.strategy, plan.numbers(), plan.why)
-    assert answer["origin"] == plan.origin == "rule: block"
+    assert answer["origin"] == plan.origin == "measured: block full, any GPU"
     assert (answer["bytes_an_item"], answer["bytes_moved"]) == (8, 1000 * 32768 * 8)
     assert answer["floor_us"] == pytest.approx(1000 * 32768 * 8 / 4.8e6, rel=1e-3)  # 4800 GB/s
     assert (answer["launch"]["lines"], answer["launch"]["threads"]) == (1000, plan.threads)

@@ -36,6 +36,7 @@ from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
 from scanops.runtime.binding import bind_launch
 from tests.codegen.strategies import specs, targets
 from tests.requests.checks import refused
+from tests.scripts import ROOT
 from tools.golden import GOLDEN
 
 
@@ -268,3 +269,36 @@ def test_a_malformed_launch_is_refused(change: dict[str, object]) -> None:
     """Types, bounds, names and fields of what a manifest holds; ... stands for a field that is not there."""
     with pytest.raises((TypeError, ValueError)):
         Launch.read({name: value for name, value in {**SOUND, **change}.items() if value is not ...})
+
+
+# ---- measured shapes for all GPUs
+
+SHAPE_FILE = ROOT / "codegen" / "measured" / "any.json"
+
+
+def test_each_measured_shape_is_used() -> None:
+    """Tables have ascending sizes and the same numbers in each entry; a strategy names each of them."""
+    tables = json.loads(SHAPE_FILE.read_text())["shapes"]
+    texts = " ".join(path.read_text() for path in (ROOT / "codegen" / "strategies").glob("*.py"))
+    for name, table in tables.items():
+        limits = [entry["up_to"] or 2**63 for entry in table["entries"]]
+        assert limits == sorted(set(limits)) and (len(limits) == 1 or table["by"]), name
+        assert len({frozenset(entry["numbers"]) for entry in table["entries"]}) == 1, name
+        assert any(f'"{name.rsplit(" ", words)[0]}' in texts for words in range(3)), name
+
+
+@pytest.mark.parametrize(
+    ("slug", "few", "entry", "numbers"),
+    [
+        ("sum-f32-n4096-unaligned", False, "block misaligned, vector loads of a row up to 4096", {"vectors": 13}),
+        ("sum-f32-n20000-offsets_i32", False, "persistent, bytes of an item of the output up to 4", {"stages": 4}),
+        ("sum-f32-n1048576", True, "split", {"threads": 512, "vectors": 8}),
+        ("sum-f32-n1024-inner1024", False, "columns staged, rows up to 1024", {"threads": 512, "items": 8}),
+        ("prod-f64-n65536-inner6-exclusive", True, "columns_lookback few", {"threads": 256}),
+    ],
+)
+def test_a_plan_names_the_shape_it_begins_with(slug: str, few: bool, entry: str, numbers: dict[str, int]) -> None:
+    """Where nothing was measured for the class of the spec itself."""
+    plan = make_plan(slug, few=few)
+    assert plan.origin == f"measured: {entry}, any GPU"
+    assert numbers.items() <= plan.numbers().items()
