@@ -15,8 +15,8 @@ from scanops.fusion.calls import scan_fused
 from scanops.fusion.phases import phase_of
 from scanops.keywords import Ends, Final, Pair
 from scanops.ops.dispatch import broadcast_gates, call_of, gate_of, learn_chunks, plain_name, run
-from scanops.requests.call import SHARDED
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
+from scanops.requests.placement import OPEN, find_placement
 from scanops.requests.request import Tensors
 from scanops.runtime import native
 
@@ -38,12 +38,11 @@ def run_scan(
     last may be a number. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
     Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
     """
-    if SHARDED:
+    x, found = tensors[0], None
+    if OPEN and (placement := find_placement(x, options[1])) is not None:
         load_late("scanops.distributed")
-        found: Any = LATE["scanops.distributed"].answered(tensors, outs, complete, options, chunk)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    x = tensors[0]
+        scan_placement: Any = LATE["scanops.distributed"].scan_placement
+        return scan_placement(placement, tensors, outs, complete, options, chunk)  # type: ignore[no-any-return]
     if type(x) is not torch.Tensor and is_jagged(x):
         inner = unpack_nested(tensors, outs, complete, options, chunk)
         return inner.restore(run_scan(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]

@@ -29,7 +29,8 @@ from scanops import api, emulator, relatives
 from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.forks import FORK_LOCK
-from scanops.requests.call import SHARDED, Call
+from scanops.requests.call import Call
+from scanops.requests.placement import OPEN
 from scanops.requests.torch_state import calls_torch, has_own_operations, is_transformed
 from scanops.runtime import native
 from scanops.torch_private import DispatchKey, dual_level, forget_kernel, saved_tensors_hooks
@@ -96,7 +97,7 @@ def _block() -> Iterator[None]:
 
 def _devices() -> tuple[str, ...]:
     """Return the dispatch keys of the devices whose tensors a block patches, and that of nested tensors on any."""
-    on_cpu = SHARDED or emulator.ACTIVE.get() is not None
+    on_cpu = OPEN or emulator.ACTIVE.get() is not None
     devices = (*(("CUDA",) if torch.version.cuda else ()), *(("CPU",) if on_cpu else ()))
     return (*devices, NESTED) if devices else ()
 
@@ -177,7 +178,7 @@ class Registration:
         original = torch.library.get_kernel(operator, key).call_boxed
         self._library.impl(operator, make(row, original, small), key, with_keyset=True)  # type: ignore[no-untyped-call]
         if patch is not None:
-            patch.install(Call(row.name, 0).values(), form == "default", make is _at_autograd, small, SHARDED)
+            patch.install(Call(row.name, 0).values(), form == "default", make is _at_autograd, small, OPEN)
             self._native.append(patch)
         self._places.append((operator, key))
 
@@ -282,14 +283,14 @@ def _plain(x: Tensor) -> Tensor:
 
 def _refusals() -> AbstractContextManager[object]:
     """Let torch compute what scanops refuses, but for sharded dimensions: torch knows nothing of the other ranks."""
-    return nullcontext() if SHARDED else contextlib.suppress(UnsupportedRequest)
+    return nullcontext() if OPEN else contextlib.suppress(UnsupportedRequest)
 
 
 def _is_served(x: Tensor, dim: int, small: Small) -> bool:
     """Whether scanops has a kernel that is faster than torch's, and is not what calls torch."""
-    if calls_torch() or not (x.is_cuda or SHARDED or emulator.ACTIVE.get() is not None):
+    if calls_torch() or not (x.is_cuda or OPEN or emulator.ACTIVE.get() is not None):
         return False
-    return bool(SHARDED) or is_compiling() or has_own_operations(x) or not small.holds(x, dim)
+    return bool(OPEN) or is_compiling() or has_own_operations(x) or not small.holds(x, dim)
 
 
 def _is_understood(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from scanops.fallback.reductions import reduce_segments
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
 from scanops.ops.dispatch import call_of, is_followed, plain_name
 from scanops.requests import checks
-from scanops.requests.call import SHARDED
+from scanops.requests.placement import OPEN
 from scanops.requests.request import checked
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ def reduce_by_key(
     options = (op, dim, False, False, "segments", dtype, None)
     tensors = (x, mask, None, None, offsets, None)
     call, given, eager = call_of(tensors, (None,), False, options)
-    if not (eager or SHARDED or is_followed(given) or given.differentiates):
+    if not (eager or OPEN or is_followed(given) or given.differentiates):
         found = reduce_segments(checked(call, given), counts)
         if found is not None:
             return unique, found

@@ -23,7 +23,8 @@ from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
 from scanops.keywords import Pair, ValuesAndIndices
 from scanops.ops.dispatch import broadcast_gates, gate_of, plain_name
-from scanops.requests.call import SHARDED, Block, Call
+from scanops.requests.call import Call
+from scanops.requests.placement import Placement, open_block
 from scanops.requests.request import Inputs
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
@@ -641,16 +642,19 @@ def _scan_local(
     return scan_shards(who, request, group, how, key, Inputs(*tensors))
 
 
-def answered(
-    tensors: tuple[Any, ...], outs: tuple[Any, ...], complete: Any, options: tuple[Any, ...], chunk: Any
+def scan_placement(
+    placement: Placement,
+    tensors: tuple[Any, ...],
+    outs: tuple[Any, ...],
+    complete: Any,
+    options: tuple[Any, ...],
+    chunk: Any,
 ) -> Any:
-    """Return what a call returns that the innermost block shards; None for others. The arguments are ``run_scan``'s."""
-    block, x, (op, dim, *_) = SHARDED[-1], tensors[0], options
-    if type(x).__name__ == "DTensor" or not block.covers(dim, getattr(x, "ndim", 0)):
-        return None
+    """Return what a call returns that a block shards. The other arguments are ``scanops.api.run_scan``'s."""
     refused = {"complete": complete, "chunk": chunk, "out": next((each for each in outs if each is not None), None)}
     refused = {name: value for name, value in refused.items() if value is not None and value is not False}
-    found = _scan_local(Call(op, dim).name, tensors, options, block.group, block.how, refused)
+    who = Call(*options[:2]).name
+    found = _scan_local(who, tensors, options, placement.group, placement.how, refused)
     return found if len(found) > 1 else found[0]
 
 
@@ -685,11 +689,8 @@ def sharded(
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    SHARDED.append(Block(group_of(group), dims, How(method, check, spans)))
-    try:
+    with open_block(Placement(group_of(group), dims, How(method, check, spans))):
         yield
-    finally:
-        SHARDED.pop()
 
 
 def _request(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], refused: Any = None) -> tuple[Call, Inputs]:

@@ -50,7 +50,7 @@ class TwoPass(torch.autograd.Function):
         else:
             ctx.save_for_backward(x, mask, gate, initial, shard.tensors.starts, *befores, *sent.total)
         if ctx.plain or shard.row.indices or saved_tensors_hooks(True) is not None:
-            found = scan.finished(sent)
+            found = scan.finish(sent)
         else:
             ctx.own = _own_scans(scan, shard, befores, ctx.needs_input_grad[2:5])
             found = joined([(y.detach(),) for y in ctx.own.results], shard.call.dim)
@@ -238,7 +238,7 @@ def _own_scans(scan: Scan, shard: shards.Shard, befores: Sequence[Tensor | None]
         read = valued.tensors._replace(x=x, mask=mask, gate=gate)
         for part, first in zip(scan.parts(replace(valued, tensors=read)), firsts, strict=True):
             of = part.tensors
-            y, final = shards.scanned(
+            y, final = shards.scan_local(
                 replace(valued.call, final=True), of.x, mask=of.mask, gate=of.gate, starts=of.starts, initial=first
             )
             own.results.append(y)

@@ -46,7 +46,7 @@ class Message(NamedTuple):
     digest: int  # of the parts
     check: str = "first"
 
-    def derived(self, name: str) -> Message:
+    def derive(self, name: str) -> Message:
         """Return the message of an exchange that follows from this one, as those of its backward pass."""
         return self._replace(digest=digest_of(f"{self.digest} {name}"), parts={**self.parts, "exchange": name})
 
@@ -140,17 +140,17 @@ def take_turn(group: Group, message: Message, device: torch.device) -> Iterator[
     try:
         turn = Turn(group, ledger, message, device)
         if waited:
-            turn.refuse(_disturbed(message.who))
+            turn.refuse(_describe_disturbance(message.who))
         yield turn
         if ledger.was_disturbed:
-            raise _disturbed(message.who)
+            raise _describe_disturbance(message.who)
     finally:
         if outermost:
             ledger.owner = None
         ledger.lock.release()
 
 
-def _disturbed(who: str) -> UnsupportedRequest:
+def _describe_disturbance(who: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"{who}: two threads call the same process group at the same time",
         allowed="one call of a group at a time: nothing says which thread's call comes first on other ranks",
@@ -338,16 +338,16 @@ class Turn:
     def send_states(self, compute: Callable[[], States], model: Model) -> tuple[Tensor, ...]:
         """Return the states of every rank, stacked by position; of this rank they are what ``compute`` returns."""
         if self._body == 0:
-            states = self.computed(compute)
+            states = self.compute_states(compute)
             self.begin([each.to(self.device) for each in states])
             assert self.frames is not None
-            return self._placed(unpack(self.frames, model, HEADER), states)
-        states = self.computed(compute)
+            return self._move_back(unpack(self.frames, model, HEADER), states)
+        states = self.compute_states(compute)
         rows = self.group.gather(self._row(0, [each.to(self.device) for each in states], self._body))
         self.compare_body(rows)
-        return self._placed(unpack(rows, model, HEADER), states)
+        return self._move_back(unpack(rows, model, HEADER), states)
 
-    def computed(self, compute: Callable[[], States]) -> States:
+    def compute_states(self, compute: Callable[[], States]) -> States:
         """Return this rank's states, after the frames where a body follows; others hear of a problem."""
         if self._body and self.frames is None:
             self.begin()
@@ -356,7 +356,7 @@ class Turn:
         except Exception as problem:  # whatever it is: the others wait for this rank's states
             self.refuse(problem)
 
-    def _placed(self, found: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _move_back(self, found: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(each.to(state.device) for each, state in zip(found, states, strict=True))
 
     @property
@@ -374,7 +374,7 @@ class Turn:
         found = self.group.trade(torch.stack(rows).to(self.device))
         if not back:
             self.compare_body(found)
-        return self._placed(unpack(found, model, HEADER), blocks)
+        return self._move_back(unpack(found, model, HEADER), blocks)
 
     def trade_rows(self, rows: Tensor) -> Tensor:
         """Send row r, of bytes, to rank r; return the rows that all ranks have for this one, by position."""
@@ -435,7 +435,7 @@ class RepeatedExchange:
                 ledger.log.note_exchange(self.message)
             found = self._send(compute, number)
             if ledger.was_disturbed:
-                raise _disturbed(self.message.who)
+                raise _describe_disturbance(self.message.who)
             return found
         finally:
             if is_outermost:

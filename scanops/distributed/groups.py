@@ -117,12 +117,12 @@ class Group(NamedTuple):
 
     def gather(self, row: Tensor) -> Tensor:
         """Return the row of bytes of each rank, by position."""
-        return in_order_of(self.members, self._gathered_bytes(row))
+        return in_order_of(self.members, self._gather_bytes(row))
 
     def trade(self, rows: Tensor) -> Tensor:
         """Send row r to the rank at position r; return the row that each rank has for this one, by position."""
         by_rank = in_order_of([self.members.index(member) for member in range(self.size)], rows).contiguous()
-        return in_order_of(self.members, self._traded_bytes(by_rank))
+        return in_order_of(self.members, self._trade_bytes(by_rank))
 
     def gather_words(self, own: Any) -> list[Any]:
         """Return an object of each rank, by position."""
@@ -130,13 +130,13 @@ class Group(NamedTuple):
         self._run(lambda: dist.all_gather_object(said, own, group=self.process_group))
         return [said[member] for member in self.members]
 
-    def _gathered_bytes(self, row: Tensor) -> Tensor:
+    def _gather_bytes(self, row: Tensor) -> Tensor:
         """Return the row of each rank, by its rank in the group."""
         found = row.new_empty(self.size * len(row))
         self._run(lambda: _gather(found, row, group=self.process_group))
         return found.reshape(self.size, -1)
 
-    def _traded_bytes(self, rows: Tensor) -> Tensor:
+    def _trade_bytes(self, rows: Tensor) -> Tensor:
         """Return the row for this rank of each rank, by its rank in the group."""
         found = torch.empty_like(rows)
         self._run(lambda: dist.all_to_all_single(found, rows, group=self.process_group))

@@ -76,11 +76,11 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     else:
         found = served(call, read, eager=True) if runs_kernels(read.flat) else followed(call, read)
     results = found[:-1] if call.final else found
-    whole = [_wrapped(each, shape, mesh, placements, axis is None and dim) for each in results]
+    whole = [_wrap(each, shape, mesh, placements, axis is None and dim) for each in results]
     if call.final and call.per_segment:
-        whole.append(_wrapped(found[-1], shape, mesh, placements, dim))
+        whole.append(_wrap(found[-1], shape, mesh, placements, dim))
     elif call.final:
-        whole.append(_wrapped(found[-1], line_shape(shape, dim), mesh, lines, None))
+        whole.append(_wrap(found[-1], line_shape(shape, dim), mesh, lines, None))
     return tuple(whole)
 
 
@@ -101,7 +101,7 @@ def _has_states(op: str) -> bool:
     return is_exchanged(listed(op))
 
 
-def _wrapped(local: Tensor, shape: torch.Size, mesh: Any, placements: Placements, own: Any) -> Tensor:
+def _wrap(local: Tensor, shape: torch.Size, mesh: Any, placements: Placements, own: Any) -> Tensor:
     """The DTensor of a local result, whose size along ``own`` is the whole one, unless that is None or False."""
     size = [local.shape[d] if own is not None and own is not False and d == own else n for d, n in enumerate(shape)]
     strides = tuple(math.prod(size[d + 1 :]) for d in range(len(size)))

@@ -27,7 +27,7 @@ from scanops.distributed.exchange import (
 )
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
-from scanops.distributed.shards import Carry, Shard, recorded_with
+from scanops.distributed.shards import Carry, Shard, record_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
 from scanops.distributed.trade import Exchange, trade
 from scanops.errors import UnsupportedRequest, shown
@@ -38,7 +38,7 @@ from scanops.requests.segments import check_offsets, flags_along
 from scanops.requests.torch_state import is_transformed
 from scanops.runtime import native
 
-__all__ = ["How", "ShardedScan", "answered", "key_of", "scan_shards"]
+__all__ = ["How", "ShardedScan", "key_of", "scan_alone", "scan_shards"]
 
 Outputs = tuple[Tensor, ...]
 Initial = Tensor | complex | None
@@ -131,9 +131,9 @@ def scan_shards(
     return known.run(given)
 
 
-def answered(call: Call, given: Inputs) -> Outputs:
+def scan_alone(call: Call, given: Inputs) -> Outputs:
     """Return the outputs of the scan of one GPU."""
-    found = shards.scanned(call, given.x, **{name: getattr(given, name) for name in shards.OTHERS})
+    found = shards.scan_local(call, given.x, **{name: getattr(given, name) for name in shards.OTHERS})
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -144,7 +144,7 @@ def prepare(
 
     ``number_gate``: the gate of ``given``, where users gave a number.
     """
-    shard = _checked(call, given, how)
+    shard = _check_call(call, given, how)
     table = span_table(who, how.spans, group.size, shard.length)
     layout = layout_of(who, table, group.size, group.position, shard.length)
     parts = {"function": who, **_parts(given, shard), "spans": described(table)}
@@ -170,7 +170,7 @@ def prepare(
     )
 
 
-def _checked(call: Call, given: Inputs, how: How) -> Shard:
+def _check_call(call: Call, given: Inputs, how: How) -> Shard:
     for name, words in (("check", CHECKS), ("method", METHODS)):
         if getattr(how, name) not in words:
             *others, last = map(repr, words)
@@ -251,7 +251,7 @@ class ShardedScan:
         assert x is not None
         x = x if x.shape == self.shape else x.expand(self.shape)
         if self.group.size == 1 and self.layout.width == 1:
-            return answered(self.whole, given._replace(x=x))
+            return scan_alone(self.whole, given._replace(x=x))
         tensors, initial = given._replace(x=x, mask=mask, gate=gate, initial=None), given.initial
         shard = self.shard_with(tensors)
         if 0 in shard.lines:  # on every rank: there are no states, but calls are compared
@@ -267,7 +267,7 @@ class ShardedScan:
             found = self.record_twopass(given._replace(x=x, mask=mask, gate=gate))
         else:
             sent = self.send_forward(shard, initial)
-            found = self.with_final(self.finished(sent), sent.carries[0].final)
+            found = self.with_final(self.finish(sent), sent.carries[0].final)
         if self._is_repeatable(shard) and all(
             mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True)
         ):
@@ -289,7 +289,7 @@ class ShardedScan:
         """Return the gradient of a plain sum over one span, from that of its carry-out: a sum as well."""
         if isinstance(self.repeat, RepeatedTwoPass):
             return self.repeat.scan_back(grad, None, None, None, None, into)[0]
-        found: Tensor = shards.scanned(self.call_back, grad, initial=into)
+        found: Tensor = shards.scan_local(self.call_back, grad, initial=into)
         return found
 
     @property
@@ -334,7 +334,7 @@ class ShardedScan:
     @lazy
     def backward_message(self) -> Message:
         """What ranks compare of the exchange of a backward pass."""
-        return self.message.derived("backward")
+        return self.message.derive("backward")
 
     def without_lines(self, shard: Shard, initial: Initial) -> Outputs:
         """Return the outputs of a shard without lines, which depend on the inputs as those of other ranks do."""
@@ -344,7 +344,7 @@ class ShardedScan:
         if self.recorded:
             given = (*shard.tensors.differentiable[:3], initial)
             for leaf in (each for each in given if isinstance(each, Tensor) and each.requires_grad):
-                found, empty = (recorded_with(leaf, found[0]), *found[1:]), recorded_with(leaf, empty)
+                found, empty = (record_with(leaf, found[0]), *found[1:]), record_with(leaf, empty)
         return self.with_final(found, empty)
 
     def parts(self, shard: Shard) -> list[Shard]:
@@ -376,12 +376,12 @@ class ShardedScan:
                 lengths = turn.lengths()
                 self._check_offsets(offsets, lengths)
                 try:
-                    begins, shard = self.flagged(lengths, shard, offsets)
+                    begins, shard = self.place_flags(lengths, shard, offsets)
                 except Exception as problem:
                     turn.refuse(problem)
 
             def compute() -> tuple[Tensor, ...]:
-                total.extend(_stacked([shards.totals(part) for part in self.parts(shard)]))
+                total.extend(_stack([shards.totals(part) for part in self.parts(shard)]))
                 return tuple(total)
 
             def fold(states: Outputs, first: Initial) -> tuple[list[Tensor], list[Tensor]]:
@@ -422,7 +422,7 @@ class ShardedScan:
         found: Tensor = known[like.device]
         return found
 
-    def flagged(self, lengths: Tensor | Sequence[int], shard: Shard, offsets: Tensor) -> tuple[Starts, Shard]:
+    def place_flags(self, lengths: Tensor | Sequence[int], shard: Shard, offsets: Tensor) -> tuple[Starts, Shard]:
         """Return where the spans of all positions begin, and the shard with head flags in place of offsets."""
         dim, x, begins = self.call.dim, shard.tensors.x, self.starts(lengths)
         begins = begins.to(x.device) if isinstance(begins, Tensor) else begins
@@ -432,7 +432,7 @@ class ShardedScan:
         flags = of_spans[0] if len(of_spans) == 1 else torch.cat(of_spans, dim)
         return begins, replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
 
-    def finished(self, sent: Sent) -> Outputs:
+    def finish(self, sent: Sent) -> Outputs:
         """Return the results of this rank's spans."""
         if isinstance(self.repeat, RepeatedTwoPass):
             return self.repeat.finish(sent.shard.tensors, sent.carries[0])
@@ -451,12 +451,12 @@ class ShardedScan:
         if known is None:
             gives = [self.carry, torch.int64] if shard.row.indices else [self.carry]
             common = [self.carry] if self.final else []
-            known = self._routed(shard.model, gives, common, rides=shard.tensors.offsets is None)
+            known = self._find_route(shard.model, gives, common, rides=shard.tensors.offsets is None)
             self.__dict__["_forward"] = known
         found: tuple[Any, Route] = known
         return found
 
-    def _routed(
+    def _find_route(
         self, model: Any, gives: Sequence[torch.dtype], common: Sequence[torch.dtype], *, rides: bool
     ) -> tuple[Any, Route]:
         width, lines = self.layout.width, model[0][0].numel()
@@ -481,7 +481,7 @@ class ShardedScan:
             found = turn.send_states(compute, model)
             by_position, for_all = fold(self.in_order(found), initial)
             return [[each[k] for k in at] for each in by_position], for_all if common else []
-        states = turn.computed(compute)
+        states = turn.compute_states(compute)
         lines, size = shard.lines, -(-shard.lines.numel() // ranks)
         own = turn.trade_blocks([_in_blocks(each, ranks, size) for each in states],
                                 [((layout.width, size), each.dtype) for each in states])  # fmt: skip
@@ -522,7 +522,7 @@ class ShardedScan:
             return [into], [of_initial]
 
         gives = common = [self.carry]
-        stacked, route = self._routed(model, gives, common, rides=True)
+        stacked, route = self._find_route(model, gives, common, rides=True)
         if isinstance(self.repeat, RepeatedTwoPass) and not route.trades:
             found = self.repeat.send_backward(compute, number, model, route)
             if found is not None:
@@ -539,15 +539,15 @@ class ShardedScan:
 
     # ---- derivatives of higher order, and compiled code
 
-    def composed(self, shard: Shard, initial: Initial, exchange: Exchange) -> tuple[Outputs, Tensor]:
+    def compose(self, shard: Shard, initial: Initial, exchange: Exchange) -> tuple[Outputs, Tensor]:
         """Return the outputs by differentiable scans and exchanges; and a state that this rank has sent."""
         valued, ranks = shard.valued, self.group.size
         parts = self.parts(valued)
-        total = _stacked([shards.totals(part, recorded=True) for part in parts])
+        total = _stack([shards.totals(part, recorded=True) for part in parts])
         read = (*shard.tensors.differentiable[:3], initial)
         leaf = next((each for each in read if isinstance(each, Tensor) and each.requires_grad), shard.tensors.x)
         # Those of an empty shard may be constants, but ranks exchange the same gradients.
-        total = tuple(each if each.dtype == torch.bool else recorded_with(leaf, each) for each in total)
+        total = tuple(each if each.dtype == torch.bool else record_with(leaf, each) for each in total)
         states = self.in_order(trade(self.group, exchange, [each.expand(ranks, *each.shape) for each in total]))
         carries = shards.fold_recorded(valued, states, initial, self.layout.positions)
         found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], self.call.dim)
@@ -560,8 +560,8 @@ class ShardedScan:
         x, mask, gate, initial = tensors
         assert x is not None
         read = replace(shard, tensors=shard.tensors._replace(x=x, mask=mask, gate=gate))
-        exchange = Exchange("again", self.message.derived("again"), sent)
-        outputs, state = self.composed(read, initial if number is None else number, exchange)
+        exchange = Exchange("again", self.message.derive("again"), sent)
+        outputs, state = self.compose(read, initial if number is None else number, exchange)
         grads = (grads[0], *grads[2:]) if shard.row.indices else grads
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
         used = [(y, g) for y, g in pairs if g is not None]  # zeros would make second derivatives of 0 * inf
@@ -572,7 +572,7 @@ class ShardedScan:
         )
         # A rank without items has gradients that depend on no exchange, but the others wait for it.
         each_of = iter(
-            recorded_with(of_state, torch.zeros_like(leaf) if each is None else each)
+            record_with(of_state, torch.zeros_like(leaf) if each is None else each)
             for each, leaf in zip(found, wanted, strict=True)
         )
         return [next(each_of) if need else None for need in needs]
@@ -682,11 +682,11 @@ class RepeatedTwoPass:
 def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:
     """Return the outputs of a call that a compiler traces: differentiable scans, and exchanges by an operator."""
     call, given = request()
-    shard = _checked(call, given, how)
+    shard = _check_call(call, given, how)
     table = span_table(who, how.spans, group.size, shard.length)
     layout = layout_of(who, table, group.size, group.position, shard.length)
     if group.size == 1 and layout.width == 1:
-        return answered(call, given)
+        return scan_alone(call, given)
     recorded = torch.is_grad_enabled() and (shard.result.is_floating_point or shard.result.is_complex)
     scan = ShardedScan(
         group=group, message=Message(who, {}, 0), call=shard.call, whole=call, carry=shard.carry, result=shard.result,
@@ -704,14 +704,14 @@ def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gr
         begins = scan.layout.starts_of(lengths, shard.call.reverse)  # type: ignore[assignment]
         starts = [begins[at] for at in scan.layout.positions]  # type: ignore[index]
     if offsets is not None:
-        begins, shard = scan.flagged(lengths, shard, offsets)  # type: ignore[assignment]
+        begins, shard = scan.place_flags(lengths, shard, offsets)  # type: ignore[assignment]
     found: Outputs = ()
     if recorded or not shard.row.indices:
-        found, _ = scan.composed(shard, given.initial, Exchange(name))
+        found, _ = scan.compose(shard, given.initial, Exchange(name))
     if not shard.row.indices:
         return found
     with torch.no_grad():
-        total = _stacked([shards.totals(part) for part in scan.parts(shard)])
+        total = _stack([shards.totals(part) for part in scan.parts(shard)])
         states = [each.expand(group.size, *each.shape) for each in total]
         in_order = scan.in_order(trade(group, Exchange(f"indices of {name}"), states))
         folded = shards.fold(shard, in_order, given.initial, begins)  # type: ignore[arg-type]
@@ -720,7 +720,7 @@ def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gr
             Carry(folded.after[at - 1], folded.after[-1], folded.places[at - 1]) if at else first  # type: ignore[index]
             for at in scan.layout.positions
         ]
-        values = scan.finished(Sent(shard, total, carries, starts, 0))
+        values = scan.finish(Sent(shard, total, carries, starts, 0))
     return (found[0], values[1], *found[1:]) if found else scan.with_final(values, folded.after[-1])
 
 
@@ -746,7 +746,7 @@ def _in_blocks(states: Tensor, ranks: int, size: int) -> Tensor:
     return flat.reshape(-1, ranks, size).transpose(0, 1)
 
 
-def _stacked(states: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def _stack(states: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     if len(states) == 1:
         return tuple([each.unsqueeze(0) for each in states[0]])
     return tuple(torch.stack(each) for each in zip(*states, strict=True))

@@ -46,7 +46,7 @@ __all__ = [
     "fold",
     "fold_back",
     "fold_recorded",
-    "recorded_with",
+    "record_with",
     "shard_of",
     "slope",
     "totals",
@@ -170,7 +170,7 @@ def is_exchanged(row: Operator) -> bool:
     return row.of_elements or bool(row.indices) or row.name in ("linear", "logcumsumexp") or row.gives == "bool"
 
 
-def scanned(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor | complex | None) -> Any:
+def scan_local(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor | complex | None) -> Any:
     """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
     outs = (out, None) if listed(call.op).indices else (out,)
@@ -219,7 +219,7 @@ def _scan_six(call: Call, *tensors: Tensor | None) -> States:
     """The results for x, mask, gate, starts, offsets and initial."""
     if call.totals:
         return reduce_pairs(call, Inputs(*tensors))[0]  # type: ignore[arg-type]
-    found = scanned(call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
+    found = scan_local(call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -335,14 +335,14 @@ def fold(shard: Shard, states: States, initial: Tensor | complex | None, starts:
     given: dict[str, Any] = {"starts": begins, "initial": initial}
     if shard.row.indices:
         indices = others[0]
-        after, ranks = scanned(call, value, mask=indices >= 0, **given)[:2]
+        after, ranks = scan_local(call, value, mask=indices >= 0, **given)[:2]
         begin = starts if isinstance(starts, Tensor) else torch.tensor(starts, device=value.device)
         places = indices + begin.to(indices.device).reshape(-1, *[1] * (indices.ndim - 1))
         return Folded(after, torch.where(ranks >= 0, places.gather(0, ranks.clamp(min=0)), -1))
     if shard.row.gated:
-        after = scanned(call, value, gate=others[0], **given)
+        after = scan_local(call, value, gate=others[0], **given)
         return Folded(after.to(shard.carry))
-    return Folded(scanned(call, value, **given))
+    return Folded(scan_local(call, value, **given))
 
 
 def fold_recorded(
@@ -357,8 +357,10 @@ def fold_recorded(
     begins = others.pop() if shard.tensors.starts is not None else None
     call = over_ranks(shard)
     gate = others[0] if others else None
-    after = scanned(call, value, gate=gate, starts=begins, initial=initial)
-    first = scanned(replace(call, exclusive=True), value[:1], initial=initial, gate=None if gate is None else gate[:1])
+    after = scan_local(call, value, gate=gate, starts=begins, initial=initial)
+    first = scan_local(
+        replace(call, exclusive=True), value[:1], initial=initial, gate=None if gate is None else gate[:1]
+    )
     into = torch.cat([first, after]).to(shard.carry)
     return [Carry(into[position], into[-1]) for position in positions]
 
@@ -366,18 +368,18 @@ def fold_recorded(
 def finish(shard: Shard, carry: Carry, start: Tensor | int) -> States:
     """Return the results of the shard: values, and of ``cummax`` and ``cummin`` indices in the whole line."""
     call, (x, mask, gate, starts, *_) = shard.call, shard.tensors
-    found = scanned(call, x, mask=mask, gate=gate, starts=starts, initial=carry.before)
+    found = scan_local(call, x, mask=mask, gate=gate, starts=starts, initial=carry.before)
     if not shard.row.indices:
         return (found,)
     values, indices = found[:2]
     led = torch.full((), -1, device=x.device) if carry.place is None else carry.place.unsqueeze(call.dim)
     if starts is not None:  # only items that no segment separates from the beginning of the shard
         hidden = Call("logical_or", call.dim, call.reverse, call.reverse)
-        led = torch.where(scanned(hidden, starts.expand(x.shape)), -1, led)
+        led = torch.where(scan_local(hidden, starts.expand(x.shape)), -1, led)
     return values, torch.where(indices < 0, led, indices + start)
 
 
-def recorded_with(leaf: Tensor, value: Tensor) -> Tensor:
+def record_with(leaf: Tensor, value: Tensor) -> Tensor:
     """Return the value, as a function of no item of ``leaf``: where that is recorded, the value is as well."""
     return value + leaf.flatten()[:0].sum().to(value.dtype)
 
@@ -392,7 +394,7 @@ def _product_of_gates(shard: Shard, gate: Tensor, keep: Tensor | None) -> Tensor
         found = gate.prod(shard.call.dim, dtype=shard.wide)
     else:
         product = Call("prod", shard.call.dim, final=True, dtype=shard.wide)
-        found = scanned(product, gate, mask=keep)[1]
+        found = scan_local(product, gate, mask=keep)[1]
     return _finite(found) if found.is_floating_point() else found
 
 
@@ -405,13 +407,13 @@ def _last_of(shard: Shard) -> States:
     """The greatest or least item of each line, and where in the shard it is."""
     call, (x, mask, _, starts, *_) = shard.call, shard.tensors
     if shard.length == 0:
-        value = scanned(replace(call, final=True), x, mask=mask, starts=starts)[-1]
+        value = scan_local(replace(call, final=True), x, mask=mask, starts=starts)[-1]
         return value.to(shard.carry), torch.full(shard.lines, -1, dtype=torch.int64, device=x.device)
-    values, indices = scanned(replace(call, exclusive=False), x, mask=mask, starts=starts)[:2]
+    values, indices = scan_local(replace(call, exclusive=False), x, mask=mask, starts=starts)[:2]
     value, index = (each.select(call.dim, 0 if call.reverse else -1) for each in (values, indices))
     if call.reverse and starts is not None:  # items in front of a first item with a flag belong to another segment
         first = starts.expand(x.shape).select(call.dim, 0)
-        nothing = scanned(replace(call, final=True), x.narrow(call.dim, 0, 0))[-1]
+        nothing = scan_local(replace(call, final=True), x.narrow(call.dim, 0, 0))[-1]
         value, index = torch.where(first, nothing.to(value.dtype), value), torch.where(first, -1, index)
     return value.to(shard.carry), index
 
@@ -453,7 +455,7 @@ def slope(shard: Shard, total: States, before: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf = before.detach().expand(shard.lines).to(shard.carry).requires_grad_()
             call = replace(shard.call, dim=0, reverse=False, exclusive=False, dtype=shard.carry)
-            after = scanned(call, value.unsqueeze(0), mask=_filled(shard), initial=leaf)
+            after = scan_local(call, value.unsqueeze(0), mask=_mask_filled(shard), initial=leaf)
         (found,) = torch.autograd.grad(after, leaf, torch.ones_like(after), materialize_grads=True)
     if shard.tensors.starts is not None:
         found = torch.where(others[-1], 0, found)
@@ -466,7 +468,7 @@ def fold_back(slopes: Tensor | None, entries: Tensor, grad_final: Tensor | None)
     ``slopes`` are in the dtype of products of gates, None where they are 1; ``grad_final`` None is 0.
     """
     of_end = torch.zeros_like(entries[0]) if grad_final is None else grad_final
-    into = scanned(call_back(slopes, entries), entries, gate=slopes, initial=grad_final).to(entries.dtype)
+    into = scan_local(call_back(slopes, entries), entries, gate=slopes, initial=grad_final).to(entries.dtype)
     return torch.cat([into[1:], of_end.unsqueeze(0)]), into[0]
 
 
@@ -477,7 +479,7 @@ def call_back(slopes: Tensor | None, entries: Tensor) -> Call:
     return Call("linear", 0, reverse=True, dtype=slopes.dtype)
 
 
-def _filled(shard: Shard) -> Tensor | None:
+def _mask_filled(shard: Shard) -> Tensor | None:
     """A mask of the lines that hold an item: an empty one leaves the carry as it is, ties included."""
     x, mask = shard.tensors.x, shard.tensors.mask
     if shard.length == 0:

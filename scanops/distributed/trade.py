@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from scanops.distributed.exchange import Message, digest_of, take_turn
 from scanops.distributed.groups import Group, pack, unpack
-from scanops.distributed.shards import recorded_with
+from scanops.distributed.shards import record_with
 from scanops.torch_private import group_named
 
 __all__ = ["Exchange", "trade"]
@@ -34,7 +34,7 @@ def trade(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[
     Differentiable to any order.
     """
     if is_compiling() and not any(each.requires_grad for each in tensors):  # Dynamo traces no node without a gradient
-        return _traded(group, exchange, tensors)
+        return _trade_now(group, exchange, tensors)
     return tuple(_Trade.apply(group, exchange, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -50,17 +50,17 @@ class _Trade(torch.autograd.Function):
         ctx.group, ctx.exchange, ctx.count = group, exchange, len(tensors)
         ctx.traded = [k for k, each in enumerate(tensors) if each.is_floating_point() or each.is_complex()]
         ctx.save_for_backward(tensors[0])
-        found = _traded(group, exchange, tensors)
+        found = _trade_now(group, exchange, tensors)
         ctx.mark_non_differentiable(*[each for k, each in enumerate(found) if k not in ctx.traded])
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (state,) = ctx.saved_tensors
-        given = [recorded_with(state, grads[k]) for k in ctx.traded]
+        given = [record_with(state, grads[k]) for k in ctx.traded]
         exchange = _derivative(ctx.exchange)
         # A compiler traces one derivative, and no node within the derivative of a node.
-        found = _traded(ctx.group, exchange, given) if is_compiling() else trade(ctx.group, exchange, given)
+        found = _trade_now(ctx.group, exchange, given) if is_compiling() else trade(ctx.group, exchange, given)
         of_input = dict(zip(ctx.traded, found, strict=True))
         return (None, None, *[of_input.get(k) for k in range(ctx.count)])
 
@@ -68,11 +68,11 @@ class _Trade(torch.autograd.Function):
 def _derivative(exchange: Exchange) -> Exchange:
     message = exchange.message
     return Exchange(
-        exchange.name + ", backward", None if message is None else message.derived("backward"), exchange.number
+        exchange.name + ", backward", None if message is None else message.derive("backward"), exchange.number
     )
 
 
-def _traded(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _trade_now(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     rows = torch.stack([pack([each[rank] for each in tensors]) for rank in range(group.size)])
     model = [(each.shape[1:], each.dtype) for each in tensors]
     if is_compiling():

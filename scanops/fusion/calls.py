@@ -20,8 +20,9 @@ from scanops.fusion.operators import FieldOperator
 from scanops.ops import schema
 from scanops.ops.dispatch import known_name, repeat, run
 from scanops.requests import checks
-from scanops.requests.call import SHARDED, Call
+from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
+from scanops.requests.placement import OPEN
 from scanops.requests.request import FusedInputs, check_fused
 from scanops.requests.torch_state import is_symbol, runs_kernels
 from scanops.runtime import call_cache, native
@@ -48,7 +49,7 @@ def scan_fused(
     own = op if isinstance(op, FieldOperator) else None
     op = known_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
-    if SHARDED:
+    if OPEN:
         _refuse_sharded(dim, tensors)
     wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
     are_tensors = bool(tensors) and all([isinstance(each, torch.Tensor) for each in tensors])
@@ -86,7 +87,7 @@ def scan_fused(
 
 def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
     """Raise where an open block of ``scanops.distributed.sharded`` shards the dimension."""
-    if SHARDED[-1].covers(dim, max(getattr(each, "ndim", 0) for each in tensors)):
+    if OPEN[-1].covers(dim, max(getattr(each, "ndim", 0) for each in tensors)):
         raise UnsupportedRequest(
             "scan: a scan with functions or several tensors is not for sharded dimensions",
             allowed="scans of one tensor and linear_scan inside scanops.distributed.sharded",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,21 +36,6 @@ SCHEMA = {
     "final": "bool final=False",
     "chunk": "int? chunk=None",
 }
-
-
-class Block(NamedTuple):
-    """An open block of ``scanops.distributed.sharded``: ``group`` and ``how`` are those of that package."""
-
-    group: Any
-    dims: tuple[int, ...]
-    how: Any
-
-    def covers(self, dim: Any, rank: int) -> bool:
-        """Return whether the block shards a dimension of a tensor of so many dimensions."""
-        return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in self.dims if each < rank]
-
-
-SHARDED: list[Block] = []  # the open blocks; the innermost is last
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,10 +76,10 @@ class Threads(Group):
     def gather_words(self, own: Any) -> list[Any]:
         return self.everyones(own)
 
-    def _gathered_bytes(self, row: torch.Tensor) -> torch.Tensor:
+    def _gather_bytes(self, row: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.everyones(row))
 
-    def _traded_bytes(self, rows: torch.Tensor) -> torch.Tensor:
+    def _trade_bytes(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.stack([each[self.position] for each in self.everyones(rows)])
 
 

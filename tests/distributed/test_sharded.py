@@ -44,7 +44,7 @@ def forward(request: Request) -> list[tuple[torch.Tensor, ...]]:
         scan = prepare("scan", Call(op, 1, reverse, exclusive, final), tensors, group, How(**request.how))
         shard = scan.shard_with(tensors._replace(initial=None))
         if tensors.offsets is not None:
-            _, shard = scan.flagged(lengths, shard, tensors.offsets)
+            _, shard = scan.place_flags(lengths, shard, tensors.offsets)
         scans.append((scan, shard, [shards.totals(part) for part in scan.parts(shard)]))
     states = tuple(torch.stack([torch.stack([each[k] for each in of_rank]) for *_, of_rank in scans])
                    for k in range(len(scans[0][2][0])))  # fmt: skip
@@ -58,7 +58,7 @@ def forward(request: Request) -> list[tuple[torch.Tensor, ...]]:
             for at in scan.layout.positions
         ]  # fmt: skip
         starts = [begins[at] for at in scan.layout.positions]
-        results.append(scan.with_final(scan.finished(Sent(shard, (), carries, starts, 0)), after[-1]))
+        results.append(scan.with_final(scan.finish(Sent(shard, (), carries, starts, 0)), after[-1]))
     return results
 
 
