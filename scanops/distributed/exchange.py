@@ -448,7 +448,7 @@ class RepeatedExchange:
         if ledger.unread:
             read_unread(ledger)
         if number:
-            header = torch.add(header.view(torch.int64), self._number, alpha=number).view(torch.uint8)
+            header = header.view(torch.int64).add(self._number, alpha=number).view(torch.uint8)
         if self._route.body:
             ledger.count += 1
             frames = self.group.gather(torch.cat([header, self._end]))

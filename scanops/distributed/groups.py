@@ -269,7 +269,7 @@ def bytes_of_tensor(tensor: Tensor) -> Tensor:
 
 
 def padding(size: int, device: torch.device) -> Tensor:
-    """Return so many zeros."""
+    """Return so many bytes of zeros on a device."""
     found = _PADDING.get((size, device))
     if found is None:
         found = _PADDING[size, device] = torch.zeros(size, dtype=torch.uint8, device=device)
