@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from scanops.codegen.fragments import fragments
+from scanops.codegen.fragments import INT_BYTES, fragments
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ScanSpec
@@ -200,6 +200,8 @@ def _of_pairs(key: KernelKey) -> ColumnsLookbackPlan:
     shape = find_shape("columns_lookback pair" + " few" * key.is_few, spec.out.bytes)
     threads, items, columns, vector, group = shape.take(*TILE)
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
+    # The shapes were measured with states of the output's own accumulator; wider ones take the registers of more rows.
+    items = max(1, items * max(INT_BYTES, spec.out.bytes) // max(spec.accumulator.bytes, INT_BYTES))
     lanes = column_tile.lanes_across(spec, vector, columns // vector)
     return _fill(spec, target, vector, lanes, threads, items, shape, group=group)
 
