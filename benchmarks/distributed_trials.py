@@ -210,7 +210,7 @@ def make_mismatches(rank: int, options: argparse.Namespace, folder: str) -> None
     own = Rank(rank, options.ranks, options.out, options.end)
     own.join(folder)
     emulated = scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext()
-    draw, names = random.Random(0), list(DIFFERENCES)
+    draw, names, missed = random.Random(0), list(DIFFERENCES), 0
     with emulated:
         for number in range(options.mismatches):
             method, name, odd = own.methods[number % len(own.methods)], draw.choice(names), draw.randrange(own.size)
@@ -221,8 +221,10 @@ def make_mismatches(rank: int, options: argparse.Namespace, folder: str) -> None
             counts = torch.tensor([float(said == kind) for kind in ("typed", "silent", "other")], device=own.device)
             dist.all_reduce(counts)
             typed, silent, other = (int(each) for each in counts)
+            missed += silent + other
             own.write(mismatch=name, method=method, odd_rank=odd, typed=typed, silent=silent, other=other,
                       seconds=round(time.time() - began, 1))  # fmt: skip
+    assert not missed, f"{missed} ranks did not raise a typed error"
     os._exit(0)
 
 
