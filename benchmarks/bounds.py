@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.common import RESULTS, child, parser, require_gpu, write
 from benchmarks.variants import SHAPES, built
-from scanops.codegen.plan import STRATEGIES
+from scanops.codegen.planner import STRATEGIES
 
 METRICS = {
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",

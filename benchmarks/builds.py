@@ -34,7 +34,7 @@ from scanops.builders import nvrtc
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.kernel_key import KernelKey, variant_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.targets import DEFAULT_TARGET
 

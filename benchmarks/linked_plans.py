@@ -27,7 +27,7 @@ import scanops.distributed as sd
 from benchmarks.distributed import ENVIRONMENT, Rank, run_ranks, write_row
 from scanops.build_request import BuildRequest
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.plan import Plan, by_rule, plan_kernel, rebuilt
+from scanops.codegen.planner import Plan, by_rule, plan_kernel, rebuilt
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.distributed import links

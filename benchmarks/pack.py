@@ -40,7 +40,7 @@ from scanops import emulator, environment
 from scanops.codegen.figures import lines_for
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length, keys_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import ScanopsError, UnsupportedRequest

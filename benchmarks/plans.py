@@ -24,10 +24,10 @@ from benchmarks import forward, training
 from benchmarks.common import parser
 from benchmarks.fusion import fused
 from benchmarks.timing import Timer
-from scanops.codegen.candidates import IDLE, idle_part, neighbours, starts, tried
+from scanops.codegen.candidates import IDLE, idle_part, make_candidate, neighbours, starts
 from scanops.codegen.figures import item_bytes, lines_for
 from scanops.codegen.kernel_key import KernelKey, variant_for
-from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, measured_plan, plan_kernel, strategy_of
+from scanops.codegen.planner import STRATEGIES, Plan, by_rule, class_of, find_measured_plan, plan_kernel, strategy_of
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.measure import GpuLaboratory, require_gpu
@@ -105,12 +105,12 @@ def drawn(own: Plan, count: int) -> list[Plan]:
     """Return the table's plan and random ones of every strategy that serves the spec, half of them of the rule's."""
     first = list(starts(own))
     weights = [max(1, len(first) - 1), *[1] * (len(first) - 1)]
-    known = measured_plan(own.key)
+    known = find_measured_plan(own.key)
     found: dict[Plan, None] = dict.fromkeys([known] if known else [])
     for _ in range(200 * count):
         start = random.choices(first, weights)[0]
         free = STRATEGIES[start.strategy].free
-        plan = tried(start, {name: random.choice(values) for name, values in free.items()})
+        plan = make_candidate(start, {name: random.choice(values) for name, values in free.items()})
         if plan not in (None, own) and idle_part(plan) <= max(IDLE, idle_part(own)):
             found[plan] = None
         if len(found) == count:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scanops.codegen.figures import expected_registers, residents
+from scanops.codegen.figures import estimate_registers, residents
 from scanops.codegen.kernel_key import MANY, KernelKey
-from scanops.codegen.plan import STRATEGIES, by_rule, plan_kernel, rebuilt
+from scanops.codegen.planner import STRATEGIES, by_rule, plan_kernel, rebuilt
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
@@ -44,10 +44,10 @@ def candidates(key: KernelKey) -> Iterator[Plan]:
         seen.update(ranked[-1])
     left = max(MOST - 1 - OWN, MOST - 1 - len(ranked[0]))
     kept = [plan for turn in itertools.zip_longest(*ranked[1:]) for plan in turn if plan is not None][:left]
-    yield from map(_explained, [*ranked[0][: MOST - 1 - len(kept)], *kept])
+    yield from map(_explain, [*ranked[0][: MOST - 1 - len(kept)], *kept])
 
 
-def restored(key: KernelKey, strategy: str, numbers: Mapping[str, object]) -> Plan:
+def restore_plan(key: KernelKey, strategy: str, numbers: Mapping[str, object]) -> Plan:
     """Return the plan of a kernel with these numbers. Raises UnsupportedRequest unless this version makes such a plan.
 
     The numbers come from a file and are not trusted: whatever the values, only the strategy's own plan and plans of
@@ -61,9 +61,9 @@ def restored(key: KernelKey, strategy: str, numbers: Mapping[str, object]) -> Pl
     now, free = start.numbers(), STRATEGIES[strategy].free
     if {name: type(value) for name, value in numbers.items()} == {name: type(value) for name, value in now.items()}:
         known = all(numbers[name] in (now[name], *values) for name, values in free.items())
-        for plan in (start, tried(start, {name: numbers[name] for name in free}) if known else None):
+        for plan in (start, make_candidate(start, {name: numbers[name] for name in free}) if known else None):
             if plan is not None and plan.numbers() == numbers:
-                return _explained(plan)
+                return _explain(plan)
     value = ", ".join(f"{shown(name)} {shown(value)}" for name, value in numbers.items())
     raise _gone(spec, f"the numbers of a candidate of this version, as {start.describe()}", f"{strategy}: {value}")
 
@@ -101,7 +101,7 @@ def neighbours(start: Plan) -> list[Plan]:
     changes = [{name: value} for name, values in free.items() for value in values]
     changes += [{a: x, b: y} for a, b in itertools.combinations(free, 2) for x in near[a] for y in near[b]]
     changes.sort(key=lambda change: sum(_doublings(now[name], value) for name, value in change.items()))
-    found = dict.fromkeys(tried(start, {**now, **change}) for change in changes)
+    found = dict.fromkeys(make_candidate(start, {**now, **change}) for change in changes)
     return [plan for plan in found if plan is not None and plan != start and idle_part(plan) <= idle]
 
 
@@ -114,7 +114,7 @@ def _doublings(now: int, value: int) -> float:
     return abs(math.log2((now + 1) / (value + 1)))
 
 
-def tried(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
+def make_candidate(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
     """Return ``start`` with other free numbers, if it is worth a measurement; else None."""
     return _worth(rebuilt, start, **numbers)
 
@@ -134,7 +134,7 @@ def _is_resident(plan: Plan) -> bool:
     declared = DECLARED_BYTES if plan.shared_bytes else 0
     if plan.shared_bytes + declared > plan.target.block_shared_bytes:
         return False
-    return residents(plan, expected_registers(plan), declared).blocks >= int(getattr(plan, "blocks", 1))
+    return residents(plan, estimate_registers(plan), declared).blocks >= int(getattr(plan, "blocks", 1))
 
 
 def idle_part(plan: Plan) -> float:
@@ -142,7 +142,7 @@ def idle_part(plan: Plan) -> float:
     return max(0.0, plan.tile * plan.tiles / plan.spec.capacity - 1)
 
 
-def _explained(plan: Plan) -> Plan:
+def _explain(plan: Plan) -> Plan:
     """The plan with the reason for its kernel's banner, without a machine or time: the text is reproducible."""
     along = "one tile" if plan.tiles == 1 else f"{plan.tiles} tiles"
     why = f"measured among others: a line of {plan.spec.capacity} in {along} of {plan.tile}"

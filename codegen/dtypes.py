@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from scanops.errors import UnsupportedRequest, did_you_mean, shown
 
 
-def derived() -> Any:
+def late_field() -> Any:
     """Return a field of a frozen dataclass that follows from the others: ``set_derived`` gives it its value."""
     return field(init=False, repr=False, compare=False)
 
@@ -58,10 +58,10 @@ class DType:
     rounded: str = "({value})({x})"  # any value rounded to this dtype, as a value
     stored: bool = True  # whether results may have this dtype
     format: FloatFormat | None = None  # of floating dtypes
-    accumulator: str = derived()  # C type it is scanned in, unsigned for integers
-    ordered: str = derived()  # C type it is scanned in by operators that compare
-    lowest: int | float = derived()  # the least value, -inf for floating dtypes; of complex dtypes, of the real part
-    highest: int | float = derived()  # the greatest value
+    accumulator: str = late_field()  # C type it is scanned in, unsigned for integers
+    ordered: str = late_field()  # C type it is scanned in by operators that compare
+    lowest: int | float = late_field()  # the least value, -inf for floating dtypes; of complex dtypes, of the real part
+    highest: int | float = late_field()  # the greatest value
 
     def __post_init__(self) -> None:
         value = accumulator = ordered = self.value or self.storage
@@ -210,7 +210,7 @@ def number_in(value: complex, dtype: DType, role: str = "a number") -> Any:
     )
 
 
-def converted(value: float, dtype: DType) -> Any:
+def convert_number(value: float, dtype: DType) -> Any:
     """Return a real number converted to ``dtype`` as a cast in C++ does: integers wrap around, fractions are dropped.
 
     Raises UnsupportedRequest where the result of such a cast is undefined.
@@ -284,7 +284,7 @@ def accumulator_of(dtype: DType) -> DType:
     return next((row for row in _ROWS if row.storage == dtype.accumulator), dtype)
 
 
-def kept_result(term: DType) -> DType:
+def result_dtype_of(term: DType) -> DType:
     """The result dtype that keeps ``term``: float32 for 8-bit floats, which no result has."""
     return term if term.stored else DTYPES["float32"]
 
@@ -294,4 +294,4 @@ def default_result(gives: str, term: DType) -> DType:
     if gives in ("bool", "index"):
         return DTYPES["bool" if gives == "bool" else "int64"]
     widens = gives == "widened" and term.kind in ("bool", "int")  # as in torch.cumsum and torch.cumprod
-    return DTYPES["int64"] if widens else kept_result(term)
+    return DTYPES["int64"] if widens else result_dtype_of(term)

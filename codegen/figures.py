@@ -32,7 +32,7 @@ def item_bytes(spec: ScanSpec) -> int:
     return spec.read_bytes + sum(spec.result_bytes)
 
 
-def expected_registers(plan: Plan) -> int:
+def estimate_registers(plan: Plan) -> int:
     """Registers a thread, about: the states of its items, and its loads where another tile is on its way meanwhile.
 
     The compiler has the last word: it overlaps lives, and moves what it can.

@@ -104,16 +104,16 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         resume=_as_fields(spec, value, operator.resumes),
         identity=_as_fields(spec, value, operator.identity),
         element=_element(spec, value),
-        gate=_converted("g", spec.gate, spec, value),
-        saved="" if spec.recomputes else _saved(spec, value),
+        gate=_convert_operand("g", spec.gate, spec, value),
+        saved="" if spec.recomputes else _read_saved(spec, value),
         begin=_begin(spec, value) if spec.saved_results else "",
         start=_start(spec) if spec.saved_results else "",
-        second=_narrowed(spec, spec.out, operator.second) if operator.second else "",
+        second=_narrow(spec, spec.out, operator.second) if operator.second else "",
         final=f"{spec.carry.storage}{{state.value, state.gate}}"
         if spec.totals
-        else _narrowed(spec, spec.carry, operator.carried or operator.project),
-        result=_narrowed(spec, spec.out, operator.project),
-        quick=_narrowed(spec, spec.out, operator.quick[1]) if operator.quick else "",
+        else _narrow(spec, spec.carry, operator.carried or operator.project),
+        result=_narrow(spec, spec.out, operator.project),
+        quick=_narrow(spec, spec.out, operator.quick[1]) if operator.quick else "",
         halves=spec.out.bytes < INT_BYTES and not spec.final,
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
         state_bytes=state_bytes,
@@ -131,7 +131,7 @@ def _state_bytes(spec: ScanSpec, types: tuple[str, ...]) -> int:
     return plain if spec.segments is None else plain + max(sizes)  # INT_BYTES, and what keeps the boundary
 
 
-def _narrowed(spec: ScanSpec, to: DType, text: str) -> str:
+def _narrow(spec: ScanSpec, to: DType, text: str) -> str:
     """A result converted from the accumulator to a dtype, then to its storage type."""
     if spec.accumulator != to:
         text = to.rounded.format(x=text) if to.kind == "complex" else f"({to.accumulator})({text})"
@@ -163,7 +163,7 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
     return tuple(texts)
 
 
-def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
+def _convert_operand(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
     """An operand beside the items converted to the accumulator, not by way of a half type of the results.
 
     A gate of 0.999 would become 1 in bfloat16.
@@ -175,17 +175,17 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
         text, to = row.read.format(x=item), accumulator_of(spec.accumulator)
         text = _convert(text, row, to)
         return text if value == to.value else _plain(f"({value})({text})")
-    return _accumulated(row.read.format(x=item), row, spec, value)
+    return _accumulate(row.read.format(x=item), row, spec, value)
 
 
-def _saved(spec: ScanSpec, value: str) -> str:
+def _read_saved(spec: ScanSpec, value: str) -> str:
     """An item of the saved tensor: a place in the line, or a value converted as other operands are."""
-    return "(int)v" if spec.operator.saved == "place" else _converted("v", spec.saved, spec, value)
+    return "(int)v" if spec.operator.saved == "place" else _convert_operand("v", spec.saved, spec, value)
 
 
 def _begin(spec: ScanSpec, value: str) -> str:
     """What stands before the first result of a line: the forward scan's carry-in, or its start."""
-    return _converted("w", spec.carry.name, spec, value) if spec.saved_initial else _start(spec)
+    return _convert_operand("w", spec.carry.name, spec, value) if spec.saved_initial else _start(spec)
 
 
 def _start(spec: ScanSpec) -> str:
@@ -207,10 +207,10 @@ def _element(spec: ScanSpec, value: str) -> str:
             text = f"{left} * {right}"
         else:
             text = _plain(f"({term.value})(({term.accumulator})({left}) * ({term.accumulator})({right}))")
-    return _accumulated(text, term, spec, value)
+    return _accumulate(text, term, spec, value)
 
 
-def _accumulated(text: str, source: DType, spec: ScanSpec, value: str) -> str:
+def _accumulate(text: str, source: DType, spec: ScanSpec, value: str) -> str:
     """A value converted to the dtype that is scanned in, then to the C type of the accumulator."""
     text = _convert(text, source, spec.accumulator)
     return text if value == spec.accumulator.value else _plain(f"({value})({text})")

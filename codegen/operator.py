@@ -31,13 +31,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.dtypes import DType, derived, numbers_of, set_derived
+from scanops.codegen.dtypes import DType, late_field, numbers_of, set_derived
 from scanops.codegen.operator_rules import in_meaning, in_texts, refuse
 
 COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
 BACKWARD: dict[str, Any] = {"kinds": ("float",), "gives": "kept", "commutative": False}  # fields of gradients' rows
 
-States = tuple[Any, ...]  # a tensor for each field of a state, or a number for all its elements
+FieldValues = tuple[Any, ...]  # a tensor for each field of a state, or a number for all its elements
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
@@ -48,10 +48,10 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
 class Join(NamedTuple):
     """The combine of an operator on tensors of states: PyTorch's operators scan with it in log2(n) passes."""
 
-    combine: Callable[[States, States], States]  # older states, newer states -> states
-    lift: Callable[[Any, Any, Any], States] = lambda x, g, i: (x,)  # items, gates, indices -> states
-    identity: States | None = None  # numbers, or keys of BOUNDS; None: the row's start
-    result: Callable[[States], States] = lambda states: states  # states -> outputs
+    combine: Callable[[FieldValues, FieldValues], FieldValues]  # older states, newer states -> states
+    lift: Callable[[Any, Any, Any], FieldValues] = lambda x, g, i: (x,)  # items, gates, indices -> states
+    identity: FieldValues | None = None  # numbers, or keys of BOUNDS; None: the row's start
+    result: Callable[[FieldValues], FieldValues] = lambda states: states  # states -> outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,16 +171,16 @@ class Operator:
     join: Join | None = field(default=None, compare=False)
 
     # What follows from the fields above, computed once.
-    field_types: tuple[str, ...] = derived()  # of each field: "value" or a key of FIELD_TYPES
-    gated: bool = derived()  # lift reads ``g``, a second input for each element
-    places_items: bool = derived()  # lift reads ``i``, the element's index
-    of_elements: bool = derived()  # a state is an element, so ``step`` combines any two states
-    resumes: tuple[str, ...] = derived()  # the state of a carry-in x; empty: it takes none
-    passed: tuple[str, ...] = derived()  # the fields that are exchanged between lanes and tiles
-    doubled: bool = derived()  # there is a second output
-    variants: Mapping[str, Operator] = derived()  # the rows of ``forms``
+    field_types: tuple[str, ...] = late_field()  # of each field: "value" or a key of FIELD_TYPES
+    gated: bool = late_field()  # lift reads ``g``, a second input for each element
+    places_items: bool = late_field()  # lift reads ``i``, the element's index
+    of_elements: bool = late_field()  # a state is an element, so ``step`` combines any two states
+    resumes: tuple[str, ...] = late_field()  # the state of a carry-in x; empty: it takes none
+    passed: tuple[str, ...] = late_field()  # the fields that are exchanged between lanes and tiles
+    doubled: bool = late_field()  # there is a second output
+    variants: Mapping[str, Operator] = late_field()  # the rows of ``forms``
     # A class that refers back to the row: torch.compile accepts a class as a constant where it refuses the row.
-    handle: type = derived()
+    handle: type = late_field()
 
     def __post_init__(self) -> None:
         refuse(self, in_texts(self))

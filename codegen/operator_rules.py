@@ -51,7 +51,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("ordered", "costly", "masked", "integer_masks", "commutative", "autocast"), (True, False)),
 }
 
-Mistake = tuple[Any, ...]  # the field, what is allowed, a hint, and the offending value if it is not the whole field
+RowMistake = tuple[Any, ...]  # the field, what is allowed, a hint, and the offending value if it is not the whole field
 
 
 def is_field_name(name: object) -> bool:
@@ -63,14 +63,14 @@ def _is_member_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name not in KEYWORDS | GENERATED
 
 
-def refuse(row: Any, mistakes: Iterator[Mistake]) -> None:
+def refuse(row: Any, mistakes: Iterator[RowMistake]) -> None:
     """Raise UnsupportedRequest for the first mistake in a row."""
     for name, allowed, hint, *value in mistakes:
         offending = f"{name}={(value[0] if value else getattr(row, name))!r}"
         raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
 
 
-def in_texts(row: Any) -> Iterator[Mistake]:
+def in_texts(row: Any) -> Iterator[RowMistake]:
     """Yield what is wrong with names, numbers of expressions and their texts."""
     if not (isinstance(row.name, str) and _NAME.fullmatch(row.name) and len(row.name) <= MAX_NAME):
         allowed = f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters"
@@ -129,7 +129,7 @@ def _is_closed(text: str) -> bool:
     return not opened
 
 
-def in_meaning(row: Any) -> Iterator[Mistake]:
+def in_meaning(row: Any) -> Iterator[RowMistake]:
     """Yield contradictions between fields, and values that are not among the legal ones."""
     if row.loss and not row.of_elements:
         hint = "make the rounding error a field of the state, as the compensated sum in codegen/operators/sums.py"

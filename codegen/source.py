@@ -17,7 +17,7 @@ import jinja2
 
 from scanops.codegen.abi import ABI
 from scanops.codegen.lines import key_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET, target_named

@@ -10,8 +10,8 @@ from scanops.codegen.dtypes import (
     DTYPES,
     DType,
     default_result,
-    derived,
     dtype_named,
+    late_field,
     promote,
     set_derived,
 )
@@ -102,40 +102,40 @@ class ScanSpec:
 
     # ---- what follows from the fields above, set once
 
-    operator: Operator = derived()  # its row, in the form for the accumulator
-    input: DType = derived()  # the row of the input's dtype
-    weight: DType | None = derived()  # that of a numeric mask; None without one
-    term: DType = derived()  # the promoted dtype of items (input, times numeric mask, with gate)
-    out: DType = derived()  # the row of the output's dtype
-    accumulator: DType = derived()  # elements are scanned in: ``accumulate``, the output's, or the items' for an index
-    carry: DType = derived()  # of carries: as exact as the accumulator, or an index
-    sources: tuple[Source, ...] = derived()  # the operands with one item per scanned item, in the kernel's order
-    streams: tuple[Source, ...] = derived()  # of them, those with an item for each of a line
-    per_line: tuple[Source, ...] = derived()  # the others, with one item for a line
-    layouts: frozenset[Layout] = derived()  # of the operands
-    strided: bool = derived()  # whether some operand is not dense
-    views: bool = derived()  # the same, apart from those of one item per line
-    alone: bool = derived()  # whether the input is the only operand
-    by_offsets: bool = derived()  # whether segments are given by offsets
-    in_parts: bool = derived()  # whether kernels take the number of items in a chunk
-    every_offset: bool = derived()  # whether kernels take all offsets, not only those between the first and the last
-    linked: bool = derived()  # whether lines continue on other ranks
-    takes_length: bool = derived()  # whether the length is an argument of the kernel
-    capacity: int = derived()  # the longest line that the kernel accepts
-    indexed: bool = derived()  # whether the second output holds indices
-    doubled: bool = derived()  # whether there is a second output
-    recomputes: bool = derived()  # whether a gradient recomputes the forward scan, as nothing was saved
+    operator: Operator = late_field()  # its row, in the form for the accumulator
+    input: DType = late_field()  # the row of the input's dtype
+    weight: DType | None = late_field()  # that of a numeric mask; None without one
+    term: DType = late_field()  # the promoted dtype of items (input, times numeric mask, with gate)
+    out: DType = late_field()  # the row of the output's dtype
+    accumulator: DType = late_field()  # of the scan: ``accumulate``, the output's, or the items' for an index
+    carry: DType = late_field()  # of carries: as exact as the accumulator, or an index
+    sources: tuple[Source, ...] = late_field()  # the operands with one item per scanned item, in the kernel's order
+    streams: tuple[Source, ...] = late_field()  # of them, those with an item for each of a line
+    per_line: tuple[Source, ...] = late_field()  # the others, with one item for a line
+    layouts: frozenset[Layout] = late_field()  # of the operands
+    strided: bool = late_field()  # whether some operand is not dense
+    views: bool = late_field()  # the same, apart from those of one item per line
+    alone: bool = late_field()  # whether the input is the only operand
+    by_offsets: bool = late_field()  # whether segments are given by offsets
+    in_parts: bool = late_field()  # whether kernels take the number of items in a chunk
+    every_offset: bool = late_field()  # whether kernels take all offsets, not only those between the first and the last
+    linked: bool = late_field()  # whether lines continue on other ranks
+    takes_length: bool = late_field()  # whether the length is an argument of the kernel
+    capacity: int = late_field()  # the longest line that the kernel accepts
+    indexed: bool = late_field()  # whether the second output holds indices
+    doubled: bool = late_field()  # whether there is a second output
+    recomputes: bool = late_field()  # whether a gradient recomputes the forward scan, as nothing was saved
     # The head flags once more, an item further on: where forward scans go backwards, they say which results have no
     # result before them in their segment.
-    next_starts: tuple[Source, ...] = derived()
-    looks_ahead: bool = derived()  # whether some operand is read an item further on
-    looks_on: bool = derived()  # likewise of offsets, which kernels search twice
-    read_bytes: int = derived()  # per item, over all operands
-    result_bytes: tuple[int, ...] = derived()  # bytes per item of each output
-    fusion: Fusion | None = derived()  # what ``map`` is the text of
-    access_items: int = derived()  # per access of a thread: at most 16 bytes of every operand
-    widens: bool = derived()  # whether an item of some output is larger than an input item
-    keeps_bytes: bool = derived()  # whether a result can overwrite its item in shared memory
+    next_starts: tuple[Source, ...] = late_field()
+    looks_ahead: bool = late_field()  # whether some operand is read an item further on
+    looks_on: bool = late_field()  # likewise of offsets, which kernels search twice
+    read_bytes: int = late_field()  # per item, over all operands
+    result_bytes: tuple[int, ...] = late_field()  # bytes per item of each output
+    fusion: Fusion | None = late_field()  # what ``map`` is the text of
+    access_items: int = late_field()  # per access of a thread: at most 16 bytes of every operand
+    widens: bool = late_field()  # whether an item of some output is larger than an input item
+    keeps_bytes: bool = late_field()  # whether a result can overwrite its item in shared memory
 
     def __post_init__(self) -> None:
         row = operator_named(self.op)

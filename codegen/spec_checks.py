@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scanops.codegen.derivatives import longest_recomputed
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, kept_result
+from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, result_dtype_of
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in
@@ -57,16 +57,16 @@ CAST = r"(?:(?:\(\s*[A-Za-z_][\w ]*\)|static_cast\s*<[^>]*>|Value|\()\s*)*"  # c
 # i itself as the value of an expression: alone, cast, in brackets, or as a branch of a conditional.
 YIELDS_INDEX = re.compile(rf"(?:^|[?:])\s*{CAST}i[\s)]*(?:$|:)")
 
-Mistake = tuple[str, str, str, str]  # what is wrong, what is allowed, the offending value, a hint
+SpecMistake = tuple[str, str, str, str]  # what is wrong, what is allowed, the offending value, a hint
 
 
-def refuse(spec: Any, mistakes: Iterator[Mistake]) -> None:
+def refuse(spec: Any, mistakes: Iterator[SpecMistake]) -> None:
     """Raise UnsupportedRequest for the first mistake in a spec."""
     for what, allowed, value, hint in mistakes:
         raise UnsupportedRequest(f"{spec.op}: {what}", allowed=allowed, value=value, hint=hint)
 
 
-def in_fields(spec: Any, row: Operator) -> Iterator[Mistake]:
+def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     """Yield what is wrong with the fields that a spec was given: values, then those that do not go together."""
 
     def told(*names: str) -> str:
@@ -177,7 +177,7 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
     Raises UnsupportedRequest for an accumulator that does not fit the output.
     """
     scanned = dtype_named(spec.fusion.scanned) if spec.fusion else spec.out
-    kept = kept_result(spec.term) if row.gives == "index" else scanned
+    kept = result_dtype_of(spec.term) if row.gives == "index" else scanned
     default, accumulate, accumulator = accumulator_of(kept), spec.accumulate, kept
     if accumulate is not None:
         legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]
@@ -200,7 +200,7 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
     return accumulate, accumulator, spec.out if row.gives == "index" else carry
 
 
-def in_results(spec: Any, row: Operator) -> Iterator[Mistake]:
+def in_results(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     """Yield why no kernel computes the results: their dtype, a forward scan that fits no tile, or indices."""
     kinds, default = " or ".join(row.kinds), default_result(row.gives, spec.term)
     if not spec.out.stored:
@@ -231,7 +231,7 @@ def in_results(spec: Any, row: Operator) -> Iterator[Mistake]:
         yield from _in_indices(spec, row)
 
 
-def _in_indices(spec: Any, row: Operator) -> Iterator[Mistake]:
+def _in_indices(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     """Yield why indices, or elements beside them, would be wrong in the results of ``spec``."""
     term, out, last, value = spec.term, spec.out, spec.capacity - 1, accumulator_of(spec.accumulator)
     if row.gives == "index" and (term.kind not in row.kinds or out.name not in ("int32", "int64")):

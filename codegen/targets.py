@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scanops.codegen.dtypes import derived, set_derived
+from scanops.codegen.dtypes import late_field, set_derived
 from scanops.errors import UnsupportedRequest
 
 WARP = 32  # lanes
@@ -43,13 +43,13 @@ class Target:
 
     # ---- what follows from the fields above
 
-    capability: tuple[int, int] = derived()  # (major, minor), as of torch.cuda.get_device_capability
-    shared_bytes: int = derived()  # shared memory per multiprocessor
-    reserved_bytes: int = derived()  # of it, what CUDA reserves per block
-    block_shared_bytes: int = derived()  # shared memory per block, with opt-in
-    copies_async: bool = derived()  # has cp.async
-    bfloat_convert: bool = derived()  # has an instruction that converts float to bfloat16
-    float8_convert: bool = derived()  # has an instruction that converts 8-bit floats to float16
+    capability: tuple[int, int] = late_field()  # (major, minor), as of torch.cuda.get_device_capability
+    shared_bytes: int = late_field()  # shared memory per multiprocessor
+    reserved_bytes: int = late_field()  # of it, what CUDA reserves per block
+    block_shared_bytes: int = late_field()  # shared memory per block, with opt-in
+    copies_async: bool = late_field()  # has cp.async
+    bfloat_convert: bool = late_field()  # has an instruction that converts float to bfloat16
+    float8_convert: bool = late_field()  # has an instruction that converts 8-bit floats to float16
 
     def __post_init__(self) -> None:
         digits = self.name.removeprefix("sm_")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from scanops.codegen.exports.formats import export as export
     from scanops.codegen.operators import Operator as Operator
     from scanops.codegen.operators import register_operator as register_operator
-    from scanops.codegen.plan import Plan as Plan
-    from scanops.codegen.plan import make_plan as make_plan
+    from scanops.codegen.planner import Plan as Plan
+    from scanops.codegen.planner import make_plan as make_plan
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulator import emulate as emulate
@@ -51,7 +51,7 @@ _NAMES = {  # of each module
     "api": ("cumsum", "linear_scan", "scan"),
     "codegen.exports.formats": ("export",),
     "codegen.operators": ("Operator", "register_operator"),
-    "codegen.plan": ("Plan", "make_plan"),
+    "codegen.planner": ("Plan", "make_plan"),
     "codegen.source": ("generate",),
     "codegen.spec": ("ScanSpec",),
     "emulator": ("emulate",),

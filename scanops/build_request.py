@@ -36,7 +36,7 @@ from scanops.forks import FORK_LOCK, import_late
 from scanops.tuning import Choice, plan_of
 
 if TYPE_CHECKING:
-    from scanops.codegen.plan import Plan
+    from scanops.codegen.planner import Plan
 
 try:
     from scanops.built import DIGESTS as DIGESTS
@@ -208,7 +208,7 @@ def plan_for(key: KernelKey, measured: Choice | None = None) -> Plan:
     if measured is not None:
         return plan_of(measured, key)
     # A kernel in the store needs no plan and no template.
-    plan: Plan = import_late("scanops.codegen.plan").plan_kernel(key)
+    plan: Plan = import_late("scanops.codegen.planner").plan_kernel(key)
     return plan
 
 

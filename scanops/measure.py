@@ -19,7 +19,7 @@ from scanops.build_request import BuildRequest, Resources
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import ITEMS, item_bytes
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.plan import Plan
+from scanops.codegen.planner import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement, ScanopsError

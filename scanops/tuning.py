@@ -26,7 +26,7 @@ from scanops.files import parse_object, read_file, require_form, write_text, wri
 from scanops.forks import import_late
 
 if TYPE_CHECKING:
-    from scanops.codegen.plan import Plan
+    from scanops.codegen.planner import Plan
 
 SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
@@ -81,7 +81,7 @@ class TuningEntry:
             gpu=gpu,
             spec=plan.spec.slug,
             few=plan.key.is_few,
-            kind=import_late("scanops.codegen.plan").class_of(plan.key),
+            kind=import_late("scanops.codegen.planner").class_of(plan.key),
             strategy=plan.strategy,
             plan=plan.numbers(),
             measured=measured,
@@ -196,7 +196,7 @@ def plan_of(choice: Choice, key: KernelKey) -> Plan:
     """Return the plan of an entry, checked. Raises BadTuning if it is not a candidate of this version."""
     entry, candidates = choice.entry, import_late("scanops.codegen.candidates")
     try:
-        plan: Plan = candidates.restored(key, entry.strategy, entry.plan)
+        plan: Plan = candidates.restore_plan(key, entry.strategy, entry.plan)
         return plan
     except UnsupportedRequest as problem:
         raise BadTuning(

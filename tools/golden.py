@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey, Variant
-from scanops.codegen.plan import Plan, plan_kernel
+from scanops.codegen.planner import Plan, plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET

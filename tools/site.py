@@ -59,7 +59,7 @@ class Doctests(griffe.Extension):
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Leave out fields that follow from others: nobody passes them."""
         for name, member in list(cls.members.items()):
-            if not member.is_alias and member.is_attribute and str(getattr(member, "value", "")) == "derived()":
+            if not member.is_alias and member.is_attribute and str(getattr(member, "value", "")) == "late_field()":
                 del cls.members[name]
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from scanops.codegen.exports.texts import python_text, units_of
 from scanops.codegen.lines import key_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.targets import DEFAULT_TARGET, target_named
@@ -56,16 +56,16 @@ def export(
     """
     listed = tuple(map(spec_of, specs if isinstance(specs, list | tuple) else (specs,)))
     if not isinstance(format, str) or format not in FORMATS:
-        raise _refused(f"an export in the format {format!r}", ", ".join(FORMATS), repr(format), "name one of these")
+        raise _refuse(f"an export in the format {format!r}", ", ".join(FORMATS), repr(format), "name one of these")
     if not listed:
-        raise _refused("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
+        raise _refuse("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
     slugs = [spec.slug for spec in listed]
     asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, in a file each"
     instead = "export the scan of contiguous tensors, and pass x.contiguous()" if listed[0].strided else instead
     instead = "export the inclusive scan, and pad its result" if listed[0].complete else instead
     for allowed, holds in _rules(format, listed).items():
         if not holds:
-            raise _refused(asked, allowed, ", ".join(slugs), instead)
+            raise _refuse(asked, allowed, ", ".join(slugs), instead)
     planned = "" if lines is None else f" --lines {lines}"
     command = f"scanops export {' '.join(slugs)} --format {format} --target {target}{planned}"
     if format == "kernelbench":  # draws bool masks, which the evaluator casts to the precision of the run
@@ -78,7 +78,7 @@ def export(
     text = python_text(units, format, command)
     if format == "gpumode" and "stream" in text.lower():
         allowed = "a text without the word stream, which the server refuses anywhere"
-        raise _refused(asked, allowed, "an operator with the word in its name or expressions", instead)
+        raise _refuse(asked, allowed, "an operator with the word in its name or expressions", instead)
     return text
 
 
@@ -107,5 +107,5 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
     return general | {"contiguous operands": not first.strided} | rules.get(format, {}) | every
 
 
-def _refused(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:
+def _refuse(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:
     return UnsupportedRequest(asked, allowed=allowed, value=value, hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scanops.codegen.plan import Plan
+from scanops.codegen.planner import Plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import Source
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.fusion.fusion import MOST_OPERANDS, MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.codegen.fusion.graph import Graph, Node, Term, is_float, wide
-from scanops.codegen.fusion.graph_derivatives import Entries, affine, number_of, pulled_back
+from scanops.codegen.fusion.graph_derivatives import Entries, affine, number_of, pull_back
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 
 RECURRENCES = ("sum", "prod", "linear")  # the operators of the table whose gradients are such scans
@@ -61,7 +61,7 @@ def choose_states(
         outputs += [] if given else [Output(result, kinds[n])]
     moved = 2 * sum(DTYPES[outputs[k].dtype].bytes for k in at if k >= len(fusion.outputs))  # written and read
     moved += sum(DTYPES[outputs[k].dtype].bytes for k in at if k < len(fusion.outputs))
-    read = {place for place in fusion.made_of((*fusion.elements, *fusion.combine)) if whole[place]}
+    read = {place for place in fusion.find_operands((*fusion.elements, *fusion.combine)) if whole[place]}
     again = sum(DTYPES[fusion.operands[place].dtype].bytes for place in read)
     again += 2 * sum(DTYPES[kinds[n]].bytes for n in fields)
     if len(outputs) > MOST_OUTPUTS or moved >= again:
@@ -127,16 +127,16 @@ def derive_adjoint(
         return leaf
 
     # ---- the derivatives of `then`: the fields of s are tensors of their own, in the places of those of s[i-1]
-    made = [source.carried(each.at, local, leaf_of(local)) for each in outputs]
+    made = [source.copy_into(each.at, local, leaf_of(local)) for each in outputs]
     roots = [(y, local.operand(count + n, dtypes[count + n])) for n, y in enumerate(made)]
-    direct = pulled_back(local, roots)
+    direct = pull_back(local, roots)
 
     # ---- s by s[i-1], which the gradients that reach s and the tensors through `then` are expressions of
-    elements = [source.carried(at, graph, leaf_of(graph)) for at in fusion.elements]
+    elements = [source.copy_into(at, graph, leaf_of(graph)) for at in fusion.elements]
     previous = [graph.operand(before + n, dtype) for n, dtype in enumerate(fields)]
     if fusion.fields:
         states = {"older": previous, "newer": elements}
-        after = [source.carried(at, graph, lambda node: states[node[0]][node[2]]) for at in fusion.combine]
+        after = [source.copy_into(at, graph, lambda node: states[node[0]][node[2]]) for at in fusion.combine]
     elif op == "sum":
         after = [previous[0] + elements[0]]
     else:
@@ -145,7 +145,7 @@ def derive_adjoint(
 
     def through_then(operand: Term) -> Term | None:
         found, leaf = direct.get(operand.at), leaf_of(graph)
-        return found and local.carried(
+        return found and local.copy_into(
             found.at, graph, lambda node: seen[node[2] - before] if node[2] >= before else leaf(node)
         )
 
@@ -157,7 +157,7 @@ def derive_adjoint(
     waiting = list(of_s) or [*floats, 0][:1]
     while waiting:
         row = waiting.pop()
-        entries = pulled_back(graph, [(after[row], graph.number(1, fields[row]))])
+        entries = pull_back(graph, [(after[row], graph.number(1, fields[row]))])
         jacobian[row] = {n: entries[each.at] for n, each in enumerate(previous) if each.at in entries}
         waiting += [n for n in jacobian[row] if n not in jacobian and n not in waiting]
     live = sorted(jacobian)
@@ -182,7 +182,7 @@ def derive_adjoint(
     total = [y if plain or exclusive or n not in of_s else of_s[n] + y for n, y in zip(live, results, strict=True)]
 
     def gradients(totals: Sequence[Term]) -> list[Output | None]:
-        through_map = pulled_back(graph, [(after[n], each) for n, each in zip(live, totals, strict=True)])
+        through_map = pull_back(graph, [(after[n], each) for n, each in zip(live, totals, strict=True)])
         found: list[Output | None] = []
         for place, wanted in enumerate(needs):
             dtype = dtypes[place]
@@ -209,7 +209,7 @@ def derive_adjoint(
         if parts is None:
             return None
     reads = {place for each in parts for place in each.read}
-    reads |= set(last.made_of(each.at for each in last.outputs)) if last else set()
+    reads |= set(last.find_operands(each.at for each in last.outputs)) if last else set()
     needed = [n for n in range(len(fields)) if before + n in reads]
     before_items = [Output(source.add("result", fields[n], n).at, fields[n]) for n in needed]
     chunks = [tuple(before_items[at : at + MOST_OUTPUTS]) for at in range(0, len(needed), MOST_OUTPUTS)]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, literal
-from scanops.codegen.fusion.graph import Printer, indented
+from scanops.codegen.fusion.graph import Printer, indent
 from scanops.codegen.operator import Operator
 
 _FIELD = {"bool": "index", "uint8": "index", "int8": "index", "int16": "index", "uint16": "index", "int32": "int32"}
@@ -29,12 +29,12 @@ def of_states(fields: Sequence[Field], role: str, state: str) -> dict[tuple[str,
     return {(role, place): text for place, text in enumerate(texts)}
 
 
-def _joined(fusion: Any, roots: Sequence[int]) -> str:
+def _join_states(fusion: Any, roots: Sequence[int]) -> str:
     """The C++ expression of ``combine`` or ``append``; the newer state's own fields are the result's."""
     leaves = of_states(fusion.fields, "older", "older") | of_states(fusion.fields, "newer", "newer")
     lines, texts = Printer(fusion.nodes, leaves, False).statements(*roots)
     made = [f"s.{each.name} = {text};" for each, text in zip(fusion.fields, texts, strict=True)]
-    return f"[&] {{\n{indented('State s = newer;', *lines, *made, 'return s;')}    }}()"
+    return f"[&] {{\n{indent('State s = newer;', *lines, *made, 'return s;')}    }}()"
 
 
 def _with_fields(row: Operator, text: str) -> str:
@@ -59,8 +59,8 @@ def row_with(fusion: Any, handle: Any) -> Operator:
             types=(*(_FIELD.get(each.dtype, each.dtype) for each in fusion.fields), *kinds),
             own=names,
             lift=("0",) * (len(fusion.fields) + len(names)),
-            combine=(_joined(fusion, fusion.combine),),
-            append=(_joined(fusion, fusion.append or fusion.combine),),
+            combine=(_join_states(fusion, fusion.combine),),
+            append=(_join_states(fusion, fusion.append or fusion.combine),),
             identity=(*(literal(each.identity, DTYPES[each.dtype]) for each in fusion.fields), *none),
             project="then0(state)",
             carried=f"state.{fusion.fields[0].name}",

@@ -24,7 +24,7 @@ from scanops.codegen.fusion.graph import (
     Term,
     arguments_of,
     check_nodes,
-    indented,
+    indent,
     is_place,
     wide,
 )
@@ -91,7 +91,7 @@ class Fusion:
     @lazy
     def text(self) -> str:
         """The canonical text: of equal expressions of equal operands the same, and nothing else."""
-        kept = {at: number for number, at in enumerate(Graph(self.nodes).reached(*self._roots))}
+        kept = {at: number for number, at in enumerate(Graph(self.nodes).find_ancestors(*self._roots))}
         nodes = []
         for at in kept:
             node, count = self.nodes[at], len(arguments_of(self.nodes[at]))
@@ -150,7 +150,7 @@ class Fusion:
             (elements, ("operand",)), ([at for at, _ in stored], ("operand", "result")),
             ([*combine, *append], ("older", "newer")),
         ):  # fmt: skip
-            used = {checked[at][0] for at in graph.reached(*roots)}.intersection(LEAVES)
+            used = {checked[at][0] for at in graph.find_ancestors(*roots)}.intersection(LEAVES)
             _require(used <= set(legal), f"nodes read {', '.join(sorted(used.difference(legal)))} where there is none")
         return Fusion(
             checked,
@@ -171,11 +171,11 @@ class Fusion:
     @lazy
     def read(self) -> tuple[int, ...]:
         """The operands that states and outputs are made of."""
-        return self.made_of(self._roots)
+        return self.find_operands(self._roots)
 
-    def made_of(self, roots: Iterable[int]) -> tuple[int, ...]:
+    def find_operands(self, roots: Iterable[int]) -> tuple[int, ...]:
         """The operands that nodes are made of."""
-        reached = Graph(self.nodes).reached(*roots)
+        reached = Graph(self.nodes).find_ancestors(*roots)
         return tuple(sorted({self.nodes[at][2] for at in reached if self.nodes[at][0] == "operand"}))
 
     @property
@@ -190,7 +190,7 @@ class Fusion:
         pairs = zip(names, self.operands, strict=True)
         return tuple((*name, each.dtype, each.layout, int(each.start is not None)) for name, each in pairs)
 
-    def selected(self, places: Sequence[int], layouts: Sequence[str]) -> Fusion:
+    def select_operands(self, places: Sequence[int], layouts: Sequence[str]) -> Fusion:
         """Return the fusion of these operands in this order, of these layouts; those left out are not read."""
         graph, source = Graph(), Graph(self.nodes)
         by_place = {place: number for number, place in enumerate(places)}
@@ -199,7 +199,7 @@ class Fusion:
             return graph.add(*node[:2], by_place[node[2]] if node[0] == "operand" else node[2])
 
         def moved(roots: Iterable[int]) -> tuple[int, ...]:
-            return tuple(source.carried(root, graph, leaf).at for root in roots)
+            return tuple(source.copy_into(root, graph, leaf).at for root in roots)
 
         rules = {name: moved(getattr(self, name)) for name in ("elements", "combine", "append")}
         outputs = zip(moved(each.at for each in self.outputs), self.outputs, strict=True)
@@ -216,13 +216,13 @@ class Fusion:
         bytes. What is made of operands of a whole line alone is computed again.
         """
         graph, roots = Graph(self.nodes), [each.at for each in self.outputs]
-        reached = graph.reached(*roots)
+        reached = graph.find_ancestors(*roots)
         late = set[int]()  # the nodes that follow from the result
         for at in reached:
             if self.nodes[at][0] == "result" or late.intersection(arguments_of(self.nodes[at])):
                 late.add(at)
         last = {*roots, *(each for at in reached if at in late for each in arguments_of(self.nodes[at]))} - late
-        made_of = {at: [each for each in graph.reached(at) if self.nodes[each][0] == "operand"] for at in last}
+        made_of = {at: [each for each in graph.find_ancestors(at) if self.nodes[each][0] == "operand"] for at in last}
         of_items = {at for at in last if any(self._is_of_item(each) for each in made_of[at])}
         of_lines = {each for at in last - of_items for each in made_of[at]}
         operands = {each for at in last for each in made_of[at]}
@@ -245,7 +245,7 @@ class Fusion:
         Operands of a whole line are held once, and constants in no register.
         """
         graph = Graph(self.nodes)
-        of_items = [at for at in set(self.elements) if self.fields and any(map(self._varies, graph.reached(at)))]
+        of_items = [at for at in set(self.elements) if self.fields and any(map(self._varies, graph.find_ancestors(at)))]
         return self._bytes({*self.held, *of_items})
 
     @property
@@ -314,7 +314,7 @@ class Fusion:
         taken = ", ".join(f"{source[1]} {source[2]}" for source in self.sources)
         also = ", with what outputs take of the operands" if held else ""
         parts = [f"// The state of an item, of the operands{also}.\n{inline} State mapped({taken}) {{\n"
-                 f"{indented(*lines)}}}\n"]  # fmt: skip
+                 f"{indent(*lines)}}}\n"]  # fmt: skip
         nodes = list(self.nodes)
         for number, at in enumerate(held):
             nodes[at] = ("operand", nodes[at][1], f"own{number}")

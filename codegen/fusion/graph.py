@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from scanops.codegen.dtypes import DTYPES, DType, converted, literal, number_in, promote
+from scanops.codegen.dtypes import DTYPES, DType, convert_number, literal, number_in, promote
 
 Node = tuple[Any, ...]
 _FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tanh", "erf", "trunc")
@@ -119,7 +119,7 @@ class Term:
         """Return the value converted to a dtype; a narrower float rounds."""
         to = wide(dtype)
         if self.node[0] == "number":
-            term = self.graph.number(converted(self.node[2], DTYPES[to]), to)
+            term = self.graph.number(convert_number(self.node[2], DTYPES[to]), to)
         else:
             term = self if self.dtype == to else self.graph.add("cast", to, self.at)
         return term if to == dtype else self.graph.add("round", to, term.at, dtype)
@@ -146,7 +146,7 @@ class Graph:
         """Return a constant of that dtype. Raises UnsupportedRequest for a number that the dtype does not hold."""
         row = DTYPES[dtype]
         if row.kind == "int" and row.lowest == 0 and isinstance(value, int) and -row.highest <= value < 0:
-            value = converted(value, row)  # as torch does it
+            value = convert_number(value, row)  # as torch does it
         return self.add("number", dtype, number_in(value, row, "a constant of the expression"))
 
     def operand(self, place: int, dtype: str) -> Term:
@@ -162,10 +162,10 @@ class Graph:
         terms = [self.term(each, dtype) for each in arguments]
         return _simpler(operation, terms) or self.add(operation, wide(dtype), *(each.at for each in terms))
 
-    def carried(self, root: int, to: Graph, leaf: Callable[[Node], Term]) -> Term:
+    def copy_into(self, root: int, to: Graph, leaf: Callable[[Node], Term]) -> Term:
         """Return an expression of this graph in another one, with the terms that ``leaf`` gives for its leaves."""
         made: dict[int, Term] = {}
-        for at in self.reached(root):
+        for at in self.find_ancestors(root):
             node = self.nodes[at]
             count = len(arguments_of(node))
             moved = (made[each].at for each in node[2 : 2 + count])
@@ -173,7 +173,7 @@ class Graph:
             made[at] = leaf(node) if node[0] in LEAVES else to.add(*whole)
         return made[root]
 
-    def reached(self, *roots: int) -> list[int]:
+    def find_ancestors(self, *roots: int) -> list[int]:
         """The nodes that some roots follow from, these included, in order."""
         needed = set(roots)
         for at in range(max(roots, default=-1), -1, -1):
@@ -192,7 +192,7 @@ def arguments_of(node: Node) -> tuple[int, ...]:
 def _simpler(operation: str, terms: list[Term]) -> Term | None:
     """A product with 1, or a sum with 0, as derivatives have them; None where there is nothing to leave out."""
     if operation == "neg" and terms[0].node[0] == "number":
-        return terms[0].graph.number(converted(-terms[0].node[2], DTYPES[terms[0].dtype]), terms[0].dtype)
+        return terms[0].graph.number(convert_number(-terms[0].node[2], DTYPES[terms[0].dtype]), terms[0].dtype)
     if operation not in ("add", "mul"):
         return None
     neutral = 0 if operation == "add" else 1
@@ -284,12 +284,12 @@ class Printer:
     def body(self, root: int) -> str:
         """The statements that return an expression."""
         lines, (text,) = self.statements(root)
-        return indented(*lines, f"return {text};")
+        return indent(*lines, f"return {text};")
 
     def statements(self, *roots: int) -> tuple[list[str], list[str]]:
         """The statements that expressions need, and their texts; what they use several times is computed once."""
         graph = Graph(self.nodes)
-        reached = graph.reached(*roots)
+        reached = graph.find_ancestors(*roots)
         uses = [*roots, *(each for at in reached for each in arguments_of(self.nodes[at]))]
         repeated = ("abs", "maximum", "minimum", "softplus")  # whose texts name their arguments several times
         uses += [each for at in reached if self.nodes[at][0] in repeated for each in arguments_of(self.nodes[at])]
@@ -339,6 +339,6 @@ def _is_truncated(node: Node) -> bool:
     return bool(node[0] == "cast" and DTYPES[node[1]].kind == "int")
 
 
-def indented(*lines: str) -> str:
+def indent(*lines: str) -> str:
     """Statements of the body of a function."""
     return "".join(f"    {line}\n" for line in lines)

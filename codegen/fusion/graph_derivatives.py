@@ -20,7 +20,7 @@ Entries = dict[int, Term]
 # ---- derivatives
 
 
-def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, Term]:
+def pull_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, Term]:
     """Return the gradient by each node, from those of the ``roots``, pairs of a node and its gradient."""
     found: dict[int, Term] = {}
 
@@ -41,7 +41,7 @@ def pulled_back(graph: Graph, roots: Sequence[tuple[Term, Term]]) -> dict[int, T
     return found
 
 
-def _halved(operation: str) -> Callable[..., Any]:
+def _halve(operation: str) -> Callable[..., Any]:
     """The rule of a maximum or a minimum: of equal arguments each has half of the gradient."""
 
     def rule(d: Term, y: Term, a: Term, b: Term) -> tuple[Term, Term]:
@@ -81,8 +81,8 @@ _RULES: dict[str, Callable[..., tuple[Term | None, ...]]] = {  # gradient of y, 
         y.compare("eq", 0.0).select(0.0, d * y * a.apply("log")),
     ),
     "where": lambda d, y, x, a, b: (None, x.select(d, 0.0), x.select(0.0, d)),
-    "maximum": _halved("gt"),
-    "minimum": _halved("lt"),
+    "maximum": _halve("gt"),
+    "minimum": _halve("lt"),
 }  # any other operation has no gradient: comparisons, "floor", "trunc", "floor_divide", "detach"
 
 
@@ -197,7 +197,7 @@ def affine_parts(graph: Graph, root: int) -> tuple[Term | None, Entries]:
     Raises UnsupportedRequest where it is no such sum.
     """
     rest: dict[int, Term | None] = {}  # of the nodes that follow from the older state, without it
-    for at in graph.reached(root):
+    for at in graph.find_ancestors(root):
         operation, dtype, *_ = graph.nodes[at]
         terms = [Term(graph, each) for each in arguments_of(graph.nodes[at])]
         varies = [each.at in rest for each in terms]
@@ -221,7 +221,7 @@ def affine_parts(graph: Graph, root: int) -> tuple[Term | None, Entries]:
                     value=operation,
                     hint="give an associative combine instead of step, or scan item by item",
                 )
-    factors = pulled_back(graph, [(Term(graph, root), graph.number(1, graph.nodes[root][1]))])
+    factors = pull_back(graph, [(Term(graph, root), graph.number(1, graph.nodes[root][1]))])
     leaves = {at: graph.nodes[at] for at in factors}
     entries = {node[2]: factors[at] for at, node in leaves.items() if node[0] == "older"}
     return rest.get(root, Term(graph, root)), entries

@@ -46,10 +46,10 @@ copyreg.pickle(Operator, _reduce)
 def operator_named(name: object) -> Operator:
     """Return the row of an operator or a gradient of one. Raises UnsupportedRequest for an unknown ``name``."""
     row = (OPERATORS.get(name) or GRADIENTS.get(name)) if isinstance(name, str) else None
-    return row or listed(name)
+    return row or find_operator(name)
 
 
-def listed(name: object) -> Operator:
+def find_operator(name: object) -> Operator:
     """Return the row of an operator, gradients excluded. Raises UnsupportedRequest for an unknown ``name``."""
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:

@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.operator import BACKWARD, Join, Operator, States
+from scanops.codegen.operator import BACKWARD, FieldValues, Join, Operator
 
 EXAMPLE = (0, 0, 1000, 1)
 
@@ -40,7 +40,7 @@ def _of_real(h: float, x: float) -> float:
     return high if math.isinf(high) else high + math.log1p(math.exp(low - high))
 
 
-def _of_tensors(olders: States, newers: States) -> States:
+def _of_tensors(olders: FieldValues, newers: FieldValues) -> FieldValues:
     """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN.
 
     Of complex numbers torch's is NaN if one term is e^-88 of the other: beside 1 a number that small is its own

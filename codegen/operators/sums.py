@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from scanops.codegen.derivatives import Derivative, Gradient
-from scanops.codegen.operator import COMPENSATED, Join, Operator, States, where
+from scanops.codegen.operator import COMPENSATED, FieldValues, Join, Operator, where
 from scanops.codegen.operators.recurrences import recurrence_gradient
 
 EXAMPLE = (3, 1, 2, -1)
@@ -42,8 +42,12 @@ _SUM_GRADIENT = Operator(
 )
 
 
-def _compensated(
-    nothing: int, *, join: Callable[[States, States], States], regains: Callable[[States], Any], **expressions: Any
+def _compensate(
+    nothing: int,
+    *,
+    join: Callable[[FieldValues, FieldValues], FieldValues],
+    regains: Callable[[FieldValues], Any],
+    **expressions: Any,
 ) -> dict[str, Any]:
     """The fields of a variant whose state is a value and what rounding has lost of it.
 
@@ -66,7 +70,7 @@ def _compensated(
     }
 
 
-def _two_sum(older: States, newer: States) -> States:
+def _two_sum(older: FieldValues, newer: FieldValues) -> FieldValues:
     """Sums and their rounding errors (TwoSum)."""
     joined = older[0] + newer[0]
     of_newer = joined - older[0]
@@ -91,7 +95,7 @@ def _product_gradient(*, after: bool = False) -> Operator:
     )
 
 
-def _two_product(older: States, newer: States) -> States:
+def _two_product(older: FieldValues, newer: FieldValues) -> FieldValues:
     """Products and their rounding errors, which are constants to a derivative: the product itself has it."""
     joined = older[0] * newer[0]
     lost = _lost_by_product(older[0].detach(), newer[0].detach(), joined.detach())
@@ -112,13 +116,13 @@ def _lost_by_product(x: Any, y: Any, product: Any) -> Any:
     return lost * scale_x.maximum(scale_y) * scale_x.minimum(scale_y)
 
 
-def _significand(x: Any) -> States:
+def _significand(x: Any) -> FieldValues:
     """A number of absolute value in [1, 2), or 0, and the power of two by which it is multiplied to give x."""
     half = x.frexp().mantissa
     return 2 * half, where(half == 0, half + 1, x / (2 * half))
 
 
-def _halves(x: Any) -> States:
+def _halves(x: Any) -> FieldValues:
     """Two numbers of half the digits of a float64 that add up to x (Veltkamp's splitting)."""
     scaled = x * (2.0**27 + 1)
     high = scaled - (scaled - x)
@@ -146,7 +150,7 @@ ROWS = (
         forms={
             # Beside the sum, the sum of the rounding errors. That of an infinite sum is NaN: the sum itself is the
             # result.
-            COMPENSATED: _compensated(
+            COMPENSATED: _compensate(
                 0,
                 combine=(
                     "older.value + newer.value",
@@ -185,7 +189,7 @@ ROWS = (
         derivative=Derivative(before=lambda line: line.term, term=lambda line: line.before),
         forms={
             # Beside the product, its rounding error: exact for each product, and multiplied by all later factors.
-            COMPENSATED: _compensated(
+            COMPENSATED: _compensate(
                 1,
                 combine=(
                     "older.value * newer.value",

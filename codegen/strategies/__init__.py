@@ -1,1 +1,1 @@
-"""One file a strategy: its numbers, and how they are chosen. ``scanops.codegen.plan`` picks among them."""
+"""One file a strategy: its numbers, and how they are chosen. ``scanops.codegen.planner`` picks among them."""

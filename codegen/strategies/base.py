@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from itertools import starmap
 from typing import Any, ClassVar, NamedTuple
 
-from scanops.codegen.dtypes import derived, set_derived
+from scanops.codegen.dtypes import late_field, set_derived
 from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.kernel_key import MANY, KernelKey, Variant
 from scanops.codegen.launch import FIELDS
@@ -88,15 +88,15 @@ class Plan:
 
     # ---- what follows from the fields above, for the text
 
-    warps: int = derived()  # per block
-    code: Fragments = derived()  # the C++ text of types and expressions of the spec
-    lifted: tuple[Source, ...] = derived()  # the operands that items are lifted from
-    results: tuple[Result, ...] = derived()  # the outputs, in the order of the kernel's parameters
-    takes_place: bool = derived()  # lifting needs the item's position in its line: for its index or its segment
+    warps: int = late_field()  # per block
+    code: Fragments = late_field()  # the C++ text of types and expressions of the spec
+    lifted: tuple[Source, ...] = late_field()  # the operands that items are lifted from
+    results: tuple[Result, ...] = late_field()  # the outputs, in the order of the kernel's parameters
+    takes_place: bool = late_field()  # lifting needs the item's position in its line: for its index or its segment
     # A thread's results follow from each other, starting from `prefix`: for a combine of several instructions. Else
     # items are scanned first and `prefix` is combined with each: one dependent step instead of one per item.
-    serial: bool = derived()
-    uses_select: bool = derived()  # lanes select each state field instead of branching, because combine is expensive
+    serial: bool = late_field()
+    uses_select: bool = late_field()  # lanes select each state field instead of branching, because combine is expensive
 
     def __post_init__(self) -> None:
         """Check the numbers, and derive the tiles of a line and what the text follows from."""

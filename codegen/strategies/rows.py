@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar
 
-from scanops.codegen.dtypes import derived, set_derived
+from scanops.codegen.dtypes import late_field, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
@@ -41,9 +41,9 @@ class RowPlan(Plan):
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
     # The operands whose rows are contiguous, but aligned differently from the output's: accesses to them are aligned to
     # boundaries of their own, and items are shifted into place. Where ``copies_shifted``, so are those read further on.
-    shifted: tuple[Source, ...] = derived()
+    shifted: tuple[Source, ...] = late_field()
     forward_prefix: ForwardPrefix | None = (
-        derived()
+        late_field()
     )  # the forward scan that a gradient recomputes; None where its results were saved
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int) -> b
 
 def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """Estimated registers of a thread for its part of a tile: states take the place of loaded items."""
-    each = max(_loaded_bytes(spec, items), (items + 1) * fragments(spec).held_bytes)
+    each = max(_load_bytes(spec, items), (items + 1) * fragments(spec).held_bytes)
     spare = SPARE_REGISTERS + (GATHERED_REGISTERS if gathers(spec) else 0)
     for source in spec.streams[1:]:
         if not begins_anywhere(spec, source.layout):  # otherwise it is read with the items of the input's access
@@ -233,13 +233,13 @@ def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
 
 def vectors_in_registers(spec: ScanSpec, items: int) -> int:
     """Number of accesses whose items fit in registers as states, with one prefix each and a temporary one."""
-    each = max(_loaded_bytes(spec, items), (items + 2) * fragments(spec).held_bytes)
+    each = max(_load_bytes(spec, items), (items + 2) * fragments(spec).held_bytes)
     taken = STRIDED_BYTES if gathers(spec) else 0
     if spec.takes_length:
         taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES
     return max(1, (REGISTER_BYTES - taken) // each)
 
 
-def _loaded_bytes(spec: ScanSpec, items: int) -> int:
+def _load_bytes(spec: ScanSpec, items: int) -> int:
     """Register bytes that one access of every operand takes, in 4-byte registers."""
     return sum(max(4, items * source.dtype.bytes) for source in spec.streams)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.dtypes import derived, set_derived
+from scanops.codegen.dtypes import late_field, set_derived
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
@@ -62,15 +62,15 @@ class StagedPlan(Plan):
     lanes: int  # threads per row, a power of two up to 32
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
-    in_place: bool = derived()  # results overwrite the items that they come from
-    kept: bool = derived()  # a lane keeps the states of its piece in registers while lanes exchange totals
-    on_boundary: bool = derived()  # a warp's rows start and end on a 16-byte boundary in every operand
-    room: int = derived()  # items of a warp's rows
+    in_place: bool = late_field()  # results overwrite the items that they come from
+    kept: bool = late_field()  # a lane keeps the states of its piece in registers while lanes exchange totals
+    on_boundary: bool = late_field()  # a warp's rows start and end on a 16-byte boundary in every operand
+    room: int = late_field()  # items of a warp's rows
 
     def __post_init__(self) -> None:
         """Check that lanes share rows evenly, and that the rows of a block fit in static shared memory."""
         Plan.__post_init__(self)
-        spec, kept = self.spec, _kept(self.spec, self.lanes, self.piece)
+        spec, kept = self.spec, _keeps_states(self.spec, self.lanes, self.piece)
         on_boundary = not spec.takes_length and _on_boundary(spec, self.rows)
         room = _any_room(spec) if spec.length is None else self.rows * spec.length
         set_derived(self, in_place=_in_place(spec), kept=kept, on_boundary=on_boundary, room=room)
@@ -172,16 +172,18 @@ def plan(key: KernelKey) -> StagedPlan:
     spec, target = key.spec, key.architecture
     threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:
-        return shaped(spec, target, threads=threads, rows=1 << (_any_room(spec).bit_length() - 1), lanes=WARP, items=1)
+        return plan_shape(
+            spec, target, threads=threads, rows=1 << (_any_room(spec).bit_length() - 1), lanes=WARP, items=1
+        )
     rows = _rows(spec)
     least = WARP // min(WARP, rows)
     choices = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
     cycles = {lanes: _best_piece(spec, lanes, _width(spec))[0] for lanes in choices}
     lanes = next(lanes for lanes in choices if cycles[lanes] <= CLOSE * min(cycles.values()))
-    return shaped(spec, target, threads=threads, rows=rows, lanes=lanes)
+    return plan_shape(spec, target, threads=threads, rows=rows, lanes=lanes)
 
 
-def shaped(spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0) -> StagedPlan:
+def plan_shape(spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0) -> StagedPlan:
     """Plan with a given shape."""
     items = items or _width(spec)
     together = f"{'rows' if spec.takes_length else count_of(rows, 'row')} of {count_of(spec.items_text, 'item')}"
@@ -218,7 +220,7 @@ def _cycles(spec: ScanSpec, lanes: int, piece: int, items: int) -> float:
         return sum(bank_cycles([index * size for index in first], items * size) for size in sizes)
 
     reads = shared(source.dtype.bytes for source in spec.sources) + ISSUE_CYCLES
-    times = 1 if lanes == 1 or _kept(spec, lanes, piece) else 2
+    times = 1 if lanes == 1 or _keeps_states(spec, lanes, piece) else 2
     along = piece // items * (shared(spec.result_bytes) + times * reads)
     across = lanes.bit_length() * len(fragments(spec).parts) if lanes > 1 else 0
     return (along + across) * lanes / WARP
@@ -238,7 +240,7 @@ def bank_cycles(addresses: list[int], access: int) -> int:
     return total
 
 
-def _kept(spec: ScanSpec, lanes: int, piece: int) -> bool:
+def _keeps_states(spec: ScanSpec, lanes: int, piece: int) -> bool:
     return lanes > 1 and piece * fragments(spec).state_bytes <= KEPT_BYTES
 
 

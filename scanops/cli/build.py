@@ -35,7 +35,7 @@ from scanops.cli.output import (
 from scanops.cli.plan import gpu_target
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length, keys_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import CPU, DEFAULT_TARGET
 from scanops.environment import AUTO

@@ -12,7 +12,7 @@ from scanops.cli.output import LINES, Answer, Command, FilePath, Spec, as_json, 
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
 from scanops.codegen.lines import key_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, target_named

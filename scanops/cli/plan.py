@@ -14,14 +14,14 @@ from scanops.builders import unavailable
 from scanops.cli.output import Answer, Command, Spec, import_option, resources_text
 from scanops.codegen.figures import (
     bytes_in_flight,
-    expected_registers,
+    estimate_registers,
     item_bytes,
     lines_for,
     residents,
 )
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey
 from scanops.codegen.lines import key_for, keys_for
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target
@@ -90,7 +90,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Fac
     grid = lines and plan.launch.numbers(lines, spec.capacity, target.multiprocessors, beside)
     blocks = grid.blocks if grid else None
     moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
-    registers = (resources and resources.registers) or expected_registers(plan)
+    registers = (resources and resources.registers) or estimate_registers(plan)
     declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))
     occupancy = residents(plan, registers, declared)
     return {

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from scanops.codegen.operators import listed
+from scanops.codegen.operators import find_operator
 from scanops.distributed.groups import Group
 from scanops.distributed.sharded_scan import How, key_of, scan_shards
 from scanops.distributed.shards import is_exchanged
@@ -98,7 +98,7 @@ def _placements(call: Call, given: Inputs, dim: int) -> tuple[Placements, int | 
 
 @at_tracing
 def _has_states(op: str) -> bool:
-    return is_exchanged(listed(op))
+    return is_exchanged(find_operator(op))
 
 
 def _wrap(local: Tensor, shape: torch.Size, mesh: Any, placements: Placements, own: Any) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from scanops.codegen.operators import Operator, listed
+from scanops.codegen.operators import Operator, find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import call_of, followed, served
 from scanops.requests.call import Call
@@ -78,7 +78,7 @@ class Shard:
     @property
     def row(self) -> Operator:
         """The operator's row of the table."""
-        return listed(self.call.op)
+        return find_operator(self.call.op)
 
     @property
     def length(self) -> int:
@@ -173,7 +173,7 @@ def is_exchanged(row: Operator) -> bool:
 def scan_local(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor | complex | None) -> Any:
     """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
-    outs = (out, None) if listed(call.op).indices else (out,)
+    outs = (out, None) if find_operator(call.op).indices else (out,)
     options = call.values()
     if out is None and tensors[4] is None and native.served is not None and not is_dynamo_compiling():
         found = native.served(tensors, options)

@@ -88,7 +88,7 @@ def evaluate(
 ) -> Tensors:
     """Return expressions by torch's operators. ``leaves``: tensors by operation and place; ``values``: known nodes."""
     device = next(each[0].device for each in leaves.values() if each)
-    for at in Graph(nodes).reached(*roots):
+    for at in Graph(nodes).find_ancestors(*roots):
         if at not in values:
             operation, dtype, *arguments = nodes[at]
             to = getattr(torch, dtype)

@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.fusion.fusion import MOST_OPERANDS
-from scanops.codegen.operators import is_built_in, listed
+from scanops.codegen.operators import find_operator, is_built_in
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
 from scanops.fusion.functions import handed_on, key_of, text_of, traced
@@ -75,7 +75,7 @@ def scan_fused(
         return found[0] if len(found) == 1 else found
     call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
     call.check_options()
-    fusion = traced(map, then, own or listed(op), kinds, mask is not None, dtype, key and key[:1])
+    fusion = traced(map, then, own or find_operator(op), kinds, mask is not None, dtype, key and key[:1])
     x, *further = tensors
     read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
     call, read = check_fused(replace(call, fusion=fusion), read)
@@ -194,7 +194,7 @@ def _shape(tensors: Tensors, inputs: Tensors) -> torch.Size:
 @handed_on
 def _check_operator(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
     """Return the name of an operator of the table, or raise where it does not go with the tensors and functions."""
-    row = listed(op)
+    row = find_operator(op)
     if row.indices or (row.gated and not mapped and count != 2):
         raise UnsupportedRequest(
             f"scan: {row.name!r} needs another call",

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from scanops import torch_private as private
-from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, kept_result
+from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, result_dtype_of
 from scanops.codegen.fusion.fusion import MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
 from scanops.codegen.fusion.graph import Graph, wide
 from scanops.codegen.operators import Operator, operator_named
@@ -146,7 +146,7 @@ def _traced(
     outputs = values_of("then", then, [result, *seen], graph) if then else scan.results
     if not 1 <= len(outputs) <= MOST_OUTPUTS:
         raise miscounted("then" if then else "project", f"1 to {MOST_OUTPUTS} values", len(outputs))
-    stored = [kept_result(dtype_named(each.dtype)).name for each in outputs]
+    stored = [result_dtype_of(dtype_named(each.dtype)).name for each in outputs]
     last = [each._term.cast(wide(name)) for each, name in zip(outputs, stored, strict=True)]
     return Fusion(
         nodes=tuple(graph.nodes),

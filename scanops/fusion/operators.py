@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scanops.codegen.dtypes import derived, dtype_named, number_in, set_derived
+from scanops.codegen.dtypes import dtype_named, late_field, number_in, set_derived
 from scanops.codegen.fusion.fused_rows import Field
 from scanops.codegen.fusion.graph import Graph, Term, wide
 from scanops.codegen.fusion.graph_derivatives import affine, affine_parts
@@ -127,7 +127,7 @@ class FieldOperator:
     lift: Function | None
     project: Function | None
     step: Function | None
-    handle: type = derived()  # a class that refers back to the operator: torch.compile accepts it as a constant
+    handle: type = late_field()  # a class that refers back to the operator: torch.compile accepts it as a constant
 
     @property
     def functions(self) -> tuple[Function | None, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops import recording
-from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
+from scanops.codegen.operators import OPERATORS, Operator, find_operator, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
 from scanops.forks import LATE, load_late
@@ -239,7 +239,7 @@ def _operator(call: Call, given: AnyInputs) -> Outputs:
         shape = torch.broadcast_tensors(*given.operands)[0].shape  # type: ignore[no-untyped-call]
         any_length = len(shape) > 0 and is_symbol(shape[call.dim])
         return tuple(schema.FUSED(list(given.operands), *schema.fused_arguments(replace(call, any_length=any_length))))
-    listed(call.op)
+    find_operator(call.op)
     x, initial = given.x, given.initial
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
     if not (is_compiling() or is_traced()):

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from scanops import environment
 from scanops import torch_private as private
-from scanops.codegen.operators import listed
+from scanops.codegen.operators import find_operator
 from scanops.fallback.scans import computed
 from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
@@ -182,7 +182,7 @@ def operated_on(call: Call, inputs: Sequence[Any]) -> Outputs:
 def _has_derivatives(call: Call, inputs: Inputs) -> bool:
     carried = call.final or inputs.initial is not None or call.start is not None
     known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype, kernels=True)
-    return known and not (listed(call.op).indices and carried)
+    return known and not (find_operator(call.op).indices and carried)
 
 
 def _is_differentiated() -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from scanops.codegen.operators import listed
+from scanops.codegen.operators import find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor, promote_mask
@@ -94,7 +94,7 @@ def unpack_nested(
         "no out, segments or complete results": all(t is None for t in (*outs, starts, offsets)) and not complete,
         "masks and gates that are nested as x is, or one number": alike,
         "along a dimension that is not ragged no carries and no chunks": along or not (carries or chunk),
-        "along the ragged dimension no indices": not (along and listed(op).indices),
+        "along the ragged dimension no indices": not (along and find_operator(op).indices),
     }.items():
         if not holds:
             raise UnsupportedRequest(

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from scanops.codegen.dtypes import default_result
 from scanops.codegen.layouts import is_worth_transposing, needs_alignment
-from scanops.codegen.operators import Operator, listed, operator_named
+from scanops.codegen.operators import Operator, find_operator, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.call import Call
@@ -265,7 +265,7 @@ class Request:
         views = tuple(self.operands.values())
         layouts: list[Layout] = [layout_of(each, self.shape, call.dim) for each in views]
         layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
-        fusion = fusion.selected(self.order, layouts)
+        fusion = fusion.select_operands(self.order, layouts)
         return ScanSpec(
             op=call.op,
             dtype=fusion.operands[0].dtype,
@@ -345,7 +345,7 @@ def checked(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Tensor | 
         call, given = check_fused(call, given)
         return Request(call=call, inputs=given, carry_dtype=carry_dtype)
     x, mask, gate, starts, offsets, initial, *_ = given
-    row, who = listed(call.op), call.name
+    row, who = find_operator(call.op), call.name
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x.shape, call.dim)
     call.check_options()

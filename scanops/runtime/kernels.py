@@ -28,7 +28,7 @@ from scanops.tuning import Choice, entry_for, usable
 if TYPE_CHECKING:
     import torch
 
-    from scanops.codegen.plan import Plan
+    from scanops.codegen.planner import Plan
 
 _LOG = logging.getLogger("scanops")
 Value = TypeVar("Value")

@@ -13,7 +13,7 @@ import scanops
 from scanops import export, generate, make_plan, measure, tuning
 from scanops.codegen.candidates import candidates
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.plan import Plan
+from scanops.codegen.planner import Plan
 from scanops.codegen.spec import ScanSpec
 from scanops.operands import Operands, same
 from scanops.tuning import read, write

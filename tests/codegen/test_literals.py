@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from scanops.codegen.dtypes import DTYPES, DType, converted, literal, number_in
+from scanops.codegen.dtypes import DTYPES, DType, convert_number, literal, number_in
 from scanops.codegen.fusion.graph import Graph, Printer
 from scanops.codegen.operator_rules import KEYWORDS, is_field_name
 from scanops.errors import UnsupportedRequest
@@ -142,10 +142,10 @@ def test_casts_of_constants_are_torchs() -> None:
                 expected = x.to(getattr(torch, row.name)).item()
                 if row.kind == "float" and math.isfinite(expected):
                     expected = float(value)  # rounded where it is printed
-                assert converted(value, row) == expected, (value, row.name)
-    assert converted(1e39, DTYPES["float32"]) == math.inf and converted(math.nan, DTYPES["bool"]) is True
+                assert convert_number(value, row) == expected, (value, row.name)
+    assert convert_number(1e39, DTYPES["float32"]) == math.inf and convert_number(math.nan, DTYPES["bool"]) is True
     for value in (math.nan, math.inf, 3e9):
-        refused(UnsupportedRequest, lambda v=value: converted(v, DTYPES["int32"]))
+        refused(UnsupportedRequest, lambda v=value: convert_number(v, DTYPES["int32"]))
     refused(UnsupportedRequest, lambda: number_in("1", DTYPES["int32"]))  # type: ignore[arg-type]
 
 

@@ -24,7 +24,7 @@ from scanops.builders.direct import build
 from scanops.codegen.candidates import candidates
 from scanops.codegen.derivatives import RECOMPUTED_LENGTHS
 from scanops.codegen.exports.texts import units_of
-from scanops.codegen.figures import expected_registers, lines_for
+from scanops.codegen.figures import estimate_registers, lines_for
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey
 from scanops.codegen.launch import MOST_BLOCKS, Launch, Numbers
 from scanops.codegen.lines import SPLIT_LENGTH, any_length, choose_variant, key_for, keys_for
@@ -52,7 +52,7 @@ def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     assert plan.tile * plan.tiles >= reach > plan.tile * (plan.tiles - 1)
     assert plan.guarded or plan.tile * plan.tiles == spec.length
     assert reach + plan.tile < 2**31 or "typedef long long Position" in render(plan)
-    assert 16 <= expected_registers(plan) <= plan.target.thread_registers
+    assert 16 <= estimate_registers(plan) <= plan.target.thread_registers
 
 
 @given(specs, targets, st.booleans())

@@ -14,7 +14,7 @@ import pytest
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.launch import Numbers
-from scanops.codegen.plan import Plan, by_rule
+from scanops.codegen.planner import Plan, by_rule
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import ScanSpec
 

@@ -20,7 +20,7 @@ from scanops.codegen.dtypes import DTYPES, default_result
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length, choose_variant
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
-from scanops.codegen.plan import plan_kernel
+from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.requests.request import make_request

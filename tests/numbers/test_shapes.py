@@ -10,7 +10,7 @@ import torch
 
 import scanops
 from scanops.codegen.kernel_key import KernelKey, variant_for
-from scanops.codegen.plan import make_plan
+from scanops.codegen.planner import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import default_target, obtain

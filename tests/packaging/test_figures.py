@@ -30,7 +30,7 @@ def test_docstrings_have_five_words(found: dict[str, figures.Figure]) -> None:
 def test_a_first_call_is_counted(found: dict[str, figures.Figure]) -> None:
     functions, files = figures.first_call()
     assert any(name.startswith("scanops/api.py:") and name.endswith(" cumsum") for name in functions)
-    assert {"scanops/api.py", "scanops/store/__init__.py", "codegen/plan.py"} <= files
+    assert {"scanops/api.py", "scanops/store/__init__.py", "codegen/planner.py"} <= files
     assert found["functions of a first call, with codegen"].value == len(functions)
 
 

@@ -19,7 +19,7 @@ from torch.autograd.functional import hessian, jacobian
 
 import scanops
 from scanops.codegen.fusion.fusion import Fusion, fusion_of
-from scanops.codegen.operators import listed
+from scanops.codegen.operators import find_operator
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
@@ -210,9 +210,9 @@ def test_spawned_workers_load_operators() -> None:
 
 KINDS = ((torch.float32, False), (torch.bfloat16, False), (torch.int64, False))
 TEXTS = [
-    traced(lambda x, y, n: x * y + n, lambda s, x, y, n: (s.half(), torch.where(n > 3, x // 2, -1.5)), listed("sum"),
-           KINDS, False, None, None).text,
-    traced(lambda x, y, n: (x.sigmoid(), y.exp()), None, listed("linear"), KINDS, False, None, None).text,
+    traced(lambda x, y, n: x * y + n, lambda s, x, y, n: (s.half(), torch.where(n > 3, x // 2, -1.5)),
+           find_operator("sum"), KINDS, False, None, None).text,
+    traced(lambda x, y, n: (x.sigmoid(), y.exp()), None, find_operator("linear"), KINDS, False, None, None).text,
     traced(None, lambda s, x: s, MEAN, KINDS[:1], False, None, None).text,
     traced(None, None, FILTER, KINDS[:1], False, None, None).text,
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.operators import OPERATORS
-from scanops.codegen.plan import STRATEGIES, plan_kernel
+from scanops.codegen.planner import STRATEGIES, plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.targets import DEFAULT_TARGET, TARGETS
 from scanops.emulator import HEADER_DIRECTORY

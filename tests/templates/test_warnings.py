@@ -13,7 +13,7 @@ from scanops import ScanSpec
 from scanops.builders.toolchain import find_cxx
 from scanops.codegen.kernel_key import KernelKey, variant_for
 from scanops.codegen.operators import BUILT_IN
-from scanops.codegen.plan import STRATEGIES, Plan, by_rule, make_plan
+from scanops.codegen.planner import STRATEGIES, Plan, by_rule, make_plan
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import HEADER_DIRECTORY

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scanops.build_request import BuildRequest
-from scanops.codegen.candidates import MOST, candidates, restored
-from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
+from scanops.codegen.candidates import MOST, candidates, restore_plan
+from scanops.codegen.figures import bytes_in_flight, estimate_registers, residents
 from scanops.codegen.kernel_key import FEW, KernelKey, variant_for
-from scanops.codegen.plan import STRATEGIES, Plan, by_rule, class_of, make_plan
+from scanops.codegen.planner import STRATEGIES, Plan, by_rule, class_of, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate
@@ -41,9 +41,9 @@ def test_the_planners_own_comes_first_and_all_can_be_made(spec: ScanSpec, target
     assert found[0] == make_plan(spec, target, few)
     assert len(set(found)) == len(found) <= MOST
     for plan in found[1:]:
-        assert restored(key, plan.strategy, plan.numbers()) == plan
+        assert restore_plan(key, plan.strategy, plan.numbers()) == plan
         assert plan.tile * plan.tiles >= spec.length
-        assert residents(plan, expected_registers(plan)).blocks >= 1 and bytes_in_flight(plan, 1) > 0
+        assert residents(plan, estimate_registers(plan)).blocks >= 1 and bytes_in_flight(plan, 1) > 0
 
 
 # ---- the planner's table of measured plans
@@ -59,7 +59,7 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
     """The plans of other lengths near the entry can be launched."""
     plan = make_plan(ScanSpec.parse(entry["spec"]), TARGET, entry["few"])
     assert (plan.strategy, plan.numbers()) == (entry["strategy"], entry["plan"])
-    assert restored(plan.key, plan.strategy, plan.numbers()) == plan
+    assert restore_plan(plan.key, plan.strategy, plan.numbers()) == plan
     is_faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]
     assert plan.origin == (f"measured: {entry['spec']}" if is_faster else by_rule(plan.strategy, plan.key).origin)
     assert f"// numbers  {plan.origin}\n" in render(plan)
@@ -105,7 +105,7 @@ def test_mutated_plans_are_candidates_or_refused() -> None:
             near = [int(numbers[name]) * 2, int(numbers[name]) // 2, int(numbers[name]) + 1]
             numbers[name] = chosen.choice((*ODD, *near, *near, *near))
         try:
-            assert restored(plan.key, plan.strategy, numbers).numbers() == numbers
+            assert restore_plan(plan.key, plan.strategy, numbers).numbers() == numbers
             outcomes["accepted"] += 1
         except UnsupportedRequest as problem:
             assert len(str(problem)) < 2000

@@ -19,7 +19,7 @@ import pytest
 from scanops.build_request import BuildRequest
 from scanops.codegen.kernel_key import KernelKey, variant_for
 from scanops.codegen.operators import BUILT_IN
-from scanops.codegen.plan import STRATEGIES, Plan, by_rule, make_plan, rebuilt
+from scanops.codegen.planner import STRATEGIES, Plan, by_rule, make_plan, rebuilt
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate

@@ -17,7 +17,7 @@ from scanops import tuning
 from scanops.build_request import plan_for
 from scanops.codegen.candidates import candidates
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.plan import Plan, make_plan
+from scanops.codegen.planner import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure, UnusableFile

@@ -152,7 +152,7 @@ def make_plan(spec: ScanSpec | str, target: str = DEFAULT_TARGET, few: bool = Fa
 
 def plan_kernel(key: KernelKey) -> Plan:
     """Return the plan of a kernel: a measured one, else that of the strategy that fits."""
-    return measured_plan(key) or by_rule(strategy_of(key), key)
+    return find_measured_plan(key) or by_rule(strategy_of(key), key)
 
 
 def by_rule(strategy: str, key: KernelKey) -> Plan:
@@ -215,7 +215,7 @@ def class_of(key: KernelKey) -> str:
     return " ".join([*traits, *(f"{name}={number}" for name, number in numbers.items() if number)])
 
 
-def measured_plan(key: KernelKey) -> Plan | None:
+def find_measured_plan(key: KernelKey) -> Plan | None:
     """Return the measured plan of a kernel, or None where no entry near it gives one."""
     spec = key.spec
     entries = _entries(class_of(key), _table(key.architecture.name))
@@ -226,7 +226,7 @@ def measured_plan(key: KernelKey) -> Plan | None:
         most = NEAR if tiled else NEAR_TILE
         if 1 / most <= factor <= (math.inf if beyond else most):
             faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]  # than the strategy's own rule
-            plan = _carried(key, entry) if faster else None
+            plan = _apply_entry(key, entry) if faster else None
             if plan is not None or not faster:
                 return plan
     return None
@@ -244,7 +244,7 @@ def _entries(kind: str, table: Mapping[str, Mapping[int, TableEntry]]) -> Mappin
     return {**table.get(kind.removeprefix("map "), {}), **found}
 
 
-def _carried(key: KernelKey, entry: TableEntry) -> Plan | None:
+def _apply_entry(key: KernelKey, entry: TableEntry) -> Plan | None:
     """The plan of an entry for a kernel of its class, or None where it does not serve that length."""
     try:
         start = by_rule(entry["strategy"], key)
@@ -274,7 +274,7 @@ def rebuilt(plan: Plan, **free: Any) -> Plan:
     numbers: dict[str, Any] = {**plan.numbers(), **free}
     if isinstance(plan, StagedPlan):
         shape = {name: numbers[name] for name in ("threads", "rows", "lanes", "items")}
-        return replace(staged.shaped(plan.spec, plan.target, **shape), variant=plan.variant)
+        return replace(staged.plan_shape(plan.spec, plan.target, **shape), variant=plan.variant)
     reach = plan.spec.capacity + max(0, numbers.get("boundary", 0) - 1)
     if plan.strategy == "warp":  # a row lies within its lanes
         numbers["vectors"] = ceil_div(reach, numbers["lanes"] * numbers["items"])
