@@ -88,7 +88,7 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
     elif operator.own and spec.fusion:
         held_bytes = spec.fusion.held_bytes + _state_bytes(spec, types[: len(operator.passed)])
     elif operator.own:
-        loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)
+        loaded = sum(max(INT_BYTES, each.dtype.bytes) for each in spec.sources if each.pointer != "w")  # one for a line
         loaded += spec.carry.bytes if spec.recomputes else 0  # else it takes the place of what was saved
         held_bytes = max(loaded, _state_bytes(spec, types[: len(operator.passed)]))
     return Fragments(

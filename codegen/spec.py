@@ -167,6 +167,7 @@ class ScanSpec:
         accumulate, accumulator, carry = accumulators(self, row)
         operator = row.variants.get(COMPENSATED if accumulate == COMPENSATED else accumulator.kind, row)
         operator = fusion.row(operator, self) if fusion else operator
+        accessed = sources  # the carry-in of a saved result has one item for each line, which is read by itself
         if self.saved_initial:
             begin = Source(name="further1", type="Begin", pointer="w", dtype=carry, layout=LINE)
             sources = (*sources, begin)
@@ -208,7 +209,7 @@ class ScanSpec:
             and not (self.reverse and not self.per_segment),
             read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
-            access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in sources)),
+            access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in accessed)),
             widens=items.bytes < max(made),
             keeps_bytes=made == (items.bytes,),
         )

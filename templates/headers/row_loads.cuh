@@ -35,8 +35,8 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const RowPart& part, 
 
 //@ spread
 // Fill all accesses with the one item of a line.
-template <class Item>
-__device__ __forceinline__ void spread(Vector<Item> (&a)[kThreadLoads], Item item) {
+template <class Access, class Item>
+__device__ __forceinline__ void spread(Access (&a)[kThreadLoads], Item item) {
 #pragma unroll
     for (int j = 0; j < kThreadLoads; ++j)
 #pragma unroll

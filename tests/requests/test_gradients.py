@@ -333,6 +333,29 @@ def test_what_is_before_an_item_is_read_from_the_results(
             assert_close(one.cpu().double(), other.double(), rtol=near, atol=near)
 
 
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 255, 256, 520, 4104, 17000, 17001])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_carry_in_does_not_narrow_vector_loads(length: int, dtype: torch.dtype, kernels: str) -> None:
+    """A gradient reads the float32 carry-in of a line once, and 16 bytes of halves at a time, in either direction."""
+    g, reverse = torch.Generator().manual_seed(length), length % 3 == 0
+    drawn = [torch.rand(2, length, generator=g, dtype=torch.float64).to(dtype) for _ in range(3)]
+    initial = torch.rand(2, generator=g, dtype=torch.float64).float()
+
+    def gradients(device: str, wide: torch.dtype | None) -> tuple[torch.Tensor, ...]:
+        x, gate, given = (each.to(device=device, dtype=wide or dtype) for each in drawn)
+        leaves = [each.requires_grad_() for each in (x, gate, initial.to(device=device, dtype=wide).detach().clone())]
+        y = scanops.linear_scan(leaves[1], leaves[0], 1, initial=leaves[2], reverse=reverse)
+        return grad(y, leaves, given)
+
+    with scanops.record() as used:
+        found = gradients(kernels, None)
+    (spec,) = (spec for spec in used if spec.saved_initial)
+    assert spec.access_items == 8
+    expected = contextvars.Context().run(gradients, "cpu", torch.float64)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one.cpu().double(), other, rtol=3e-2, atol=3e-2)
+
+
 def test_gradients_by_the_operator_for_them(kernels: str) -> None:
     """Results that are given are read by those rows alone that tell from them what is before an item."""
     x = torch.rand(2, 70, 8, device=kernels).add(0.5).requires_grad_()
