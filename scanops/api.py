@@ -30,43 +30,38 @@ __all__ = ["cumsum", "linear_scan", "scan"]
 
 
 def run_scan(
-    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: Any = None
+    tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
     Nothing is checked yet. ``tensors``: x, mask, gate, segment_starts, offsets and initial as the user gave them, the
-    last may be a number. ``complete`` and ``options`` are fields of ``Call``, the latter those up to ``accumulate``.
-    Two results and the carry-out are a tuple of three. With ``chunk`` scans begin again every so many items.
+    last may be a number. ``options`` are the fields of ``Call`` up to ``chunk``. Two results and the carry-out are a
+    tuple of three.
     """
     x, found = tensors[0], None
     if OPEN and (placement := find_placement(x, options[1])) is not None:
         load_late("scanops.distributed")
         scan_placement: Any = LATE["scanops.distributed"].scan_placement
-        return scan_placement(placement, tensors, outs, complete, options, chunk)  # type: ignore[no-any-return]
+        return scan_placement(placement, tensors, outs, options)  # type: ignore[no-any-return]
     if type(x) is not torch.Tensor and is_jagged(x):
-        inner = unpack_nested(tensors, outs, complete, options, chunk)
-        return inner.restore(run_scan(inner.tensors, inner.outs, False, inner.options, inner.chunk))  # type: ignore[no-any-return]
-    if chunk is not None:
-        found = _run_natively(tensors, outs, (*options, complete, chunk))
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-        inner = split_chunks(tensors, outs, complete, options, chunk)
-        result = inner.restore(_run_plain(inner.tensors, inner.outs, False, inner.options, inner.chunk))
-        if inner.tensors[0] is not x:
-            learn_chunks(tensors, (*options, False, chunk), inner, result)
-        return result  # type: ignore[no-any-return]
-    return _run_plain(tensors, outs, complete, options)  # type: ignore[no-any-return]
-
-
-def _run_plain(
-    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
-) -> Any:
-    """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
-    further = complete is not False or chunk is not None
-    found = _run_natively(tensors, outs, (*options, complete, chunk) if further else options)
+        inner = unpack_nested(tensors, outs, options)
+        return inner.restore(run_scan(inner.tensors, inner.outs, inner.options))  # type: ignore[no-any-return]
+    found = _run_natively(tensors, outs, options)
     if found is not None:
-        return found
-    call, given, eager = call_of(tensors, outs, complete, options, chunk)
+        return found  # type: ignore[no-any-return]
+    *_, chunk = options
+    if chunk is None:
+        return _run_plain(tensors, outs, options)  # type: ignore[no-any-return]
+    inner = split_chunks(tensors, outs, options)
+    result = inner.restore(_run_plain(inner.tensors, inner.outs, inner.options))
+    if inner.tensors[0] is not x:
+        learn_chunks(tensors, options, inner, result)
+    return result  # type: ignore[no-any-return]
+
+
+def _run_plain(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> Any:
+    """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
+    call, given, eager = call_of(tensors, outs, options)
     found = run(call, given, outs, eager=eager)
     return found if call.final or len(outs) > 1 else found[0]
 
@@ -193,8 +188,8 @@ def scan(
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
-    return run_scan(tensors, (out,), complete, options, chunk)
+    options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
+    return run_scan(tensors, (out,), options)
 
 
 @overload
@@ -297,7 +292,8 @@ def cumsum(
         op = phase_of(x, modulo, dtype)
         return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, **others)  # type: ignore[no-any-return]
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return run_scan(tensors, (out,), complete, ("sum", dim, reverse, exclusive, return_final, dtype, accumulate), chunk)
+    options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
+    return run_scan(tensors, (out,), options)
 
 
 @overload
@@ -391,4 +387,5 @@ def linear_scan(
     """
     gate, dtype = (a, dtype) if isinstance(a, Tensor) else gate_of(a, b, dtype, out)
     tensors = (broadcast_gates(gate, b), mask, gate, segment_starts, offsets, initial)
-    return run_scan(tensors, (out,), complete, ("linear", dim, reverse, exclusive, return_final, dtype, accumulate))
+    options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate, complete, None)
+    return run_scan(tensors, (out,), options)

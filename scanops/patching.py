@@ -178,7 +178,7 @@ class Registration:
         original = torch.library.get_kernel(operator, key).call_boxed
         self._library.impl(operator, make(row, original, small), key, with_keyset=True)  # type: ignore[no-untyped-call]
         if patch is not None:
-            patch.install(Call(row.name, 0).values(), form == "default", make is _at_autograd, small, OPEN)
+            patch.install(Call(row.name, 0).options(), form == "default", make is _at_autograd, small, OPEN)
             self._native.append(patch)
         self._places.append((operator, key))
 

@@ -114,8 +114,8 @@ def cumprod(
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return run_scan(tensors, (out,), complete, options, chunk)
+    options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
+    return run_scan(tensors, (out,), options)
 
 
 @overload
@@ -202,8 +202,8 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return run_scan(tensors, (out,), complete, options, chunk)
+    options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
+    return run_scan(tensors, (out,), options)
 
 
 @overload
@@ -382,8 +382,9 @@ def _extreme(
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    options = (op, dim, reverse, exclusive, return_final, None, None)  # no dtype, the default accumulator
-    found: Any = run_scan(tensors, tuple(out or (None, None)), False, options)
+    # no dtype, the default accumulator, neither complete nor in chunks
+    options = (op, dim, reverse, exclusive, return_final, None, None, False, None)
+    found: Any = run_scan(tensors, tuple(out or (None, None)), options)
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if return_final else pair
 
@@ -441,12 +442,12 @@ def reduce_by_key(
     unique, counts = torch.unique_consecutive(keys, return_counts=True)
     # and an empty run, as offsets name one segment at least
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), len(keys))])
-    options = (op, dim, False, False, "segments", dtype, None)
+    options = (op, dim, False, False, "segments", dtype, None, False, None)
     tensors = (x, mask, None, None, offsets, None)
-    call, given, eager = call_of(tensors, (None,), False, options)
+    call, given, eager = call_of(tensors, (None,), options)
     if not (eager or OPEN or is_followed(given) or given.differentiates):
         found = reduce_segments(checked(call, given), counts)
         if found is not None:
             return unique, found
-    y, final = run_scan(tensors, (None,), False, options)
+    y, final = run_scan(tensors, (None,), options)
     return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

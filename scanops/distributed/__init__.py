@@ -643,18 +643,14 @@ def _scan_local(
 
 
 def scan_placement(
-    placement: Placement,
-    tensors: tuple[Any, ...],
-    outs: tuple[Any, ...],
-    complete: Any,
-    options: tuple[Any, ...],
-    chunk: Any,
+    placement: Placement, tensors: tuple[Any, ...], outs: tuple[Any, ...], options: tuple[Any, ...]
 ) -> Any:
     """Return what a call returns that a block shards. The other arguments are ``scanops.api.run_scan``'s."""
+    *shared, complete, chunk = options
     refused = {"complete": complete, "chunk": chunk, "out": next((each for each in outs if each is not None), None)}
     refused = {name: value for name, value in refused.items() if value is not None and value is not False}
     who = Call(*options[:2]).name
-    found = _scan_local(who, tensors, options, placement.group, placement.how, refused)
+    found = _scan_local(who, tensors, tuple(shared), placement.group, placement.how, refused)
     return found if len(found) > 1 else found[0]
 
 

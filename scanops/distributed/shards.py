@@ -174,12 +174,12 @@ def scan_local(call: Call, x: Tensor, out: Tensor | None = None, **others: Tenso
     """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
     tensors = (x, *(others.get(name) for name in OTHERS))
     outs = (out, None) if find_operator(call.op).indices else (out,)
-    options = call.values()
+    options = call.options()
     if out is None and tensors[4] is None and native.served is not None and not is_dynamo_compiling():
         found = native.served(tensors, options)
         if found is not None:
             return found
-    call, given, eager = call_of(tensors, outs, False, options)
+    call, given, eager = call_of(tensors, outs, options)
     results = served(call, given, outs, eager=True) if eager else followed(call, given, outs)
     return results if call.final or len(outs) > 1 else results[0]
 
@@ -194,7 +194,7 @@ class RepeatedScan:
     __slots__ = ("_call", "_facts", "_launch", "_options", "_varies")
 
     def __init__(self, call: Call, *, varies: bool = False) -> None:
-        self._call, self._options, self._varies = call, call.values(), varies
+        self._call, self._options, self._varies = call, call.options(), varies
         self._launch: Callable[[Any], States] | None = None
         self._facts: Any = None
 
@@ -207,7 +207,7 @@ class RepeatedScan:
             found, launcher = reduce_pairs(self._call, Inputs(*tensors))  # type: ignore[arg-type]
         else:
             found = _scan_six(self._call, *tensors)
-            call, given, eager = call_of(tensors, (None,), False, self._options)
+            call, given, eager = call_of(tensors, (None,), self._options)
             known = call_cache.recalled(call, given)[1] if eager else None
             launcher = known and known.launcher
         if launcher is not None and launcher.own:

@@ -49,9 +49,7 @@ from scanops.torch_private import at_tracing, count_modes
 AnyInputs = Inputs | FusedInputs
 
 
-def call_of(
-    tensors: tuple[Any, ...], outs: Tensors, complete: Any, options: tuple[Any, ...], chunk: int | None = None
-) -> tuple[Call, Inputs, bool]:
+def call_of(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> tuple[Call, Inputs, bool]:
     """Return the call and the tensors of a public function, and whether this is eager code that kernels may serve.
 
     Nothing is checked yet. The arguments are those of ``scanops.api.run_scan``.
@@ -63,8 +61,7 @@ def call_of(
     per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
     dim = dim if type(dim) is int else _whole(dim)
     call = Call(op, dim, reverse, exclusive, every or final, *others)
-    call = replace(call, complete=complete, per_segment=per_segment) if per_segment or complete is not False else call
-    call = call if chunk is None else replace(call, chunk=chunk)
+    call = replace(call, per_segment=per_segment) if per_segment else call
     eager = runs_kernels(given.flat)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given.flat)):
@@ -334,7 +331,7 @@ def repeat(
         elif isinstance(given, Inputs):  # its backward passes are asked for by no key that C++ reads
             forward_only = call.complete or given.offsets is not None
             parts = () if forward_only else adjoints(known.kind, given)
-            native.learn(asked.values(), given.flat, known.launcher, call.final, parts)
+            native.learn(asked.options(), given.flat, known.launcher, call.final, parts)
     return _compute(known, given, record)
 
 
@@ -361,7 +358,7 @@ def learn_chunks(tensors: tuple[Any, ...], options: tuple[Any, ...], view: Plain
     """
     if native.served is None or is_compiling() or type(options[1]) is not int:
         return
-    call, given, eager = call_of(view.tensors, view.outs, False, view.options)
+    call, given, eager = call_of(view.tensors, view.outs, view.options)
     known = call_cache.recalled(call, given)[1] if eager and view.outs[0] is None else None
     if known is None or not known.launcher.own or len(known.launcher.places) > 1:
         return

@@ -54,11 +54,11 @@ class Call:
     final: bool = False  # whether carry-outs are returned
     dtype: torch.dtype | None = None
     accumulate: torch.dtype | str | None = None
+    complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
+    chunk: int | None = None  # the scan begins again after so many items of a line, or of each segment of offsets
     start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
-    complete: bool = False  # whether the carry-in or the identity stands before the inclusive results
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
-    chunk: int | None = None  # the scan begins again after so many items of a line, or of each segment of offsets
     totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
     link: Any = None  # the scanops.distributed.links.Link by which lines continue on other ranks; None: they do not
     fusion: Fusion | None = None  # what the kernel computes around the scan: of ``map``, ``then`` and several tensors
@@ -113,10 +113,9 @@ class Call:
             return None
         return replace(self, dtype=getattr(torch, str(self.accumulate)), accumulate=None)
 
-    def values(self) -> tuple[Any, ...]:
-        """Return the fields up to ``accumulate`` in order, then those that few calls have, as C++ takes them."""
-        found = tuple([getattr(self, name) for name in self.__slots__[:7]])
-        return (*found, self.complete, self.chunk) if self.complete or self.chunk is not None else found
+    def options(self) -> tuple[Any, ...]:
+        """Return the fields that public functions give, in order, as they pass them and C++ reads them."""
+        return tuple([getattr(self, name) for name in self.__slots__[:9]])
 
     def spec_fields(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
         """Return the fields of ``ScanSpec`` that follow from the call, and from its ``Inputs`` and their dtypes."""

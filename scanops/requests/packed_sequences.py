@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,7 +28,6 @@ class PlainCall(NamedTuple):
     tensors: tuple[Any, ...]
     outs: Outs
     options: tuple[Any, ...]
-    chunk: int | None
     restore: Callable[[Any], Any]
 
 
@@ -36,30 +36,30 @@ def is_jagged(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged
 
 
-def split_chunks(
-    tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: Any
-) -> PlainCall:
-    """Return the call for a scan that begins again every ``chunk`` items, or raise UnsupportedRequest.
+def split_chunks(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...]) -> PlainCall:
+    """Return the call for a scan that begins again every so many items, or raise UnsupportedRequest.
 
     Lines of whole chunks are a view with a dimension more. Otherwise the chunks of segments are found where the scan
     is computed, from the values that the offsets have then; a line is one segment.
     """
     x, mask, _, starts, offsets, initial = tensors
-    op, dim, *others = options
-    who = Call(op, 0).name
-    check_chunk(who, chunk, segment_starts=starts, initial=initial, return_final=options[4], complete=complete)
+    call = Call(*options)
+    who, op, chunk = call.name, call.op, call.chunk
+    flags = {"return_final": call.final, "complete": call.complete}
+    check_chunk(who, chunk, segment_starts=starts, initial=initial, **flags)
     check_tensor(who, "x", x)
-    dim, chunk = check_dim(who, x.shape, dim), min(chunk, MAX_CHUNK)
-    plain = PlainCall((x, mask, None, None, offsets, None), outs, (op, dim, *others), None, lambda y: y)
+    dim, chunk = check_dim(who, x.shape, call.dim), min(cast(int, chunk), MAX_CHUNK)
+    chunked, call = replace(call, dim=dim, chunk=chunk).options(), replace(call, dim=dim, chunk=None)
+    plain = PlainCall((x, mask, None, None, offsets, None), outs, call.options(), lambda y: y)
     if not x.ndim:
         return plain
     length = x.shape[dim]
     if offsets is None and is_symbol(length):  # which must not be compared
-        return plain._replace(chunk=chunk)
+        return plain._replace(options=chunked)
     if offsets is not None or length % min(chunk, max(1, length)):
         if offsets is None and not (is_compiling() and type(x) is Tensor):  # else where the operator is computed
             plain = plain._replace(tensors=(x, mask, None, None, make_line_offsets(x, dim), None))
-        return plain._replace(chunk=chunk)
+        return plain._replace(options=chunked)
     if length <= chunk:
         return plain
     if mask is not None:
@@ -67,34 +67,34 @@ def split_chunks(
         mask = promote_mask(mask, x, op).expand(x.shape)
     (out,) = outs
     if out is not None:
-        check_out(who, "out", out, x, {"x": x, "mask": mask}, options[5], x.shape)
+        check_out(who, "out", out, x, {"x": x, "mask": mask}, call.dtype, x.shape)
     rows = [each if each is None else cast(Any, each).unflatten(dim, (-1, chunk)) for each in (x, mask, out)]
-    return PlainCall(
-        (*rows[:2], None, None, None, None), (rows[2],), (op, dim + 1, *others), None,
-        lambda y: y.flatten(dim, dim + 1) if out is None else out,
-    )  # fmt: skip
+
+    def restore(y: Tensor) -> Tensor:
+        return y.flatten(dim, dim + 1) if out is None else out
+
+    options = replace(call, dim=dim + 1).options()
+    return PlainCall((*rows[:2], None, None, None, None), (rows[2],), options, restore)
 
 
-def unpack_nested(
-    tensors: tuple[Any, ...], outs: Outs, complete: Any, options: tuple[Any, ...], chunk: Any
-) -> PlainCall:
+def unpack_nested(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...]) -> PlainCall:
     """Return the call on the values of a nested tensor, or raise UnsupportedRequest.
 
     Along the ragged dimension its offsets are those of segments; along another one the values are scanned as they are.
     """
     x, mask, gate, starts, offsets, initial = tensors
-    op, dim, reverse, exclusive, final, *others = options
-    who, ragged = Call(op, 0).name, ragged_dim(x)
-    dim = check_dim(who, x.shape, dim)
-    along, carries = dim == ragged, initial is not None or final
+    call = Call(*options)
+    who, ragged = call.name, ragged_dim(x)
+    dim = check_dim(who, x.shape, call.dim)
+    along, carries = dim == ragged, initial is not None or call.final
     alike = all(t is None or (t.is_nested and t.shape == x.shape) or t.numel() == 1 for t in (mask, gate))
     for allowed, holds in {
         "a dimension behind that of the batch": dim > 0,
         "sequences without gaps": x.lengths() is None,
-        "no out, segments or complete results": all(t is None for t in (*outs, starts, offsets)) and not complete,
+        "no out, segments or complete results": all(t is None for t in (*outs, starts, offsets)) and not call.complete,
         "masks and gates that are nested as x is, or one number": alike,
-        "along a dimension that is not ragged no carries and no chunks": along or not (carries or chunk),
-        "along the ragged dimension no indices": not (along and find_operator(op).indices),
+        "along a dimension that is not ragged no carries and no chunks": along or not (carries or call.chunk),
+        "along the ragged dimension no indices": not (along and find_operator(call.op).indices),
     }.items():
         if not holds:
             raise UnsupportedRequest(
@@ -116,8 +116,9 @@ def unpack_nested(
         results += [last.movedim(dim - 1, 0) for last in found[len(outs) :]]
         return results[0] if len(results) == 1 else tuple(results)
 
-    options = (op, dim - 1, reverse, exclusive, final and "segments", *others)
-    return PlainCall((values, mask, gate, None, cuts, initial), outs, options, chunk, restore)
+    final: Any = call.final and "segments"
+    options = replace(call, dim=dim - 1, final=final).options()
+    return PlainCall((values, mask, gate, None, cuts, initial), outs, options, restore)
 
 
 def _arrange_carries(who: str, initial: Any, x: Tensor, shape: torch.Size, place: int) -> Tensor:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("scanops")
 
 
-# served(tensors, call.values()): a result, a tuple of several, or None; the tensors are an Inputs up to initial.
+# served(tensors, call.options()): a result, a tuple of several, or None; the tensors are an Inputs up to initial.
 served: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None] | None = None  # until it is loaded
 
 # Of Inputs x, mask, gate, starts, offsets and initial, and where C++ has them: x, mask, gate, initial, result, indices,
