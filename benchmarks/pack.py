@@ -45,9 +45,9 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.operands import Operands, same
-from scanops.ops.dispatch import served
+from scanops.ops.dispatch import serve
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, checked
+from scanops.requests.request import Inputs, check_request
 from scanops.runtime import kernels, policies
 from scanops.runtime.kernel_call import run_kernel
 from scanops.store.packs import read
@@ -93,7 +93,7 @@ def specs(count: int) -> list[ScanSpec]:
         try:
             spec = ScanSpec(op=op, dtype=dtype, length=length, inner=inner, **options)
             operands = operands_of(KernelKey(spec, DEFAULT_TARGET), "meta")
-            spec = checked(Call.of_spec(spec, 1), inputs_of(operands)).spec(operands.out)
+            spec = check_request(Call.of_spec(spec, 1), inputs_of(operands)).spec(operands.out)
             spec = any_length(KernelKey(spec, DEFAULT_TARGET)).spec if pick(RARELY) else spec
             for key in keys_for(spec, DEFAULT_TARGET):
                 plan_kernel(key)
@@ -233,7 +233,7 @@ def is_right(kernel: kernels.Kernel, device: str) -> bool:
     inputs = inputs_of(operands)
     found = run_kernel(kernel, dim=1, out=operands.out, **inputs._asdict())
     there = Inputs(*(None if each is None else each.cpu() for each in inputs))  # type: ignore[arg-type]
-    expected = served(Call.of_spec(kernel.spec, 1), there, eager=False)
+    expected = serve(Call.of_spec(kernel.spec, 1), there, eager=False)
     exactly = not kernel.spec.operator.costly
     return all(same(y.cpu(), z, exactly=exactly) for y, z in zip(found, expected, strict=True))
 

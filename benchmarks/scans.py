@@ -11,9 +11,9 @@ import torch
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import choose_variant
 from scanops.fallback import scans
-from scanops.ops.dispatch import served
+from scanops.ops.dispatch import serve
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Request, checked
+from scanops.requests.request import Inputs, Request, check_request
 from scanops.requests.torch_state import runs_kernels
 
 __all__ = ["POISONS", "Outputs", "Scan", "other_bits", "poison", "same_bits"]
@@ -37,12 +37,12 @@ class Scan:
     def run(self, out: torch.Tensor | None = None) -> Outputs:
         """Return the outputs, as the public function of the operator computes them; the first is ``out`` if given."""
         out = self.out if out is None else out
-        return served(self.call, self.inputs, () if out is None else (out,), eager=runs_kernels(self.inputs.flat))
+        return serve(self.call, self.inputs, () if out is None else (out,), eager=runs_kernels(self.inputs.flat))
 
     @property
     def request(self) -> Request:
         """The call on these tensors, checked."""
-        return checked(self.call, self.inputs, (self.out,))
+        return check_request(self.call, self.inputs, (self.out,))
 
     @property
     def moved(self) -> int:

@@ -31,7 +31,7 @@ from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.fallback import reference
 from scanops.fallback.fused import evaluate
 from scanops.forks import FORK_LOCK
-from scanops.fusion.functions import traced
+from scanops.fusion.functions import trace_fusion
 from scanops.fusion.operators import FieldOperator
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
@@ -390,7 +390,7 @@ def _of_fields(
             return [torch.rand(shape, generator=rest, dtype=torch.float64) * 3 - 1.5 for _ in range(count)]
         return [known[torch.randint(len(known), shape, generator=rest)] for _ in range(count)]
 
-    fusion = traced(None, None, op, ((torch.float64, False),) * count, False, None, None)
+    fusion = trace_fusion(None, None, op, ((torch.float64, False),) * count, False, None, None)
     items = drawn(3 * TRIPLES)
     states = evaluate(fusion.nodes, fusion.elements, {"operand": items}, {})
     a, b, c = zip(*(each.expand(3 * TRIPLES).chunk(3) for each in states), strict=True)

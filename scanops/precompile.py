@@ -160,7 +160,7 @@ def prepare(
                 _LOG.error("not prepared: %s: %s", ", ".join(stopped), problem)
         for _, problem in problems:
             raise problem
-        import_late("scanops.runtime.native").prepared(here)  # which needs torch
+        import_late("scanops.runtime.native").prepare(here)  # which needs torch
     return kernels
 
 
@@ -236,7 +236,7 @@ def precompile(
     """
     create_root(folder)
     if native:
-        import_late("scanops.runtime.native.building").built(Store(folder))  # which needs torch
+        import_late("scanops.runtime.native.building").build(Store(folder))  # which needs torch
     outcomes = at_once(
         lambda each: find_or_build(each, Store(folder), builder), list(dict.fromkeys(wanted)), jobs, said
     )

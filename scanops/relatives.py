@@ -14,7 +14,7 @@ from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
 from scanops.ops.dispatch import call_of, is_followed, plain_name
 from scanops.requests import checks
 from scanops.requests.placement import OPEN
-from scanops.requests.request import checked
+from scanops.requests.request import check_request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -446,7 +446,7 @@ def reduce_by_key(
     tensors = (x, mask, None, None, offsets, None)
     call, given, eager = call_of(tensors, (None,), options)
     if not (eager or OPEN or is_followed(given) or given.differentiates):
-        found = reduce_segments(checked(call, given), counts)
+        found = reduce_segments(check_request(call, given), counts)
         if found is not None:
             return unique, found
     y, final = run_scan(tensors, (None,), options)

@@ -182,7 +182,7 @@ def precompile(
 
 def _usual_target(builder: str) -> str:
     """Return the target of the GPU here, else sm_90 if something builds for it, or a builder is named, else cpu."""
-    builders = STRICT.by(builder).asked()
+    builders = STRICT.by(builder).list_builders()
     here = gpu_target() or next((DEFAULT_TARGET for each in builders if not unavailable(each, DEFAULT_TARGET)), None)
     return here or (CPU if builder == AUTO else DEFAULT_TARGET)
 

@@ -201,7 +201,7 @@ def native_calls(facts: dict[str, Any]) -> str:
         raise Flaw("missing", "switched off: every call is launched from Python", following)
     building = import_late("scanops.runtime.native.building")  # needs torch
     try:
-        request, entry = building.request(), building.found()
+        request, entry = building.request(), building.find_library()
     except ScanopsError as problem:
         raise Flaw("missing", str(problem.value), problem.hint) from problem
     facts |= {"library": request.name, "identity": request.identity}
@@ -233,7 +233,7 @@ def _tool(find: Callable[[], Nvrtc | CudaToolkit | Program], facts: dict[str, An
 
 def _builders(target: str | None, facts: dict[str, Any]) -> str:
     """Check who can build for the GPU here, or for the default target, in the order in which a call asks."""
-    names, target = POLICIES["build"].asked(), target or DEFAULT_TARGET
+    names, target = POLICIES["build"].list_builders(), target or DEFAULT_TARGET
     problems = {name: unavailable(name, target) for name in names}
     facts |= {name: str(problem.value) if problem else None for name, problem in problems.items()}
     works = [name for name in names if not problems[name]]

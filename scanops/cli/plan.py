@@ -206,7 +206,7 @@ def look_up(key: KernelKey, choice: Choice | None) -> Facts:
 
 def _builders(target: str) -> tuple[str, ...]:
     """Return who may build for a target, in the order in which a call asks."""
-    return STRICT.builders if target == CPU else POLICIES["build"].asked()
+    return STRICT.builders if target == CPU else POLICIES["build"].list_builders()
 
 
 def _search(place: Place, request: BuildRequest) -> Facts:

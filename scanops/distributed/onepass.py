@@ -26,7 +26,7 @@ from scanops.distributed.links import Link
 from scanops.distributed.method_costs import compare_methods, count_fronts
 from scanops.distributed.shards import Shard
 from scanops.errors import PeerMismatch, UnsupportedRequest, shown
-from scanops.ops.dispatch import served
+from scanops.ops.dispatch import serve
 from scanops.ops.schema import TENSORS
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
@@ -155,14 +155,14 @@ class LinkedScan(NamedTuple):
 
 def repeated_scan(message: Message, call: Call, given: Inputs, scan: Any) -> LinkedScan | None:
     """Return the launch of a call that the call cache holds; None where equal calls are checked every time."""
-    known = call_cache.recalled(call, given)[1]
+    known = call_cache.recall(call, given)[1]
     if known is None or not known.launcher.own:
         return None
     return LinkedScan(message, known, native.generation(), given.initial is not None, scan)
 
 
 def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, ...]:
-    """Return the results of a linked call; ``record``: what makes its node of autograd, as for ``served``.
+    """Return the results of a linked call; ``record``: what makes its node of autograd, as for ``serve``.
 
     A rank without items hands on what it receives, by a neutral item.
     """
@@ -180,7 +180,7 @@ def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:
     plain: Any = [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in given]
     read = Inputs(*plain)
     try:
-        return served(call, read, eager=True, record=record)
+        return serve(call, read, eager=True, record=record)
     except Exception:  # whatever it is: kernels of other ranks wait for this one's
         call.link.abandon()
         raise

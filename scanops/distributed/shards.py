@@ -26,11 +26,11 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator, find_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import call_of, followed, served
+from scanops.ops.dispatch import call_of, follow, serve
 from scanops.requests.call import Call
 from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Request, checked
+from scanops.requests.request import Inputs, Request, check_request
 from scanops.requests.segments import check_starts
 from scanops.requests.torch_state import autocast, runs_kernels
 from scanops.runtime import call_cache, native
@@ -133,7 +133,7 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
     """
     if call.dtype is None and torch.is_autocast_enabled("cuda") and isinstance(given.x, Tensor):
         call = replace(call, dtype=autocast(call.op, given.x))
-    request = checked(call, given)
+    request = check_request(call, given)
     if given.starts is not None and offsets is not None:
         check_starts(call.name, given.starts, offsets, request.x)
     if offsets is not None:
@@ -180,7 +180,7 @@ def scan_local(call: Call, x: Tensor, out: Tensor | None = None, **others: Tenso
         if found is not None:
             return found
     call, given, eager = call_of(tensors, outs, options)
-    results = served(call, given, outs, eager=True) if eager else followed(call, given, outs)
+    results = serve(call, given, outs, eager=True) if eager else follow(call, given, outs)
     return results if call.final or len(outs) > 1 else results[0]
 
 
@@ -208,7 +208,7 @@ class RepeatedScan:
         else:
             found = _scan_six(self._call, *tensors)
             call, given, eager = call_of(tensors, (None,), self._options)
-            known = call_cache.recalled(call, given)[1] if eager else None
+            known = call_cache.recall(call, given)[1] if eager else None
             launcher = known and known.launcher
         if launcher is not None and launcher.own:
             self._launch, self._facts = launcher.outputs, call_cache.facts(tensors) if self._varies else None

@@ -54,7 +54,7 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
         # At the start of the line and after each item, as if no segment started right after it.
         begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
         longest = length if inputs.offsets is None else find_longest(inputs.offsets, length, call.chunk)
-        after = doubled(rule, _joined(first, states, dim), nothing, begins, dim, longest + 1)
+        after = scan_by_doubling(rule, _concatenate(first, states, dim), nothing, begins, dim, longest + 1)
         before = after if flags is None else chosen(cut, nothing, after)
         found = before if call.exclusive else after
         results = tuple(state.narrow(dim, 0 if call.exclusive else 1, length) for state in rule.result(found))
@@ -71,10 +71,10 @@ def lift_states(
     one = torch.zeros(line_shape(shape, dim), dtype=terms.dtype, device=terms.device).unsqueeze(dim)
     start = operator_named(call.op).start if rule.identity is None else rule.identity
     numbers = numbers_of(start if isinstance(start, tuple) else (start,), dtype_named(terms.dtype))
-    identity = zip(_lifted(rule, one, one, torch.zeros_like(one, dtype=torch.int64)), numbers, strict=True)
+    identity = zip(_lift(rule, one, one, torch.zeros_like(one, dtype=torch.int64)), numbers, strict=True)
     nothing = tuple(torch.full_like(each, n) for each, n in identity)
     gate = None if inputs.gate is None else inputs.gate.expand(shape).to(terms.dtype)
-    states = _lifted(rule, terms, gate, places_along(terms, dim).expand(shape))
+    states = _lift(rule, terms, gate, places_along(terms, dim).expand(shape))
     return (states if keep is None else chosen(keep.expand(shape), states, nothing)), nothing
 
 
@@ -97,10 +97,10 @@ def _scan_segments(
     own = tuple(each.index_select(dim, segments) for each in starts)  # what each item's segment starts from
     if initial is not None:
         states = chosen(heads, rule.combine(chosen(heads, own, nothing), states), states)
-    after = doubled(rule, states, nothing, heads.expand(shape), dim, find_longest(offsets, length))
+    after = scan_by_doubling(rule, states, nothing, heads.expand(shape), dim, find_longest(offsets, length))
     found = after
     if call.exclusive:
-        before = _joined(_parts(own, dim, 0, min(1, length)), _parts(after, dim, 0, max(0, length - 1)), dim)
+        before = _concatenate(_parts(own, dim, 0, min(1, length)), _parts(after, dim, 0, max(0, length - 1)), dim)
         found = chosen(heads, own, before)
     if not call.final:
         return rule.result(found), None
@@ -114,19 +114,19 @@ def _scan_segments(
 
 
 def _lift_carries(rule: Join, carries: torch.Tensor) -> States:
-    return _lifted(rule, carries, torch.ones_like(carries), torch.full_like(carries, -1, dtype=torch.int64))
+    return _lift(rule, carries, torch.ones_like(carries), torch.full_like(carries, -1, dtype=torch.int64))
 
 
-def _lifted(rule: Join, x: torch.Tensor, gate: torch.Tensor | None, index: torch.Tensor) -> States:
+def _lift(rule: Join, x: torch.Tensor, gate: torch.Tensor | None, index: torch.Tensor) -> States:
     states = rule.lift(x, gate, index)
     return tuple(each if isinstance(each, torch.Tensor) else torch.full_like(x, each) for each in states)
 
 
-def _joined(first: States, then: States, dim: int) -> States:
+def _concatenate(first: States, then: States, dim: int) -> States:
     return tuple(torch.cat([one, other], dim) for one, other in zip(first, then, strict=True))
 
 
-def doubled(
+def scan_by_doubling(
     rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int, longest: int | None = None
 ) -> States:
     """The inclusive scan; ``cut`` marks items that older items are not combined with, ``longest`` items apart at most.
@@ -142,7 +142,7 @@ def doubled(
         if cut is not None and begins is not None:
             joined = chosen(begins, newer, joined)
             cut = torch.cat([cut.narrow(dim, 0, distance), cut.narrow(dim, 0, length - distance) | begins], dim)
-        states = _joined(_parts(states, dim, 0, distance), joined, dim)
+        states = _concatenate(_parts(states, dim, 0, distance), joined, dim)
         distance *= 2
     return states
 

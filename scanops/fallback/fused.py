@@ -10,13 +10,13 @@ import torch
 from scanops.codegen.fusion.fusion import Fusion
 from scanops.codegen.fusion.graph import Graph, Node, wide
 from scanops.codegen.operator import Join
-from scanops.fallback.doubling import doubled
+from scanops.fallback.doubling import scan_by_doubling
 from scanops.fallback.scans import depend
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
 from scanops.requests.request import FusedInputs, Inputs
-from scanops.requests.segments import shifted
+from scanops.requests.segments import shift
 from scanops.requests.torch_state import is_derived, is_memory, is_recorded
 
 Tensors = tuple[torch.Tensor, ...]
@@ -33,7 +33,7 @@ def compose(call: Call, given: FusedInputs, scan: Callable[[Call, Inputs], Tenso
     fusion = call.fusion
     assert fusion is not None
     tensors = tuple(
-        each if start is None else shifted(each, call.dim, start, ahead=not call.reverse)
+        each if start is None else shift(each, call.dim, start, ahead=not call.reverse)
         for each, (*_, start) in zip(given.operands, fusion.operands, strict=True)
     )
     shape = broadcast_shape(tensors)
@@ -79,7 +79,7 @@ def _scan_states(fusion: Fusion, call: Call, states: Tensors) -> Tensors:
     if call.exclusive:
         pairs = zip(nothing, states, strict=True)
         states = tuple(torch.cat([none, each], dim).narrow(dim, 0, whole.shape[dim]) for none, each in pairs)
-    states = doubled(Join(combine=combine), states, nothing, None, dim)
+    states = scan_by_doubling(Join(combine=combine), states, nothing, None, dim)
     return tuple(each.flip(dim) if call.reverse else each for each in states)
 
 

@@ -9,7 +9,7 @@ from scanops.codegen.operator import Join
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling
 from scanops.fallback.reference import chosen
-from scanops.fallback.scans import masked_terms
+from scanops.fallback.scans import mask_terms
 from scanops.requests.request import Request
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -26,7 +26,7 @@ def reduce_segments(request: Request, lengths: torch.Tensor) -> torch.Tensor | N
     rule, row = doubling.join_of(call), operator_named(call.op)
     if rule is None or row.gated or call.result == torch.uint64:
         return None
-    terms, keep = masked_terms(inputs, call)
+    terms, keep = mask_terms(inputs, call)
     if not lengths.numel():
         return terms.narrow(call.dim, 0, 0).to(request.dtype)
     name = None if call.compensated or terms.dtype == torch.bool else _BY_INDEX.get(call.op)

@@ -20,7 +20,7 @@ from scanops.fallback import doubling, reference
 from scanops.requests.call import Call
 from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs, Request, make_request
-from scanops.requests.segments import flags_along, shifted
+from scanops.requests.segments import flags_along, shift
 from scanops.requests.torch_state import is_derived, is_traced
 from scanops.torch_private import dual_level, is_wrapped
 
@@ -31,17 +31,17 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no ar
 
 def scan(x: torch.Tensor, op: str, dim: int, **options: Any) -> torch.Tensor:
     """Return the scan of ``x`` along ``dim`` by PyTorch's operators; ``options`` are those of ``make_request``."""
-    return computed(make_request(x, op, dim, **options))[0]
+    return compute(make_request(x, op, dim, **options))[0]
 
 
-def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
+def compute(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
     """Return the outputs of a request by PyTorch's operators, on ``inputs`` in place of its own if given.
 
     As those of a kernel, each has memory of its own, and none is computed from another one.
     """
     inputs = request.plain if inputs is None else inputs
     if request.call.complete:
-        return (_completed(request, inputs),)
+        return (_complete(request, inputs),)
     if inputs.x.ndim:
         found = outputs(inputs, request.call)
     else:
@@ -57,7 +57,7 @@ def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tens
 
 def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """Return the result, its indices where the operator has them, and carry-outs if the call asks for them."""
-    widened = call.widened()
+    widened = call.widen()
     if widened is not None:
         found = outputs(inputs, widened)
         return (found[0].to(call.result), *found[1:])
@@ -68,7 +68,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     # On a CPU a recurrence is computed by its definition; elsewhere log2(n) passes are faster.
     walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
     if walked or join is None:
-        return _walked(inputs, call) if not call.per_segment else _by_segment(inputs, call)
+        return _scan_item_by_item(inputs, call) if not call.per_segment else _by_segment(inputs, call)
     unsound = "tangents" in operator.unsound and dual_level() >= 0
     unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
     # Of equal values torch's indices name one that a mask leaves out.
@@ -79,11 +79,11 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         results = _by_torch(inputs, call, _logcumsumexp if differs else getattr(torch, str(operator.torch_name)))
         if results is not None:
             return results
-    y, *others = doubling.outputs(join, inputs, call, *masked_terms(inputs, call))
+    y, *others = doubling.outputs(join, inputs, call, *mask_terms(inputs, call))
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
-def _completed(request: Request, inputs: Inputs) -> torch.Tensor:
+def _complete(request: Request, inputs: Inputs) -> torch.Tensor:
     """The results of a complete scan: an exclusive scan of one item gives the carry-in or the identity."""
     call = request.inclusive.call
     shape = [1 if d == call.dim else size for d, size in enumerate(inputs.x.shape)]
@@ -95,7 +95,7 @@ def _completed(request: Request, inputs: Inputs) -> torch.Tensor:
     )
     (start,) = outputs(one, replace(call, exclusive=True))
     (results,) = outputs(inputs, call)
-    return request.extended(results, start.select(call.dim, 0))
+    return request.extend(results, start.select(call.dim, 0))
 
 
 def _by_segment(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
@@ -108,7 +108,7 @@ def _by_segment(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     for number, (begin, end) in enumerate(pairwise([0] * len(offsets) if offsets.is_meta else offsets.tolist())):
         own = (None if each is None else each.expand(shape).narrow(dim, begin, end - begin) for each in inputs[:3])
         start = None if carried is None else carried.expand(carries).select(dim, number)
-        y, *others = _walked(Inputs(*own)._replace(initial=start), alone)  # type: ignore[arg-type]
+        y, *others = _scan_item_by_item(Inputs(*own)._replace(initial=start), alone)  # type: ignore[arg-type]
         if operator_named(call.op).indices:
             others[0] = torch.where(others[0] < 0, others[0], others[0] + begin)
         found.append((y, *others))
@@ -117,7 +117,7 @@ def _by_segment(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return tuple(torch.cat(each, dim) for each in (*results, last))
 
 
-def _widened(terms: torch.Tensor) -> torch.Tensor:
+def _widen(terms: torch.Tensor) -> torch.Tensor:
     """Terms in a dtype that torch computes in and that holds each exactly."""
     return terms.to(_WIDER.get(terms.dtype, terms.dtype))
 
@@ -127,7 +127,7 @@ def _by_torch(inputs: Inputs, call: Call, function: Callable[..., Any]) -> tuple
     x, dim, reverse, operator = inputs.x, call.dim, call.reverse, operator_named(call.op)
     start = operator.start_of(dtype_named(call.result))
     starts = start if isinstance(start, tuple) else (start,)
-    terms, keep = masked_terms(inputs, call)
+    terms, keep = mask_terms(inputs, call)
     if keep is not None:
         terms = torch.where(keep, terms, torch.full((), starts[0], dtype=terms.dtype, device=x.device))
     terms = terms.flip(dim) if reverse else terms
@@ -139,7 +139,7 @@ def _by_torch(inputs: Inputs, call: Call, function: Callable[..., Any]) -> tuple
     if operator.indices:
         results.append(x.shape[dim] - 1 - others[0] if reverse else others[0])
     if call.exclusive:
-        results = [shifted(y, dim, first, ahead=False) for y, first in zip(results, starts, strict=True)]
+        results = [shift(y, dim, first, ahead=False) for y, first in zip(results, starts, strict=True)]
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in results)
 
 
@@ -162,9 +162,9 @@ def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor | None:
     return values + (logarithms - logarithms.detach())
 
 
-def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+def _scan_item_by_item(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """The scan item by item, as the reference defines it."""
-    terms, keep = masked_terms(inputs, call)
+    terms, keep = mask_terms(inputs, call)
     y, h = reference.scan(
         terms,
         call.op,
@@ -224,7 +224,7 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
-def masked_terms(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
+def mask_terms(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the terms in the dtype they are scanned in, and the mask if it is bool.
 
     As in the kernels, products of halves are not rounded to the half type of the result, and elements of which an
@@ -234,10 +234,10 @@ def masked_terms(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor
     by_index = operator_named(call.op).gives == "index"
     if mask is not None and mask.dtype != torch.bool:
         terms, dtype = _product(x, mask, gate)
-        return _widened(terms if by_index or dtype == call.result else terms.to(call.result)), None
+        return _widen(terms if by_index or dtype == call.result else terms.to(call.result)), None
     if not by_index:
-        return _widened(x.to(call.result)), mask
-    return _widened(x if gate is None else x.to(torch.promote_types(x.dtype, gate.dtype))), mask
+        return _widen(x.to(call.result)), mask
+    return _widen(x if gate is None else x.to(torch.promote_types(x.dtype, gate.dtype))), mask
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:

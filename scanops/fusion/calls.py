@@ -15,10 +15,10 @@ from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import find_operator, is_built_in
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, shown
-from scanops.fusion.functions import handed_on, key_of, text_of, traced
+from scanops.fusion.functions import key_of, raise_while_tracing, text_of, trace_fusion
 from scanops.fusion.operators import FieldOperator
 from scanops.ops import schema
-from scanops.ops.dispatch import known_name, repeat, run
+from scanops.ops.dispatch import register_name, repeat, run
 from scanops.requests import checks
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
@@ -47,7 +47,7 @@ def scan_fused(
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
     own = op if isinstance(op, FieldOperator) else None
-    op = known_name(op) if own is None else EXPRESSIONS.name
+    op = register_name(op) if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
     if OPEN:
         _refuse_sharded(dim, tensors)
@@ -75,7 +75,7 @@ def scan_fused(
         return found[0] if len(found) == 1 else found
     call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
     call.check_options()
-    fusion = traced(map, then, own or find_operator(op), kinds, mask is not None, dtype, key and key[:1])
+    fusion = trace_fusion(map, then, own or find_operator(op), kinds, mask is not None, dtype, key and key[:1])
     x, *further = tensors
     read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
     call, read = check_fused(replace(call, fusion=fusion), read)
@@ -125,7 +125,7 @@ def _repeat(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
         return None
     x, *further = tensors
     given = FusedInputs(x, tuple(further))
-    known = call_cache.recalled(key, given)[1]
+    known = call_cache.recall(key, given)[1]
     if known is None:
         return None
     found = repeat(key, given, known)
@@ -191,7 +191,7 @@ def _shape(tensors: Tensors, inputs: Tensors) -> torch.Size:
         ) from problem
 
 
-@handed_on
+@raise_while_tracing
 def _check_operator(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
     """Return the name of an operator of the table, or raise where it does not go with the tensors and functions."""
     row = find_operator(op)

@@ -24,8 +24,8 @@ from scanops.codegen.fusion.graph import Graph, wide
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
-from scanops.fusion.operators import FieldOperator, Scanned, miscounted, values_of
-from scanops.fusion.tracing import Traced, applied, captured, refused
+from scanops.fusion.operators import FieldOperator, Scanned, make_count_error, values_of
+from scanops.fusion.tracing import Traced, apply_operation, make_capture_error, make_refusal
 from scanops.torch_private import at_tracing
 
 Function = Callable[..., Any]
@@ -93,7 +93,7 @@ _MOST = 1024
 _TRACES: dict[tuple[Any, ...], Fusion] = {}
 
 
-def traced(
+def trace_fusion(
     map: Function | None,
     then: Function | None,
     row: Operator | FieldOperator,
@@ -111,7 +111,7 @@ def traced(
     key = None if keys is None else (*keys, handle, kinds, masked, dtype, torch.get_default_dtype())
     found = None if key is None else _TRACES.get(key)
     if found is None:
-        found = fusion_of(_traced(map, then, row, kinds, masked, dtype).text)
+        found = fusion_of(_trace(map, then, row, kinds, masked, dtype).text)
         if key is not None:
             if len(_TRACES) >= _MOST:
                 _TRACES.clear()
@@ -119,7 +119,7 @@ def traced(
     return found
 
 
-def _traced(
+def _trace(
     map: Any, then: Any, row: Operator | FieldOperator, kinds: Kinds, masked: bool, dtype: torch.dtype | None
 ) -> Fusion:
     if dtype is not None and not dtype_named(dtype).stored:
@@ -138,14 +138,14 @@ def _traced(
     ]
     seen, mask = (items[:-1], items[-1]._term) if masked else (items, None)
     if isinstance(row, FieldOperator):
-        scan = row.scanned(values_of("map", map, seen, graph) if map else seen, graph, mask, dtype)
+        scan = row.trace(values_of("map", map, seen, graph) if map else seen, graph, mask, dtype)
     else:
         made = values_of("map", map, seen, graph) if map else seen[:2] if row.gated else seen[:1]
-        scan = _scanned(row, made, graph, mask, dtype, "map" if map else "x")
+        scan = _find_elements(row, made, graph, mask, dtype, "map" if map else "x")
     result = scan.results[0] if len(scan.results) == 1 else tuple(scan.results)
     outputs = values_of("then", then, [result, *seen], graph) if then else scan.results
     if not 1 <= len(outputs) <= MOST_OUTPUTS:
-        raise miscounted("then" if then else "project", f"1 to {MOST_OUTPUTS} values", len(outputs))
+        raise make_count_error("then" if then else "project", f"1 to {MOST_OUTPUTS} values", len(outputs))
     stored = [result_dtype_of(dtype_named(each.dtype)).name for each in outputs]
     last = [each._term.cast(wide(name)) for each, name in zip(outputs, stored, strict=True)]
     return Fusion(
@@ -160,11 +160,11 @@ def _traced(
     )
 
 
-def _scanned(row: Operator, made: list[Traced], graph: Graph, mask: Any, dtype: Any, role: str) -> Scanned:
+def _find_elements(row: Operator, made: list[Traced], graph: Graph, mask: Any, dtype: Any, role: str) -> Scanned:
     """What an operator of the table scans: an element, and a gate if it has one."""
     if len(made) != 1 + row.gated:
         what = "a pair of a gate and a value" if row.gated else "one value"
-        raise miscounted(role, f"{what} for {row.name!r}", len(made))
+        raise make_count_error(role, f"{what} for {row.name!r}", len(made))
     gate, element = made if row.gated else (None, made[0])
     term = element.dtype if gate is None else torch.promote_types(element.dtype, gate.dtype)
     scanned = dtype_named(dtype or default_result(row.gives, dtype_named(term)).name)
@@ -185,7 +185,7 @@ _MOST_FOLLOWED = 64  # functions: Dynamo abandons some
 _numbers = itertools.count()
 
 
-def handed_on(function: Callable[..., str]) -> Callable[..., str]:
+def raise_while_tracing(function: Callable[..., str]) -> Callable[..., str]:
     """Let Dynamo call a function of constants while it traces, and raise what that raises."""
 
     @at_tracing
@@ -218,14 +218,16 @@ class _Followed(Traced):
         values = []
         for each in (*arguments, *keywords.values()):
             if isinstance(each, torch.Tensor):
-                raise captured()
+                raise make_capture_error()
             values.append(each._name if isinstance(each, _Followed) else _constant(each))
         return _Followed(_noted(name, function, tuple(keywords), *values))
 
     @property
     def dtype(self) -> torch.dtype:
         """Refused: the dtype follows from the scan, of which only the text is known here."""
-        raise refused("the dtype of an item under torch.compile", "casts: x.type_as(y), x.float()", "name the dtype")
+        raise make_refusal(
+            "the dtype of an item under torch.compile", "casts: x.type_as(y), x.float()", "name the dtype"
+        )
 
 
 @at_tracing
@@ -286,20 +288,22 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
         for operation, does, keys, read in _NOTES[name][1]:
             arguments = found(read)
             count = len(arguments) - len(keys)
-            items.append(applied(operation, does, arguments[:count], dict(zip(keys, arguments[count:], strict=True))))
+            items.append(
+                apply_operation(operation, does, arguments[:count], dict(zip(keys, arguments[count:], strict=True)))
+            )
         return found(values)
 
     return function if name else None
 
 
 def text_of(map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
-    """Return the text of the fusion that ``functions.traced`` returns, by code that Dynamo can follow."""
+    """Return the text of the fusion that ``trace_fusion`` returns, by code that Dynamo can follow."""
     count = len(kinds) - masked
     return _text(_follow(map, count), _follow(then, count + 1), op, kinds, masked, dtype)
 
 
-@handed_on
+@raise_while_tracing
 def _text(map: tuple[Any, ...], then: tuple[Any, ...], op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
     row = operator_named(op) if isinstance(op, str) else op.operator  # of expressions: by its handle
-    text: str = traced(_again(*map), _again(*then), row, kinds, masked, dtype, None).text
+    text: str = trace_fusion(_again(*map), _again(*then), row, kinds, masked, dtype, None).text
     return text

@@ -90,28 +90,28 @@ def operator(
         dtypes = dict.fromkeys(fields)
     if not all(map(is_field_name, dtypes)) or not 1 <= len(dtypes) <= most or len(dtypes) < len(fields):
         allowed = f"1 to {most} distinct names of lower-case letters, digits and _; no reserved word of C++, no own0"
-        raise _refused("fields", allowed, fields, "fields=('a', 'b')")
+        raise _make_refusal("fields", allowed, fields, "fields=('a', 'b')")
     if wrong := [each for each in dtypes.values() if not (each is None or any(each is legal for legal in _FIELDS))]:
-        raise _refused(
+        raise _make_refusal(
             "fields", "bool, int32, int64 and floating dtypes, or None", wrong[0], "fields={'a': torch.int64}"
         )
     if (step is None) == (combine is None) or (step is not None and lift is not None):
         given = [each for each, value in (("combine", combine), ("step", step), ("lift", lift)) if value is not None]
-        raise _refused("functions", "either combine, with lift if needed, or step", given, "combine=lambda ...")
+        raise _make_refusal("functions", "either combine, with lift if needed, or step", given, "combine=lambda ...")
     for role, function in (("combine", combine), ("lift", lift), ("project", project), ("step", step)):
         if function is not None and not callable(function):
-            raise _refused(role, "a function", function, f"{role}=lambda ...")
+            raise _make_refusal(role, "a function", function, f"{role}=lambda ...")
     role, numbers = ("identity", identity) if step is None else ("start", start)
     if isinstance(numbers, Mapping):
         values = tuple(numbers.get(each) for each in dtypes) if len(numbers) == len(dtypes) else ()
     else:
         values = tuple(numbers) if isinstance(numbers, Sequence) else (numbers,) * len(dtypes)
     if len(values) != len(dtypes) or not all(isinstance(each, int | float) for each in values):
-        raise _refused(role, f"a number for each of {', '.join(dtypes)}", numbers, f"{role}=0")
+        raise _make_refusal(role, f"a number for each of {', '.join(dtypes)}", numbers, f"{role}=0")
     return FieldOperator(name, dtypes, values, combine, lift, project, step)  # type: ignore[arg-type]
 
 
-def _refused(role: str, allowed: str, value: object, example: str) -> UnsupportedRequest:
+def _make_refusal(role: str, allowed: str, value: object, example: str) -> UnsupportedRequest:
     hint = f"see help(scanops.operator); for example {example}"
     return UnsupportedRequest(f"operator: invalid {role}", allowed=allowed, value=f"{role}={shown(value)}", hint=hint)
 
@@ -164,13 +164,13 @@ class FieldOperator:
     def _state(self) -> Any:
         return namedtuple("State", self.dtypes, rename=True)
 
-    def scanned(self, items: list[Traced], graph: Graph, mask: Term | None, dtype: torch.dtype | None) -> Scanned:
+    def trace(self, items: list[Traced], graph: Graph, mask: Term | None, dtype: torch.dtype | None) -> Scanned:
         """Trace the operator on items of tensors, or on what ``map`` makes of them. ``dtype``: of undeclared fields."""
         if self.step is not None:
             return self._recurrence(items, graph, mask, dtype)
         lifted = self._fields("lift", self.lift, items, graph)
         undeclared = [each for each, told in zip(lifted, self.dtypes.values(), strict=True) if told is None]
-        kept = dtype or _promoted(undeclared)
+        kept = dtype or _promote(undeclared)
         dtypes = [told or kept for told in self.dtypes.values()]
         names = [wide(dtype_named(each).name) for each in dtypes]
         self._check("lift", lifted, dtypes)
@@ -187,13 +187,13 @@ class FieldOperator:
         if mask is not None:
             elements = [mask.select(each, field.identity) for each, field in zip(elements, fields, strict=True)]
         results = [self._leaf(graph, "result", place, each) for place, each in enumerate(dtypes)]
-        return Scanned(elements, self._projected(results, graph), names[0], fields, tuple(each.at for each in combine))
+        return Scanned(elements, self._project(results, graph), names[0], fields, tuple(each.at for each in combine))
 
     def _recurrence(self, items: list[Traced], graph: Graph, mask: Term | None, dtype: Any) -> Scanned:
         """The scan of affine maps of states, which a step is for each item."""
-        dtype = dtype or next((each for each in self.dtypes.values() if each is not None), None) or _promoted(items)
+        dtype = dtype or next((each for each in self.dtypes.values() if each is not None), None) or _promote(items)
         if not dtype.is_floating_point:
-            raise _refused("step", "floating tensors, or dtype=torch.float32 of the call", dtype, "x.float()")
+            raise _make_refusal("step", "floating tensors, or dtype=torch.float32 of the call", dtype, "x.float()")
         name = wide(dtype_named(dtype).name)
         states = self._state(*(self._leaf(graph, "older", place, dtype) for place in range(len(self.dtypes))))
         made = self._fields("step", self.step, [states, *items], graph)
@@ -208,13 +208,13 @@ class FieldOperator:
                 if number and entry is not None:
                     y = y + entry * number
             results.append(Traced(y, torch.empty(1, dtype=dtype, device="meta")))
-        return Scanned(scan.elements, self._projected(results, graph), name, scan.fields, scan.combine, scan.append)
+        return Scanned(scan.elements, self._project(results, graph), name, scan.fields, scan.combine, scan.append)
 
     def _leaf(self, graph: Graph, role: str, place: int, dtype: torch.dtype) -> Traced:
         meta = torch.empty(1, dtype=dtype, device="meta")
         return Traced(graph.add(role, wide(dtype_named(dtype).name), place), meta)
 
-    def _projected(self, results: list[Traced], graph: Graph) -> list[Traced]:
+    def _project(self, results: list[Traced], graph: Graph) -> list[Traced]:
         return results if self.project is None else values_of("project", self.project, [self._state(*results)], graph)
 
     def _fields(self, role: str, function: Function | None, given: Sequence[Any], graph: Graph) -> list[Traced]:
@@ -222,7 +222,9 @@ class FieldOperator:
         function = function or (lambda *items: items)
         values = values_of(role, function, given, graph, tuple(self.dtypes))
         if len(values) != len(self.dtypes):
-            raise miscounted(role, f"{len(self.dtypes)} values, for the fields {', '.join(self.dtypes)}", len(values))
+            raise make_count_error(
+                role, f"{len(self.dtypes)} values, for the fields {', '.join(self.dtypes)}", len(values)
+            )
         return values
 
     def _check(self, role: str, values: list[Traced], dtypes: Sequence[torch.dtype]) -> None:
@@ -237,7 +239,7 @@ class FieldOperator:
                 )
 
 
-def _promoted(values: Sequence[Traced]) -> torch.dtype:
+def _promote(values: Sequence[Traced]) -> torch.dtype:
     """The dtype of fields that hold these values."""
     metas = [each._meta for each in values] or [torch.empty(1, device="meta")]
     metas = [each if dtype_named(each.dtype).stored else each.float() for each in metas]  # of 8-bit floats
@@ -266,7 +268,7 @@ def values_of(
         ) from None
     if names and isinstance(found, Mapping):
         if set(found) != set(names):
-            raise miscounted(role, f"values for {', '.join(names)}", ", ".join(map(str, found)))
+            raise make_count_error(role, f"values for {', '.join(names)}", ", ".join(map(str, found)))
         found = [found[each] for each in names]
     values = list(found) if isinstance(found, tuple | list) else [found]
     for place, each in enumerate(values):
@@ -284,7 +286,7 @@ def values_of(
     return values
 
 
-def miscounted(role: str, wanted: str, count: object) -> UnsupportedRequest:
+def make_count_error(role: str, wanted: str, count: object) -> UnsupportedRequest:
     """The error for a wrong number of values."""
     return UnsupportedRequest(
         f"scan: {role} must give {wanted}", allowed=wanted, value=f"{count} values", hint=f"change what {role} gives"

@@ -24,19 +24,19 @@ def phase_of(x: torch.Tensor, modulo: float, dtype: torch.dtype | None) -> Field
     if dtype is None:
         dtype = torch.float32 if x.dtype in _EIGHT_BITS else x.dtype  # which no result has
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype in _EIGHT_BITS:
-        raise _refused("dtype", dtype, "float16, bfloat16, float32 or float64", "dtype=torch.float32")
+        raise _make_refusal("dtype", dtype, "float16, bfloat16, float32 or float64", "dtype=torch.float32")
     is_number = isinstance(modulo, int | float) and not isinstance(modulo, bool)
     if not (is_number and 0 < modulo < math.inf):
-        raise _refused("modulo", modulo, "a positive finite number", "the period, for example modulo=2 * math.pi")
+        raise _make_refusal("modulo", modulo, "a positive finite number", "the period, for example modulo=2 * math.pi")
     least, highest = _LIMITS[dtype]
     if not least <= modulo <= highest:
-        raise _refused(
+        raise _make_refusal(
             "modulo", modulo, f"a number from {least:.3g} to {highest:.5g} for {dtype} results", "a wider dtype"
         )
     return _phase(float(modulo), dtype)
 
 
-def _refused(name: str, value: object, allowed: str, example: str) -> UnsupportedRequest:
+def _make_refusal(name: str, value: object, allowed: str, example: str) -> UnsupportedRequest:
     beside = "" if name == "modulo" else " beside modulo"
     asked, hint = f"cumsum: {name} must be {allowed}{beside}", f"pass {example}, or leave modulo out"
     return UnsupportedRequest(asked, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)

@@ -30,7 +30,7 @@ def _plain(name: str) -> Callable[..., Term]:
     return lambda graph, to, *terms: graph.apply(name, to, *terms)
 
 
-def _scaled(name: str) -> Callable[..., Term]:
+def _scale(name: str) -> Callable[..., Term]:
     def compute(graph: Graph, to: str, input: Any, other: Any, *, alpha: float = 1) -> Term:
         return graph.apply(name, to, input, other if alpha == 1 else graph.apply("mul", to, other, alpha))
 
@@ -121,16 +121,16 @@ def _relu(graph: Graph, to: str, input: Term) -> Term:
     return x.compare("le", 0).select(0, x)
 
 
-def _rounded(name: str) -> Callable[..., Term]:
+def _round(name: str) -> Callable[..., Term]:
     return lambda graph, to, input: graph.apply(name, to, input) if is_float(input.dtype) else input
 
 
 _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and of the method
     **{name: _plain(name) for name in OPERATIONS - {"and", "or", "xor", "not"}},  # which torch names otherwise
     **{name: _comparison(name) for name in COMPARISONS},
-    **{"add": _scaled("add"), "sub": _scaled("sub"), "where": _where, "clamp": _clamp, "softplus": _softplus},
+    **{"add": _scale("add"), "sub": _scale("sub"), "where": _where, "clamp": _clamp, "softplus": _softplus},
     **{"pow": _pow, "div": _div, "relu": _relu, "clip": _clamp, "true_divide": _div, "negative": _plain("neg")},
-    **{"multiply": _plain("mul"), "divide": _div, "subtract": _scaled("sub"), "absolute": _plain("abs")},
+    **{"multiply": _plain("mul"), "divide": _div, "subtract": _scale("sub"), "absolute": _plain("abs")},
     **{f"bitwise_{name}": _plain(name) for name in ("and", "or", "xor", "not")},
     **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor", "not")},
     "rsub": lambda graph, to, input, other: graph.apply("sub", to, other, input),
@@ -142,7 +142,7 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
     "isnan": lambda graph, to, input: input.compare("ne", input),
-    **{"to": _to, "type_as": _to, "fix": _rounded("trunc"), "floor": _rounded("floor"), "trunc": _rounded("trunc")},
+    **{"to": _to, "type_as": _to, "fix": _round("trunc"), "floor": _round("floor"), "trunc": _round("trunc")},
     **{name: _of_floats(name) for name in ("fmod", "remainder", "floor_divide")},
 }
 _CASTS = {
@@ -165,7 +165,7 @@ def _line() -> str:
     return f"line {frame.f_lineno} of {frame.f_code.co_filename}"
 
 
-def refused(what: str, allowed: str, hint: str) -> UnsupportedRequest:
+def make_refusal(what: str, allowed: str, hint: str) -> UnsupportedRequest:
     """Return the error for an operation that no kernel computes, with its line."""
     return UnsupportedRequest(
         f"scan: no kernel computes this expression: {what}", allowed=allowed, value=_line(), hint=hint
@@ -193,7 +193,7 @@ class Traced:
 
     @staticmethod
     def _apply(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
-        return applied(name, function, arguments, keywords)
+        return apply_operation(name, function, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python and Dynamo look for
@@ -208,20 +208,20 @@ class Traced:
     def to(self, dtype: torch.dtype | Traced, *others: Any, **keywords: Any) -> Traced:
         """Convert to a dtype: what is then computed is rounded to it."""
         if not isinstance(dtype, torch.dtype | Traced) or others or keywords:
-            raise refused(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
+            raise make_refusal(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
         return self._apply("to", torch.Tensor.to, (self, dtype), {})
 
     type = to
 
     def __bool__(self) -> bool:
-        raise refused(
+        raise make_refusal(
             "a branch that depends on values of tensors",
             "expressions that are the same for all items",
             "write torch.where(condition, a, b)",
         )
 
     def _refuse(self, *_: object) -> Any:
-        raise refused(
+        raise make_refusal(
             "indices, lengths and iteration: an expression sees one item of each tensor",
             "pointwise operations",
             "index, expand or reshape tensors before the call; views are not copied",
@@ -256,7 +256,7 @@ Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _unknown(name: str) -> UnsupportedRequest:
-    return refused(f"{name} is not supported", ", ".join(FUNCTIONS), _near(name) + "compute it before the call")
+    return make_refusal(f"{name} is not supported", ", ".join(FUNCTIONS), _near(name) + "compute it before the call")
 
 
 @at_tracing
@@ -264,13 +264,13 @@ def _near(name: str) -> str:
     return did_you_mean(name, FUNCTIONS, similarity=0.75)  # sum is not sub, nor argsort short
 
 
-def captured() -> UnsupportedRequest:
+def make_capture_error() -> UnsupportedRequest:
     """Return the error for a tensor of the function's own."""
     hint = "pass it as one more tensor of the call: a number for each item, each line or all"
-    return refused("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
+    return make_refusal("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
 
 
-def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+def apply_operation(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
     """Record an operation on traced items and numbers."""
     keywords = {key: value for key, value in keywords.items() if not (key == "inplace" and value is False)}
     compute = _OF.get(name)
@@ -284,8 +284,10 @@ def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict
         if isinstance(value, bool | int | float | str | None | torch.dtype):
             return value
         if isinstance(value, torch.Tensor):
-            raise captured()
-        raise refused(f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float")
+            raise make_capture_error()
+        raise make_refusal(
+            f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float"
+        )
 
     try:
         metas = [of(each, "_meta") for each in arguments]
@@ -294,9 +296,9 @@ def applied(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict
         dtype = dtype_named(meta.dtype).name
         return Traced(compute(graph, dtype, *given, **{key: of(each, "_term") for key, each in keywords.items()}), meta)
     except _Unsupported as problem:
-        raise refused(str(problem), "see docs/fusion.md", "compute it before the call") from None
+        raise make_refusal(str(problem), "see docs/fusion.md", "compute it before the call") from None
     except UnsupportedRequest:
         raise
     except (TypeError, RuntimeError, ValueError, IndexError, OverflowError) as problem:
         hint = "write it as a call of torch on tensors and numbers"
-        raise refused(f"{name}: {problem}", "arguments that torch takes", hint) from problem
+        raise make_refusal(f"{name}: {problem}", "arguments that torch takes", hint) from problem

@@ -16,7 +16,7 @@ from scanops.codegen.derivatives import Gradient, should_recompute
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
-from scanops.fallback.scans import computed
+from scanops.fallback.scans import compute
 from scanops.requests.geometry import ALIGNMENT, line_shape, split_shape
 from scanops.requests.request import NAMES, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime.call_cache import run
@@ -58,7 +58,7 @@ class Kept(NamedTuple):
         mask = self.kind.shapes[1]
         return mask is not None and mask[1] != torch.bool
 
-    def fitted(self, found: Tensors, tape: Tape) -> Tensors:
+    def fit(self, found: Tensors, tape: Tape) -> Tensors:
         """The requested gradients as ``NAMES``, from those of the scanned term, gate and carry-in.
 
         y = scan(x * m) has x.grad = m * g and m.grad = x * g, where g is the gradient of the term.
@@ -68,21 +68,21 @@ class Kept(NamedTuple):
         if self.weighted and of_term is not None:
             of_x = tape.apply(_times, of_term, self.mask) if self.needs[0] and self.mask is not None else None
             of_mask = tape.apply(_times, of_term, self.x) if self.needs[1] and self.x is not None else None
-        return self.summed((of_x, of_mask, of_gate, of_initial), tape)
+        return self.sum_gradients((of_x, of_mask, of_gate, of_initial), tape)
 
-    def summed(self, gradients: Tensors, tape: Tape) -> Tensors:
+    def sum_gradients(self, gradients: Tensors, tape: Tape) -> Tensors:
         """The requested gradients, summed over broadcast dimensions and converted to the dtype of each input."""
         return tuple(
             None
             if each is None or told is None or not need
             else each
             if (each.shape, each.dtype) == told
-            else tape.apply(partial(summed_to, shape=told[0], dtype=told[1]), each)
+            else tape.apply(partial(sum_to, shape=told[0], dtype=told[1]), each)
             for each, told, need in zip(gradients, self.kind.shapes, self.needs, strict=True)
         )
 
 
-def summed_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def sum_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """Sum a gradient over broadcast dimensions, and convert it to the dtype of the input."""
     real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
     return real.sum_to_size(shape).to(dtype)
@@ -96,12 +96,12 @@ def keeps(kind: RequestKind, needs: Needs) -> tuple[bool, ...]:
     """Return which of x, mask, gate, initial, result and indices the gradients in ``needs`` read."""
     found = kind.keeps.get(needs)
     if found is None:
-        names = _kept_names(kind, needs)
+        names = _list_kept(kind, needs)
         found = kind.keeps[needs] = tuple(name in names for name in (*NAMES, "y", "indices"))
     return found
 
 
-def _kept_names(kind: RequestKind, needs: Needs) -> set[str]:
+def _list_kept(kind: RequestKind, needs: Needs) -> set[str]:
     call, mask, gradient = kind.request.call, kind.shapes[1], kind.request.operator.gradient
     wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
     weighted = mask is not None and mask[1] != torch.bool
@@ -148,7 +148,7 @@ def _recomputes(gradient: Gradient, kind: RequestKind) -> bool:
         and kind.shapes[3] is None
         and request.call.start is None
     )
-    default = request.call.widened() is None and not request.call.compensated
+    default = request.call.widen() is None and not request.call.compensated
     return whole and default and should_recompute(length, request.carry_dtype.itemsize, is_aligned=is_aligned)
 
 
@@ -181,7 +181,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     if gradient.gate == "x":
         assert kept.x is not None
         term = tape.apply(torch.mul, kept.x, kept.mask) if kept.weighted else kept.x
-        gate = _converted(term, request.dtype, tape)
+        gate = _convert(term, request.dtype, tape)
     if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
         saved = kept.y if request.call.exclusive and row.saved else None
     elif gradient.saved == "y":
@@ -189,7 +189,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
     saved_results = False
     if row.saved and saved is None and _recomputes(gradient, kept.kind):
-        inputs = _tiled(kept, inputs, tape)
+        inputs = _read_tiles(kept, inputs, tape)
     elif row.saved and saved is None:
         saved_results = kept.y is not None and not (request.call.per_segment and kept.initial is not None)
         saved = kept.y if saved_results else _before(kept, tape)
@@ -199,7 +199,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         if saved_results and kept.initial is not None:
             inputs = inputs._replace(begin=_begin(kept.initial, request, inputs.x.shape, tape))
     if gfinal is not None:
-        initial = _converted(gfinal, request.carry_dtype, tape)
+        initial = _convert(gfinal, request.carry_dtype, tape)
         inputs = inputs._replace(initial=_contiguous(initial, tape, serves=False))
     if inputs.saved is not None:  # beside it operands are broadcast or strided as it is
         inputs = inputs._replace(
@@ -223,7 +223,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     return of_term, results[1] if row.second else None, results[-1] if carries else None
 
 
-def _tiled(kept: Kept, inputs: Inputs, tape: Tape) -> Inputs:
+def _read_tiles(kept: Kept, inputs: Inputs, tape: Tape) -> Inputs:
     """The inputs of a kernel that finds the result before each item in its tile.
 
     Operands that are not contiguous rows are copied, which moves fewer bytes than an extra forward scan.
@@ -305,7 +305,7 @@ def _contiguous(tensor: torch.Tensor, tape: Tape, *, serves: bool) -> torch.Tens
     return tensor if serves or tensor.is_contiguous() else tape.apply(torch.Tensor.contiguous, tensor)
 
 
-def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
+def _convert(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)
 
 
@@ -320,7 +320,7 @@ def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Te
         # A view of each, because two inputs may be one tensor.
         pairs = zip(inputs.differentiable, needs, strict=True)
         views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
-        results = computed(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))  # type: ignore[arg-type]
+        results = compute(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))  # type: ignore[arg-type]
         given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
         given = [(y, g) for y, g in given if y.requires_grad]
         if not given:

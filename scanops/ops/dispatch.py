@@ -24,12 +24,12 @@ from scanops.forks import LATE, load_late
 from scanops.ops import schema
 from scanops.ops.backward import keeps
 from scanops.ops.fused import FusedPass, Scan, record_fused
-from scanops.ops.node import ScanFunction, backward_pass, by_torch, operated_on
+from scanops.ops.node import ScanFunction, apply_operator, backward_pass, by_torch
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
 from scanops.requests.packed_sequences import PlainCall, is_jagged
-from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors, checked
+from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors, check_request
 from scanops.requests.segments import check_offsets
 from scanops.requests.torch_state import (
     HALVES,
@@ -43,7 +43,7 @@ from scanops.requests.torch_state import (
     runs_kernels,
 )
 from scanops.runtime import call_cache, native
-from scanops.runtime.launcher import delivered, is_readable
+from scanops.runtime.launcher import deliver, is_readable
 from scanops.torch_private import at_tracing, count_modes
 
 AnyInputs = Inputs | FusedInputs
@@ -84,7 +84,7 @@ def plain_name(op: Any) -> Any:
 
     Raises UnsupportedRequest for an operator of two tensors or with two results.
     """
-    op = known_name(op)
+    op = register_name(op)
     if type(op) is str and not _is_plain(op):
         plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
         raise UnsupportedRequest(
@@ -96,7 +96,7 @@ def plain_name(op: Any) -> Any:
     return op
 
 
-def known_name(op: Any) -> Any:
+def register_name(op: Any) -> Any:
     """Return the name of an operator, which is known from here on; anything else as it is."""
     if isinstance(op, Operator):
         _let_be_called(op.handle)
@@ -181,14 +181,14 @@ def run(
     """
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager:
-        return served(call, given, outs, eager=True, known_as=known_as)
+        return serve(call, given, outs, eager=True, known_as=known_as)
     is_placed = any([type(each).__name__ == "DTensor" for each in given.flat])
     if isinstance(given, FusedInputs):
         plain = given.initial is None and not call.final and not is_placed
         if plain and is_followed(given.flat) and not is_derived():
             return _operator(call, given)
         return compose(call, given, run)
-    return _run_on_shards(call, given, outs) if is_placed else followed(call, given, outs)
+    return _run_on_shards(call, given, outs) if is_placed else follow(call, given, outs)
 
 
 def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:
@@ -197,20 +197,20 @@ def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     scan_placed: Callable[..., Outputs] = LATE["scanops.distributed.placed"].scan_placed
     if all([out is None for out in outs]):
         return scan_placed(call, given)
-    request = checked(call, given, outs)
+    request = check_request(call, given, outs)
     dtype = None if request.operator.indices else request.dtype
-    return delivered(scan_placed(replace(call, dtype=dtype), given), request)
+    return deliver(scan_placed(replace(call, dtype=dtype), given), request)
 
 
-def followed(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
+def follow(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     """Return the results by the fallback, or by the operator where torch follows the code."""
     if not is_followed(given.flat):
-        return served(call, given, outs, eager=False)
+        return serve(call, given, outs, eager=False)
     if all([out is None for out in outs]):  # checked where the operator is computed
         return _operator(call, given)
-    request = checked(call, given, outs)
+    request = check_request(call, given, outs)
     dtype = None if request.operator.indices else request.dtype
-    return delivered(_operator(replace(call, dtype=dtype), given), request)
+    return deliver(_operator(replace(call, dtype=dtype), given), request)
 
 
 def is_followed(inputs: tuple[Any, ...]) -> bool:
@@ -235,17 +235,19 @@ def _operator(call: Call, given: AnyInputs) -> Outputs:
     if isinstance(given, FusedInputs):
         shape = torch.broadcast_tensors(*given.operands)[0].shape  # type: ignore[no-untyped-call]
         any_length = len(shape) > 0 and is_symbol(shape[call.dim])
-        return tuple(schema.FUSED(list(given.operands), *schema.fused_arguments(replace(call, any_length=any_length))))
+        return tuple(
+            schema.FUSED(list(given.operands), *schema.list_fused_arguments(replace(call, any_length=any_length)))
+        )
     find_operator(call.op)
     x, initial = given.x, given.initial
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
     if not (is_compiling() or is_traced()):
-        checked(call, given)
+        check_request(call, given)
     start = None
     if not isinstance(initial, torch.Tensor):
         start, given = initial, given._replace(initial=None)
         start = start if start is None else scalar_of(call.name, start)
-    return operated_on(replace(call, start=start, any_length=_changes(x, call.dim)), given)
+    return apply_operator(replace(call, start=start, any_length=_changes(x, call.dim)), given)
 
 
 def _changes(x: torch.Tensor, dim: int) -> bool:
@@ -278,7 +280,7 @@ def _compute_by_torch(request: Request) -> Outputs:
     return by_torch(request)
 
 
-def served(
+def serve(
     call: Call,
     given: AnyInputs,
     outs: Tensors = (),
@@ -294,10 +296,10 @@ def served(
     """
     key = None
     if eager and all([out is None for out in outs]):
-        key, known = call_cache.recalled(known_as or call, given)
+        key, known = call_cache.recall(known_as or call, given)
         if known is not None:
             return repeat(known_as or call, given, known, record)
-    request = checked(call, given, outs)
+    request = check_request(call, given, outs)
     if not eager:
         if request.x.is_cpu and call.fusion is None:  # whose plain scan is counted
             recording.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
@@ -325,7 +327,7 @@ def repeat(
     call = known.kind.request.call
     if given.offsets is not None:  # the key has their shape, not their values
         check_offsets(call.name, given.offsets, given.x, call.dim)
-    if known.launcher.own and not call.per_segment and native.repeated(known.launcher):
+    if known.launcher.own and not call.per_segment and native.should_learn(known.launcher):
         if not isinstance(asked, Call):
             native.learn(asked, given.flat, known.launcher)
         elif isinstance(given, Inputs):  # its backward passes are asked for by no key that C++ reads
@@ -342,7 +344,7 @@ def _compute(work: First | call_cache.Known, given: AnyInputs, record: Callable[
     if isinstance(given, Inputs):
         return (record or ScanFunction.record)(work, given.flat)
     # A pass with gradients may write states as well, by another kernel than the call without.
-    return record_fused_call(work.kind, given, partial(served, eager=True), saves_states=True)
+    return record_fused_call(work.kind, given, partial(serve, eager=True), saves_states=True)
 
 
 def record_fused_call(kind: RequestKind, given: FusedInputs, compute: Scan, *, saves_states: bool) -> Outputs:
@@ -359,13 +361,13 @@ def learn_chunks(tensors: tuple[Any, ...], options: tuple[Any, ...], view: Plain
     if native.served is None or is_compiling() or type(options[1]) is not int:
         return
     call, given, eager = call_of(view.tensors, view.outs, view.options)
-    known = call_cache.recalled(call, given)[1] if eager and view.outs[0] is None else None
+    known = call_cache.recall(call, given)[1] if eager and view.outs[0] is None else None
     if known is None or not known.launcher.own or len(known.launcher.places) > 1:
         return
     pairs = zip(tensors[:2], view.tensors[:2], strict=True)
     if any(each is not None and (each.dtype, each.data_ptr()) != (own.dtype, own.data_ptr()) for each, own in pairs):
         return
-    if native.repeated(known.launcher):
+    if native.should_learn(known.launcher):
         native.learn(options, tensors, known.launcher, shape=result.shape)
 
 

@@ -21,7 +21,7 @@ from scanops.codegen.fusion.adjoint import (
 from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
-from scanops.ops.backward import summed_to
+from scanops.ops.backward import sum_to
 from scanops.ops.node import ScanFunction
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
@@ -61,7 +61,7 @@ class FusedPass:
         """Save the tensors of the call, and the states."""
         ctx.save_for_backward(*tensors, *self._saved)
         ctx.states, ctx.scan, ctx.differentiate, self._saved = self._states, self._scan, self.differentiate, ()
-        ctx.fused = schema.fused_arguments(self.kind.request.call)
+        ctx.fused = schema.list_fused_arguments(self.kind.request.call)
 
     @staticmethod
     def differentiate(ctx: Any, needs: Needs, gradients: Sequence[torch.Tensor | None]) -> Tensors:
@@ -171,14 +171,12 @@ def differentiate_fused(
         found += scans.run(fusion, read, of_final, **against)
         if of_initial:
             assert carry is not None
-            of_carry = summed_to(found.pop(), shape=carry.shape, dtype=carry.dtype)
+            of_carry = sum_to(found.pop(), shape=carry.shape, dtype=carry.dtype)
     if adjoint.last is not None:
         outputs = adjoint.last.outputs
         values = evaluate(adjoint.last.nodes, [each.at for each in outputs], {"operand": [*read, *found]}, {})
         dtypes = [getattr(torch, each.dtype) for each in outputs]
         found = [each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
     pairs = zip(tensors, adjoint.of, strict=True)
-    x, *further = [
-        None if at is None else summed_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs
-    ]
+    x, *further = [None if at is None else sum_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs]
     return (x, None, None, of_carry, *further)

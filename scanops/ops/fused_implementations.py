@@ -14,13 +14,13 @@ from scanops.codegen.fusion.fusion import fusion_of
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
 from scanops.ops import schema
-from scanops.ops.dispatch import record_fused_call, run, served
+from scanops.ops.dispatch import record_fused_call, run, serve
 from scanops.ops.fused import differentiate_fused
-from scanops.ops.implementations import differentiated_again, implement, is_transformed
+from scanops.ops.implementations import differentiate_again, implement, is_transformed
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
-from scanops.requests.request import FusedInputs, RequestKind, check_fused, checked
+from scanops.requests.request import FusedInputs, RequestKind, check_fused, check_request
 from scanops.requests.torch_state import is_recorded, reads_memory
 
 Results = list[torch.Tensor]
@@ -46,7 +46,7 @@ def _parse(tensors: Results, text: str, op: str, dim: int, *options: bool) -> tu
 def _compute(*arguments: Any) -> Results:
     call, given = _parse(*arguments)
     with schema.lengths(call.any_length):
-        return separate(served(call, given, eager=reads_memory(given.flat)), given.operands)
+        return separate(serve(call, given, eager=reads_memory(given.flat)), given.operands)
 
 
 def _pretend(*arguments: Any) -> Results:
@@ -64,11 +64,11 @@ def _differentiate(keys: Any, *arguments: Any) -> Results:
     def compute(call: Call, given: FusedInputs) -> tuple[torch.Tensor, ...]:
         with private.below_autograd():
             keep = keys & private.after_autograd
-            return tuple(schema.FUSED.redispatch(keep, list(given.operands), *schema.fused_arguments(call)))
+            return tuple(schema.FUSED.redispatch(keep, list(given.operands), *schema.list_fused_arguments(call)))
 
     if not (is_recorded() and any(each.requires_grad for each in given.operands)):
         return list(compute(call, given))
-    return list(record_fused_call(RequestKind(checked(call, given)), given, compute, saves_states=False))
+    return list(record_fused_call(RequestKind(check_request(call, given)), given, compute, saves_states=False))
 
 
 def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, list[int]]:
@@ -76,7 +76,7 @@ def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, l
     tensors, text, op, dim, *options = arguments
     ranks = [each.ndim - (at is not None) for each, at in zip(tensors, dims[0], strict=True)]
     rank = max(1, *ranks)  # 0-d tensors are lines of one item
-    batched = [schema.aligned(each, at, rank) for each, at in zip(tensors, dims[0], strict=True)]
+    batched = [schema.align(each, at, rank) for each, at in zip(tensors, dims[0], strict=True)]
     found = schema.FUSED(batched, text, op, dim % rank + 1, *options)
     return [each if any(ranks) else each.squeeze(1) for each in found], [0] * len(found)
 
@@ -97,7 +97,7 @@ def _pretend_backward(given: list[torch.Tensor | None], tensors: Results, needs:
     return [torch.empty_like(each) if need else each.new_empty(0) for each, need in zip(tensors, needs, strict=True)]
 
 
-_again = differentiated_again(schema.FUSED_BACKWARD, _compute_backward)
+_again = differentiate_again(schema.FUSED_BACKWARD, _compute_backward)
 implement("fused", _compute, _differentiate, _pretend)
 implement("fused_backward", _compute_backward, _again, _pretend_backward)
 torch.library.register_vmap("scanops::fused", _rule, lib=schema.LIBRARY)

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 
 from scanops import torch_private as private
 from scanops.ops import schema
-from scanops.ops.backward import Kept, keeps, summed_to
-from scanops.ops.dispatch import served
+from scanops.ops.backward import Kept, keeps, sum_to
+from scanops.ops.dispatch import serve
 from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
 from scanops.ops.schema import TENSORS
 from scanops.requests.geometry import separate
@@ -35,23 +35,23 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 def _compute(*arguments: Any) -> Found:
     """By a kernel where there is memory to read: modes have seen the operator already."""
-    inputs, call = schema.parsed(arguments)
+    inputs, call = schema.parse(arguments)
     given = Inputs(*_classless(inputs))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
-        return separate(served(call, given, eager=reads_memory(given.flat)))
+        return separate(serve(call, given, eager=reads_memory(given.flat)))
 
 
 def _pretend(*arguments: Any) -> Found:
     """Shapes and dtypes of the results, for fake tensors."""
-    inputs, call = schema.parsed(arguments)
+    inputs, call = schema.parse(arguments)
     request = schema.request_of(call, inputs)
     return [torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places]
 
 
 def _cast(*arguments: Any) -> Found:
     """Under autocast on a GPU, operators with ``autocast`` in float32."""
-    inputs, call = schema.parsed(arguments)
+    inputs, call = schema.parse(arguments)
     if call.dtype is None:
         call = replace(call, dtype=autocast(call.op, inputs.x))
     with private.without_autocast():
@@ -59,7 +59,7 @@ def _cast(*arguments: Any) -> Found:
 
 
 def _differentiate(keys: Any, *arguments: Any) -> Found:
-    inputs, call = schema.parsed(arguments)
+    inputs, call = schema.parse(arguments)
     tensors, keys = inputs[:TENSORS], keys & private.after_autograd
     if is_transformed(tensors):
         return list(by_torch(schema.request_of(call, inputs)))
@@ -103,7 +103,7 @@ def _backward(*arguments: Any, within: bool) -> Found:
         if given is None or not need
         else torch.zeros_like(given)
         if each is None
-        else summed_to(each, shape=given.shape, dtype=given.dtype)
+        else sum_to(each, shape=given.shape, dtype=given.dtype)
         for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
     ]
 
@@ -125,7 +125,7 @@ def _pretend_backward(*arguments: Any) -> Found:
     ]
 
 
-def differentiated_again(overload: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
+def differentiate_again(overload: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     """Return what autograd does with an operator for gradients: where they have gradients, ``compute`` records them."""
 
     def differentiate(keys: Any, *arguments: Any) -> Any:
@@ -149,7 +149,7 @@ def implement(
     private.register_fake(f"scanops::{name}", pretend, schema.LIBRARY)
 
 
-_again = differentiated_again(schema.BACKWARD, partial(_backward, within=False))
+_again = differentiate_again(schema.BACKWARD, partial(_backward, within=False))
 implement("scan", _compute, _differentiate, _pretend)
 implement("scan_backward", _compute_backward, _again, _pretend_backward)
 schema.LIBRARY.impl("scan", _cast, "AutocastCUDA")  # type: ignore[no-untyped-call]

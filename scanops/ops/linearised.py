@@ -29,7 +29,7 @@ from scanops.codegen.operators import Operator, operator_named
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors
-from scanops.requests.segments import carried_along, flags_along, places_along, shifted
+from scanops.requests.segments import carry_along, flags_along, places_along, shift
 from scanops.requests.torch_state import has_kernels, is_transformed
 
 Outputs = tuple[torch.Tensor, ...]
@@ -84,7 +84,7 @@ class _Line:
         """The result before each item (exclusive scan)."""
         if self._y is None:
             return self._again(exclusive=True)
-        return self._y if self.call.exclusive else self._delayed(self._y)
+        return self._y if self.call.exclusive else self._delay(self._y)
 
     @lazy
     def after(self) -> torch.Tensor:
@@ -107,21 +107,21 @@ class _Line:
                 return tuple(torch.zeros_like(each) for each in given)
             return torch.autograd.grad(after, read, torch.ones_like(after), create_graph=again, materialize_grads=True)
 
-    def _delayed(self, y: torch.Tensor) -> torch.Tensor:
+    def _delay(self, y: torch.Tensor) -> torch.Tensor:
         """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
         dim, ahead, nothing = self.call.dim, self.call.reverse, self._nothing
         shape = y.shape or torch.Size((1,))  # a line of its own
         edge: float | torch.Tensor = nothing
         offsets = self.inputs.offsets
         if self.call.per_segment and self.inputs.initial is not None and offsets is not None:
-            nothing = carried_along(self.wide(self.inputs.initial), offsets, shape, dim)
+            nothing = carry_along(self.wide(self.inputs.initial), offsets, shape, dim)
             edge = nothing.narrow(dim, shape[dim] - 1 if ahead else 0, min(1, shape[dim]))
         elif self.inputs.initial is not None:
             edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
-        before = shifted(y.reshape(shape), dim, edge, ahead=ahead)
+        before = shift(y.reshape(shape), dim, edge, ahead=ahead)
         flags = flags_along(self.inputs.starts, offsets, self.inputs.x.expand(shape), dim, self.call.chunk)
         if flags is not None:
-            first = shifted(flags, dim, False, ahead=True) if ahead else flags
+            first = shift(flags, dim, False, ahead=True) if ahead else flags
             before = torch.where(first, nothing, before)
         return before.reshape(y.shape)
 
@@ -168,7 +168,7 @@ def _derivative_of(row: Operator) -> Derivative | None:
     return row.derivative or (_OF_STEP if plain and not row.places_items and row.gives != "index" else None)
 
 
-def pulled_back(
+def pull_back(
     request: Request,
     needs: tuple[bool, ...],
     results: Tensors,
@@ -184,7 +184,7 @@ def pulled_back(
     """
     line = _Line(request, results[0], scan)
     if request.operator.indices:
-        return _collected(line, results[1], gy), None, None
+        return _collect(line, results[1], gy), None, None
     gy = gy.to(request.carry_dtype)
     local, call = line.local, request.call
     back: dict[str, Any] = {"initial": gfinal, "reverse": not request.call.reverse, "final": needs[3]}
@@ -201,20 +201,20 @@ def pulled_back(
     return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
 
 
-def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: Scan) -> Outputs:
+def push_forward(request: Request, results: Tensors, tangents: Tensors, scan: Scan) -> Outputs:
     """Return the tangents of the result, and of the carry-out if there is one, from those of the inputs."""
     if request.call.complete:
         y, start = results[0], tangents[3]
         assert y is not None
-        (moved,) = pushed_forward(request.inclusive, (request.within(y), None), tangents, scan)
-        return (request.extended(moved, moved.new_zeros(()) if start is None else start),)
+        (moved,) = push_forward(request.inclusive, (request.within(y), None), tangents, scan)
+        return (request.extend(moved, moved.new_zeros(()) if start is None else start),)
     line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
     of_x = of_x if of_x is None or line.weights is None else of_x * line.weights
     of_mask = None if of_mask is None else of_mask * line.inputs.x
     of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
     if request.operator.indices:
-        return (_gathered(request, results[1], of_term).to(request.dtype),)
+        return (_gather(request, results[1], of_term).to(request.dtype),)
     local = line.local
     if of_term is not None and local.term is not None:
         of_term = of_term * local.term(line)
@@ -232,7 +232,7 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
 # ---- operators with indices
 
 
-def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
+def _collect(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
     """The gradient of each item of an operator with indices: the sum over the results that the item gave."""
     assert indices is not None
     dim = line.call.dim
@@ -241,11 +241,11 @@ def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> t
     if environment.policy() == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
         found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
     else:
-        found = _summed_by_runs(line, at, given)
+        found = _sum_by_runs(line, at, given)
     return found.reshape(gy.shape)
 
 
-def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+def _sum_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """The gradient of each item by a segmented scan, in a fixed order of additions.
 
     Results that come from one item are consecutive and start at the item, so the gradients are sums of segments from
@@ -253,14 +253,14 @@ def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch
     """
     dim, back = line.call.dim, not line.call.reverse
     if line.call.exclusive:  # an exclusive result comes from the item before
-        at, given = shifted(at, dim, -1, ahead=back), shifted(given, dim, 0, ahead=back)
+        at, given = shift(at, dim, -1, ahead=back), shift(given, dim, 0, ahead=back)
     leads = at == places_along(at, dim)
-    starts = leads if back else shifted(leads, dim, False, ahead=False)  # a segment that ends at its leading item
+    starts = leads if back else shift(leads, dim, False, ahead=False)  # a segment that ends at its leading item
     sums = line.scan("sum", given, starts=starts, reverse=back)[0]
     return torch.where(leads, sums, torch.zeros_like(sums))
 
 
-def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:
+def _gather(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:
     """The tangent of each result: that of the item its index names."""
     assert indices is not None
     if tangent is None:

@@ -17,17 +17,17 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from scanops import environment
 from scanops import torch_private as private
 from scanops.codegen.operators import find_operator
-from scanops.fallback.scans import computed
+from scanops.fallback.scans import compute
 from scanops.ops import schema
-from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, summed_to
-from scanops.ops.linearised import knows, pulled_back, pushed_forward
+from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, sum_to
+from scanops.ops.linearised import knows, pull_back, push_forward
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.requests.torch_state import has_kernels, is_derived, is_memory, is_transformed, runs_kernels, torch_kernels
 from scanops.runtime import call_cache
-from scanops.runtime.launcher import delivered
+from scanops.runtime.launcher import deliver
 from scanops.runtime.policies import resumed
 from scanops.runtime.recipes import Recipe, Tape
 
@@ -59,7 +59,7 @@ class Below(NamedTuple):
 def by_torch(request: Request) -> Outputs:
     """Return the results of a request by PyTorch's own operators."""
     with torch_kernels():
-        return delivered(computed(request), request)
+        return deliver(compute(request), request)
 
 
 def kind_of(call: Call, tensors: Tensors) -> RequestKind:
@@ -118,12 +118,12 @@ class ScanFunction(torch.autograd.Function):
         y, indices, *tensors = ctx.saved_tensors
         request = schema.request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
-        found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated_on)
+        found = push_forward(request, (y, indices), (x, mask, gate, initial), apply_operator)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], work: Any, *tensors: Any) -> Any:
-        return schema.batched(operated_on, info, dims[1:], Inputs(*tensors), work.call)
+        return schema.batch(apply_operator, info, dims[1:], Inputs(*tensors), work.call)
 
 
 def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | None], output: Outputs) -> None:
@@ -166,7 +166,7 @@ def needs_of(ctx: Any) -> Needs:
 # ---- scans that derivatives are made of
 
 
-def operated_on(call: Call, inputs: Sequence[Any]) -> Outputs:
+def apply_operator(call: Call, inputs: Sequence[Any]) -> Outputs:
     """Return the results of an operator on ``Inputs`` of any kind; under a transform by ``ScanFunction``.
 
     That has all derivatives. An operator of ``torch.library`` has no rule for tangents, and its rule for gradients
@@ -220,7 +220,7 @@ def backward_pass(kind: RequestKind, needs: Needs, given: Tensors, policy: str |
     key = None
     # Kernels and their recipes are for what is differentiated once.
     if kind.lasts and not torch.is_grad_enabled() and runs_kernels(given):
-        key, recipe = call_cache.recalled_gradient(kind, needs, given, policy)
+        key, recipe = call_cache.recall_gradient(kind, needs, given, policy)
         if recipe is not None:
             return recipe.again(given), recipe
     gy = gy.resolve_conj().resolve_neg()
@@ -246,7 +246,7 @@ def _of_complete(
     *others, of_initial = backward_pass(inclusive, needs, (request.within(gy), None, *kept.tensors), policy)[0]
     if needs[3] and kind.shapes[3] is not None:
         shape, dtype = kind.shapes[3]
-        of_start = summed_to(request.start_in(gy), shape=shape, dtype=dtype)
+        of_start = sum_to(request.start_in(gy), shape=shape, dtype=dtype)
         of_initial = of_start if of_initial is None else of_initial + of_start
     return (*others, of_initial)
 
@@ -261,7 +261,7 @@ def gradients_of(
     tape = Tape((gy, gfinal, *kept.tensors))
     rows = by_rows(kept, gy, gfinal, tape) if kernels and not torch.is_grad_enabled() else None
     if rows is not None:
-        found = kept.fitted(rows, tape)
+        found = kept.fit(rows, tape)
         recipe = tape.recipe(found)
         if key is not None and recipe is not None:
             call_cache.remember(call_cache.GRADIENTS, key, recipe)
@@ -269,9 +269,9 @@ def gradients_of(
     request = kept.kind.request
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
     if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):
-        return kept.summed(by_fallback(kept, gy, gfinal), tape)
+        return kept.sum_gradients(by_fallback(kept, gy, gfinal), tape)
     request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
-    return kept.fitted(pulled_back(request, kept.needs, results, gy, gfinal, operated_on), tape)
+    return kept.fit(pull_back(request, kept.needs, results, gy, gfinal, apply_operator), tape)
 
 
 def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:

@@ -12,7 +12,7 @@ import torch
 from scanops import environment
 from scanops.requests.call import SCHEMA, Call
 from scanops.requests.checks import lent_kind
-from scanops.requests.request import Inputs, Request, checked
+from scanops.requests.request import Inputs, Request, check_request
 from scanops.requests.segments import flags_along, make_line_offsets
 from scanops.runtime.policies import policy
 
@@ -44,7 +44,7 @@ FUSED = _define("fused", "Tensor[] tensors", _FUSED)
 FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensors, bool[] needs", _FUSED)
 
 
-def parsed(arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
+def parse(arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
     """Return the tensors and the call of the arguments of ``scan``."""
     return _with_offsets(Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:]))
 
@@ -62,7 +62,7 @@ def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
     return (dim, op, needs, *others)
 
 
-def fused_arguments(call: Call) -> tuple[Any, ...]:
+def list_fused_arguments(call: Call) -> tuple[Any, ...]:
     """Return the arguments of ``fused`` after its tensors."""
     assert call.fusion is not None
     return call.fusion.text, call.op, call.dim, call.reverse, call.exclusive, call.any_length
@@ -80,7 +80,7 @@ def request_of(call: Call, inputs: Inputs) -> Request:
     start: Any = call.start
     if isinstance(start, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number of its kind: only that is checked
         start = 1 if isinstance(start, torch.SymInt) else True
-    return checked(call, inputs if inputs.initial is not None else inputs._replace(initial=start))
+    return check_request(call, inputs if inputs.initial is not None else inputs._replace(initial=start))
 
 
 def run_operator(call: Call, tensors: tuple[Any, ...], keys: Any = None) -> Outputs:
@@ -99,7 +99,7 @@ def lengths(any_length: bool) -> AbstractContextManager[object]:
 Dims = tuple[int | None, ...]
 
 
-def batched(
+def batch(
     compute: Callable[[Call, tuple[Any, ...]], Outputs], info: Any, dims: Dims, inputs: Inputs, call: Call
 ) -> tuple[Outputs, tuple[int, ...]]:
     """Return what ``compute`` gives for a batch, and the batch's dimension in each result: a rule for vmap.
@@ -111,7 +111,7 @@ def batched(
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
     dim = call.dim % rank
-    x = aligned(inputs.x, dims[0], rank).expand(info.batch_size, *(shape or (1,)))
+    x = align(inputs.x, dims[0], rank).expand(info.batch_size, *(shape or (1,)))
     mask, gate, starts = (
         None if each is None else _operand(each, each_dim, inputs.x.dtype if shape else each.dtype, rank)
         for each, each_dim in zip(inputs[1:4], dims[1:4], strict=True)
@@ -123,7 +123,7 @@ def batched(
         call = replace(call, chunk=None)
     initial = inputs.initial
     if initial is not None and not (dims[5] is None and initial.ndim == 0):
-        initial = aligned(initial, dims[5], rank if call.per_segment else rank - 1)
+        initial = align(initial, dims[5], rank if call.per_segment else rank - 1)
     results = compute(replace(call, dim=dim + 1), (x, mask, gate, starts, offsets, initial))
     if not shape:
         results = tuple(each.reshape(info.batch_size) for each in results)
@@ -135,10 +135,10 @@ def _operand(tensor: torch.Tensor, dim: int | None, beside: torch.dtype, rank: i
     if tensor.ndim == (dim is not None) and tensor.dtype != torch.bool:
         one, number = torch.empty(1, dtype=beside, device="meta"), torch.empty((), dtype=tensor.dtype, device="meta")
         tensor = tensor.to(lent_kind(number, one).dtype)
-    return aligned(tensor, dim, rank)
+    return align(tensor, dim, rank)
 
 
-def aligned(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
+def align(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
     """A tensor with the batch in front of ``rank`` dimensions, those it lacks of size 1."""
     tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
     batch, *others = tensor.shape
@@ -157,7 +157,7 @@ def _one_by_one(
 
 def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[list[torch.Tensor], list[int]]:
     inputs, call = Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:])
-    found, places = batched(run_operator, info, dims[:TENSORS], inputs, call)
+    found, places = batch(run_operator, info, dims[:TENSORS], inputs, call)
     return list(found), list(places)
 
 

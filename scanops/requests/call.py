@@ -107,7 +107,7 @@ class Call:
                     hint=f"leave {name} out, or pass {name}={example}",
                 )
 
-    def widened(self) -> Call | None:
+    def widen(self) -> Call | None:
         """Return the call with results of its wider accumulator's dtype; None where it has no such accumulator."""
         if self.accumulate is None or self.compensated:
             return None
@@ -151,7 +151,7 @@ class Call:
         call = call if spec.fusion is None else replace(call, fusion=spec.fusion)
         return replace(call, exclusive=False, complete=True) if spec.complete else call
 
-    def checked(self, spec: ScanSpec, dim: int) -> Call:
+    def settle(self, spec: ScanSpec, dim: int) -> Call:
         """Return this call as a ``Request`` has it, with what ``spec`` has settled."""
         return replace(self, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
 

@@ -46,7 +46,7 @@ def order_operands(fusion: Fusion, tensors: Sequence[torch.Tensor], shape: torch
     return tuple(sorted(read, key=lambda place: place != first))
 
 
-def fused_places(fusion: Fusion, shape: torch.Size) -> list[tuple[str, torch.Size, torch.dtype]]:
+def list_places(fusion: Fusion, shape: torch.Size) -> list[tuple[str, torch.Size, torch.dtype]]:
     """Return kernel argument, shape and dtype of each output."""
     dtypes = [getattr(torch, dtype) for _, dtype in fusion.outputs]
     return [(name, shape, dtype) for name, dtype in zip(_PLACES, dtypes, strict=False)]

@@ -15,7 +15,7 @@ from scanops.codegen.operators import Operator, find_operator, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.call import Call
-from scanops.requests.fused import broadcast_shape, carry_dtype_of, fused_places, order_operands
+from scanops.requests.fused import broadcast_shape, carry_dtype_of, list_places, order_operands
 from scanops.requests.geometry import (
     ALIGNMENT,
     FURTHER,
@@ -165,7 +165,7 @@ class Request:
         for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("shape", shape)):
             set_field(self, name, value)
         if fusion is not None:
-            places = fused_places(fusion, shape)
+            places = list_places(fusion, shape)
         else:
             places = [] if self.call.totals else [("output", shape, dtype)]
             if operator.doubled:
@@ -217,7 +217,7 @@ class Request:
         """The carry-in in the results of a complete scan, as a view, one per line; likewise of their gradients."""
         return results.select(self.call.dim, -1 if self.call.reverse else 0)
 
-    def extended(self, results: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    def extend(self, results: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """The results of a complete scan, from inclusive ones and the carry-in of each line; likewise of tangents."""
         first = start.to(results.dtype).expand(line_shape(results.shape, self.call.dim)).unsqueeze(self.call.dim)
         return torch.cat([results, first] if self.call.reverse else [first, results], self.call.dim)
@@ -235,7 +235,7 @@ class Request:
     def spec(self, out: torch.Tensor) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out``."""
         if self.call.fusion is not None:
-            return self._fused_spec(self.call.fusion)
+            return self._make_fused_spec(self.call.fusion)
         inputs = self.plain
         _, length, inner = split_shape(self.shape, self.call.dim)
         operands = inputs.operands()
@@ -246,7 +246,7 @@ class Request:
         layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
         # Not beside what was saved, which lies as the output does, nor where lines of results are longer.
         if layouts["input"] == "strided" and inputs.saved is None and not self.call.complete:
-            layouts, whole = self._transposed(layouts, operands)
+            layouts, whole = self._transpose_layouts(layouts, operands)
         aligned = whole and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(operands[name], layout, self.call.dim) for name, layout in layouts.items())
         aligned = aligned and (inputs.saved is None or inputs.saved.data_ptr() % ALIGNMENT == 0)
@@ -260,7 +260,7 @@ class Request:
         )
         return spec if self.call.chunk is None else spec.in_chunks(self.call.chunk)
 
-    def _fused_spec(self, fusion: Fusion) -> ScanSpec:
+    def _make_fused_spec(self, fusion: Fusion) -> ScanSpec:
         call, (_, length, inner) = self.call, split_shape(self.shape, self.call.dim)
         views = tuple(self.operands.values())
         layouts: list[Layout] = [layout_of(each, self.shape, call.dim) for each in views]
@@ -282,7 +282,9 @@ class Request:
             or all(is_aligned(each, layout, call.dim) for each, layout in zip(views, layouts, strict=True)),
         )
 
-    def _transposed(self, layouts: dict[str, Layout], operands: OperandTensors) -> tuple[dict[str, Layout], bool]:
+    def _transpose_layouts(
+        self, layouts: dict[str, Layout], operands: OperandTensors
+    ) -> tuple[dict[str, Layout], bool]:
         """Return the layouts, "transposed" where they are, and whether all runs of those are 16-byte aligned."""
         x, dim = self.x, self.call.dim
         _, length, inner = split_shape(x.shape, dim)
@@ -328,12 +330,12 @@ def make_request(
     indices: torch.Tensor | None = None,
     **options: Any,
 ) -> Request:
-    """Return ``checked`` of a call and tensors; ``options`` are further fields of ``Inputs`` and of ``Call``."""
+    """Return ``check_request`` of a call and tensors; ``options`` are further fields of ``Inputs`` and of ``Call``."""
     given = {name: options.pop(name) for name in Inputs._fields if name in options}
-    return checked(Call(op, dim, **options), Inputs(x, **given), (out, indices))
+    return check_request(Call(op, dim, **options), Inputs(x, **given), (out, indices))
 
 
-def checked(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
+def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
     """Return the request that a call makes, with everything that can be wrong with it checked.
 
     ``outs`` are the caller's tensors for the result and for its indices. Raises UnsupportedRequest, or
@@ -399,7 +401,7 @@ def checked(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Tensor | 
                 who, initial, x, carry_shape(x.shape, dim, offsets if call.per_segment else None), carry_dtype
             )
         )
-    call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]
+    call, outs = call.settle(spec, dim), outs[: 1 + bool(row.indices)]
     return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 

@@ -27,7 +27,7 @@ def check_starts(who: str, starts: Tensor, offsets: Tensor | None, x: Tensor) ->
         raise UnsupportedRequest(
             f"{who}: segment_starts and offsets are mutually exclusive",
             allowed="segment_starts or offsets",
-            value=f"segment_starts={_described(starts)}, offsets={_described(offsets)}",
+            value=f"segment_starts={_describe(starts)}, offsets={_describe(offsets)}",
             hint="leave one of them out",
         )
     check_tensor(who, "segment_starts", starts)
@@ -111,7 +111,7 @@ def _has_values(offsets: Tensor) -> bool:
     return not is_wrapped(offsets)
 
 
-def _described(given: object) -> str:
+def _describe(given: object) -> str:
     return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
 
 
@@ -130,7 +130,7 @@ def check_carries(who: str, x: Tensor, offsets: Tensor | None) -> None:
         raise UnsupportedRequest(
             f"{who}: carries of segments need offsets",
             allowed="offsets, and a tensor of one dimension or more",
-            value=f"offsets={_described(offsets)}, x of shape {tuple(x.shape)}",
+            value=f"offsets={_describe(offsets)}, x of shape {tuple(x.shape)}",
             hint="pass offsets, or return_final=True for carries of lines",
         )
 
@@ -175,7 +175,7 @@ def find_longest(offsets: Tensor, length: int, chunk: int | None = None) -> int:
     return length if chunk is None else min(chunk, length)
 
 
-def carried_along(carries: Tensor, offsets: Tensor, shape: torch.Size, dim: int) -> Tensor:
+def carry_along(carries: Tensor, offsets: Tensor, shape: torch.Size, dim: int) -> Tensor:
     """Return the carry-in of each item's segment, in x's ``shape``, from that of each segment."""
     segments = find_segments(offsets, torch.arange(shape[dim], device=offsets.device))
     return carries.expand(carry_shape(shape, dim, offsets)).index_select(dim, segments)
@@ -186,7 +186,7 @@ def places_along(x: Tensor, dim: int) -> Tensor:
     return torch.arange(x.shape[dim], device=x.device).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
 
 
-def shifted(tensor: Tensor, dim: int, fill: float | Tensor, *, ahead: bool) -> Tensor:
+def shift(tensor: Tensor, dim: int, fill: float | Tensor, *, ahead: bool) -> Tensor:
     """Return the tensor shifted by one item to the front (``ahead``) or the back, with ``fill`` at the open end."""
     length = tensor.shape[dim]
     if not length:

@@ -22,7 +22,7 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
-from scanops.runtime.launcher import Device, Launcher, computed, places_for
+from scanops.runtime.launcher import Device, Launcher, launch, places_for
 from scanops.runtime.launcher import device_of as device_of
 from scanops.runtime.policies import POLICIES, Policy
 from scanops.runtime.recipes import Recipe
@@ -63,7 +63,7 @@ def forget() -> None:
 reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
-def recalled(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None, Known | None]:
+def recall(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None, Known | None]:
     """Return the key of a call and what served it before. Without a key the call is checked every time.
 
     ``call`` may be what a fused call is known by before its functions are traced.
@@ -75,7 +75,7 @@ def recalled(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    if known is not None and not known.launcher.own and superseded((known.launcher,)):
+    if known is not None and not known.launcher.own and is_superseded((known.launcher,)):
         known = None
     return key, known
 
@@ -90,7 +90,7 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
     return True
 
 
-def recalled_gradient(
+def recall_gradient(
     kind: RequestKind, needs: Needs, given: Tensors, policy: str | None
 ) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
@@ -99,10 +99,10 @@ def recalled_gradient(
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    return key, None if recipe is None or superseded(recipe.launchers) else recipe
+    return key, None if recipe is None or is_superseded(recipe.launchers) else recipe
 
 
-def superseded(launchers: tuple[Launcher, ...]) -> bool:
+def is_superseded(launchers: tuple[Launcher, ...]) -> bool:
     """Whether a kernel stands in for one that the process holds by now."""
     if all([each.own for each in launchers]):
         return False
@@ -200,7 +200,7 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     outs = places_for(request)
     if not request.shape.numel():
         left = request.call.complete or request.call.fusion is not None
-        return None if left else (computed(None, request, outs), None)
+        return None if left else (launch(None, request, outs), None)
     spec = request.spec(outs[0])
     kernel, key = kernel_for(spec, request.line_shape.numel(), device)
     if kernel is None:
@@ -213,4 +213,4 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
             )
         return None
     launcher = Launcher(kernel, request, device, key)
-    return computed(launcher, request, outs), launcher
+    return launch(launcher, request, outs), launcher

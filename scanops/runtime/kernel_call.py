@@ -11,9 +11,9 @@ from scanops import emulator
 from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, checked
+from scanops.requests.request import Inputs, check_request
 from scanops.requests.torch_state import is_memory
-from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
+from scanops.runtime.launcher import Device, Launchable, Launcher, device_of, launch, places_for
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -29,7 +29,7 @@ def run_kernel(
     spec = kernel.spec
     read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
     call = replace(Call.of_spec(spec, dim), chunk=chunk)
-    request = checked(call, Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
+    request = check_request(call, Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
     for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(
@@ -43,7 +43,7 @@ def run_kernel(
     outs = places_for(request)
     target = CPU if x.device.type == "cpu" else device_of(x).target  # the emulator's kernels read any CPU tensor
     _check_match(kernel, request.spec(outs[0]), target)
-    return computed(Launcher(kernel, request, device, kernel.key) if x.numel() else None, request, outs)
+    return launch(Launcher(kernel, request, device, kernel.key) if x.numel() else None, request, outs)
 
 
 def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:

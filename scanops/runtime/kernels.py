@@ -54,7 +54,7 @@ def obtain(key: KernelKey, policy: Policy, store: Store | None = None) -> Kernel
 def _obtain(key: KernelKey, policy: Policy, store: Store) -> Kernel | None:
     slug, target = key.spec.slug, key.target
     choice = None if target == CPU else entry_for(key)  # the emulator runs the planner's plan
-    builders = policy.builders if target == CPU else policy.asked()
+    builders = policy.builders if target == CPU else policy.list_builders()
     forms = forms_by(builders, target)
     entry = store.lookup(slug, target, *store_keys(key, choice, forms))
     if entry is None and choice is not None and not usable(choice, key):
@@ -64,7 +64,7 @@ def _obtain(key: KernelKey, policy: Policy, store: Store) -> Kernel | None:
         return Kernel(key, entry, choice)
     request = request_of(key, choice, builders)
     miss, entry = Miss(key, choice, request, store), store.find(*request.identities.values())
-    return miss.served(policy) if entry is None else miss.kernel(entry)
+    return miss.serve(policy) if entry is None else miss.kernel(entry)
 
 
 class Miss(NamedTuple):
@@ -75,7 +75,7 @@ class Miss(NamedTuple):
     request: BuildRequest
     store: Store
 
-    def served(self, policy: Policy) -> Kernel | None:
+    def serve(self, policy: Policy) -> Kernel | None:
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
         if policy.name == policies.FIND.name:
             return None

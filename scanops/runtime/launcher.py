@@ -135,14 +135,14 @@ class Launcher:
         if where.type == "cuda" and where.index != current_device():
             with torch.cuda.device(where):
                 return self(inputs, outs)
-        arguments, reference = self._taken()
+        arguments, reference = self._take()
         for name, place, skipped in self.reads:
             setattr(arguments, name, inputs[place].data_ptr() + skipped)  # type: ignore[union-attr]
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
         self._queue(arguments, reference, where)
 
-    def _taken(self) -> tuple[ScanArguments, Any]:
+    def _take(self) -> tuple[ScanArguments, Any]:
         """Arguments that no other call uses, and a reference to them."""
         try:
             return self._spare.pop()
@@ -285,7 +285,7 @@ def readable(request: Request) -> Inputs | FusedInputs:
     return request.inputs.with_initial(initial.expand(request.carry_shape).contiguous())
 
 
-def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def launch(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
     initial = request.inputs.initial
     if launcher is not None:
@@ -294,10 +294,10 @@ def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tens
         start = operator_named(request.call.op).start_of(dtype_named(request.dtype))
         final = outs[-1]
         final.copy_(initial) if initial is not None else final.fill_(start[0] if isinstance(start, tuple) else start)
-    return delivered(outs, request) if any(out is not None for out in request.outs) else outs
+    return deliver(outs, request) if any(out is not None for out in request.outs) else outs
 
 
-def delivered(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
+def deliver(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
     """Return the results where the caller wants them: copied to ``out`` unless they were written there."""
     pairs = itertools.zip_longest(results, request.outs)  # no ``out`` takes the carry-out
     return tuple(result if out is None else _into(out, result) for result, out in pairs)

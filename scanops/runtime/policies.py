@@ -47,7 +47,7 @@ class Policy(NamedTuple):
     generic: bool = False  # whether the kernel that takes the length serves
     later: bool = False  # whether a worker builds the kernel that was asked for
 
-    def asked(self) -> tuple[str, ...]:
+    def list_builders(self) -> tuple[str, ...]:
         """Return the builders to ask for a kernel for a GPU: the one that is named, else all in their order."""
         named = environment.AUTO if len(self.builders) == 1 else environment.builder()
         return self.builders if named == environment.AUTO else (named,)

@@ -313,7 +313,7 @@ print("served")
 
 def copied(folder: Path) -> Path:
     """Copy the library's entry into a folder, so that nothing is compiled again."""
-    entry = building.found()
+    entry = building.find_library()
     assert entry is not None
     folder.mkdir(mode=0o700)
     return Path(shutil.copytree(entry.directory, folder / entry.directory.name))
@@ -366,14 +366,14 @@ def test_a_changed_library_is_not_loaded(
     """Neither from a store nor from the installed wheel, which serves where the store has none."""
     monkeypatch.setattr(building, "PREBUILT", tmp_path / "wheel")
     copy, store = copied(tmp_path / place), Store(tmp_path / "store")
-    kept = building.found(store)
+    kept = building.find_library(store)
     assert kept is not None and kept.directory == copy and building.module_of(kept).size() == 0
     data = bytearray((copy / "kernel.so").read_bytes())
     data[-1] ^= 1
     (copy / "kernel.so").unlink()  # the library that was loaded stays as it is
     (copy / "kernel.so").write_bytes(data)
     refused(BadStoreEntry, lambda: building.module_of(kept), "SHA-256")
-    assert building.found(store) is None  # moved aside in the store
+    assert building.find_library(store) is None  # moved aside in the store
 
 
 def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,12 +401,12 @@ def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch,
         assert "PYTHON_GIL" in str(native_finding().next)
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_CXX", "absent-compiler")
-    refused(MissingCompiler, building.built, "absent-compiler")
+    refused(MissingCompiler, building.build, "absent-compiler")
     finding = native_finding()
     assert finding.status == "missing" and "from Python" in finding.summary
     native.served = None
     monkeypatch.setattr(native, "_MODULES", [])
-    native.prepared("sm_90")  # says so in the log
+    native.prepare("sm_90")  # says so in the log
     assert native.served is None
 
 
@@ -799,8 +799,8 @@ def test_a_build_of_the_library_is_announced(monkeypatch: pytest.MonkeyPatch, ca
         raise MissingCompiler("find g++", allowed="", value="none", hint="")
 
     monkeypatch.setattr(native, "_MODULES", [])
-    monkeypatch.setattr(building, "found", lambda: None)
-    monkeypatch.setattr(building, "built", refused)
+    monkeypatch.setattr(building, "find_library", lambda: None)
+    monkeypatch.setattr(building, "build", refused)
     with caplog.at_level("INFO", logger="scanops"):
         assert not native.get(build=False)
         assert not caplog.records

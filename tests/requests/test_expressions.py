@@ -23,7 +23,7 @@ from scanops.codegen.operators import find_operator
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
-from scanops.fusion.functions import traced
+from scanops.fusion.functions import trace_fusion
 from tests.requests.checks import refused
 
 PLACES: tuple[Callable[[], Any], ...] = (contextlib.nullcontext, lambda: scanops.emulate(seed=5))
@@ -210,11 +210,14 @@ def test_spawned_workers_load_operators() -> None:
 
 KINDS = ((torch.float32, False), (torch.bfloat16, False), (torch.int64, False))
 TEXTS = [
-    traced(lambda x, y, n: x * y + n, lambda s, x, y, n: (s.half(), torch.where(n > 3, x // 2, -1.5)),
-           find_operator("sum"), KINDS, False, None, None).text,
-    traced(lambda x, y, n: (x.sigmoid(), y.exp()), None, find_operator("linear"), KINDS, False, None, None).text,
-    traced(None, lambda s, x: s, MEAN, KINDS[:1], False, None, None).text,
-    traced(None, None, FILTER, KINDS[:1], False, None, None).text,
+    trace_fusion(
+        lambda x, y, n: x * y + n,
+        lambda s, x, y, n: (s.half(), torch.where(n > 3, x // 2, -1.5)),
+        *(find_operator("sum"), KINDS, False, None, None),
+    ).text,
+    trace_fusion(lambda x, y, n: (x.sigmoid(), y.exp()), None, find_operator("linear"), KINDS, False, None, None).text,
+    trace_fusion(None, lambda s, x: s, MEAN, KINDS[:1], False, None, None).text,
+    trace_fusion(None, None, FILTER, KINDS[:1], False, None, None).text,
 ]  # fmt: skip
 HOSTILE: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 7, 99, 2**70, 1.5, math.nan, -math.inf, "", "x", "float32", "bool")
 HOSTILE += ("int8", "complex64", "float8_e5m2", "operand", "result", "older", "number", "cast", "round", "where", "exp")

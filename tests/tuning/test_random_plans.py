@@ -26,7 +26,7 @@ from scanops.emulator import emulate
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.operands import Operands
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, checked
+from scanops.requests.request import Inputs, check_request
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.runtime.launcher import places_for
 from scanops.store import Store
@@ -78,7 +78,7 @@ def lay_out(spec: ScanSpec) -> ScanSpec:
     operands = Operands(spec, lines_of(spec), "cpu")
     tensors = {{"segment_starts": "starts"}.get(name, name): tensor for name, tensor in operands.tensors.items()}
     inputs = Inputs(**{name: tensors.get(name) for name in Inputs._fields})
-    request = checked(Call.of_spec(spec, 1), inputs, (operands.out, operands.tensors.get("indices")))
+    request = check_request(Call.of_spec(spec, 1), inputs, (operands.out, operands.tensors.get("indices")))
     return request.spec(places_for(request)[0])
 
 

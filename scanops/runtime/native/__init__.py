@@ -58,16 +58,16 @@ def get(*, build: bool) -> bool:
     global served
     if not _MODULES:
         building = import_late("scanops.runtime.native.building")  # no call needs it
-        entry = building.found()
+        entry = building.find_library()
         if entry is None and build:
             _LOG.info("the C++ call path is being built, which takes about 30 s: until then calls go through Python")
-            entry = building.built()
+            entry = building.build()
         if entry is None:
             return False
         module = building.module_of(entry)
         workspace_at = import_late("scanops.runtime.workspaces").workspace_at  # needs torch, as building does not
         stream_getter = building.stream_getter()
-        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, _check_offsets, workspace_at, stream_getter)
+        module.begin(emulator.ACTIVE, environment.SCOPED, _raise_failure, _check_offsets, workspace_at, stream_getter)
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -219,7 +219,7 @@ def _check_offsets(options: tuple[Any, ...], offsets: torch.Tensor, x: torch.Ten
     import_late("scanops.requests.segments").check_offsets(call(options[0], dim).name, offsets, x, dim)
 
 
-def _failed(launcher: Launcher, code: int, again: bool, index: int, stream: int) -> None:
+def _raise_failure(launcher: Launcher, code: int, again: bool, index: int, stream: int) -> None:
     """Raise the error of a launch, unless its cause is gone: then it is to be made ``again``, once."""
     if again or not launcher.recovers(code):
         workspaces = import_late("scanops.runtime.workspaces")
@@ -247,7 +247,7 @@ def load() -> None:
         _load(False, logging.INFO)
 
 
-def repeated(launcher: Launcher) -> bool:
+def should_learn(launcher: Launcher) -> bool:
     """Return whether C++ is to learn a call like one before it."""
     return served is not None and _take_lesson(launcher)
 
@@ -259,7 +259,7 @@ def _take_lesson(learner: Launcher | Recipe) -> bool:
     return learner.lessons[1] <= _MOST_LESSONS
 
 
-def prepared(target: str) -> None:
+def prepare(target: str) -> None:
     """Load the library now, or build it if the policy allows it; calls are correct without it."""
     if target != CPU and environment.native():
         _load(POLICIES[environment.policy()].may_build, logging.WARNING)

@@ -55,14 +55,14 @@ def request() -> BuildRequest:
     )
 
 
-def found(store: Store | None = None) -> Entry | None:
+def find_library(store: Store | None = None) -> Entry | None:
     """Return the entry of a store, a pack or the installed wheel, or None. Builds nothing."""
     identity = request().identity
     entry = (store or Store()).find(identity)
     return Layer(PREBUILT).find(identity) if entry is None and PREBUILT.is_dir() else entry
 
 
-def built(store: Store | None = None) -> Entry:
+def build(store: Store | None = None) -> Entry:
     """Return the entry, built if it is missing: half a minute of g++. Raises what a build of a kernel raises."""
     return (store or Store()).get_or_build(request())
 
@@ -91,4 +91,4 @@ def stream_getter() -> int:
 
 
 if __name__ == "__main__":  # python -m scanops.runtime.native.building
-    print(built().directory)
+    print(build().directory)
