@@ -22,9 +22,9 @@ def choose_variant(spec: ScanSpec, lines: int, multiprocessors: int) -> Variant:
     """Return the variant of the kernel for so many lines.
 
     Lines are few if they would leave the GPU idle with one block per line, or per 64 columns. Transposed ones are if
-    their panels would leave half of it idle, so that items are read one by one instead. Where no plan would differ
-    they are many, so that one kernel serves both. Where the length is an argument, lines are few if those of some
-    length are.
+    their column tiles would leave half of it idle, so that items are read one by one instead. Where no plan would
+    differ they are many, so that one kernel serves both. Where the length is an argument, lines are few if those of
+    some length are.
     """
     return FEW if _are_few(spec, lines, multiprocessors) else MANY
 
@@ -35,10 +35,10 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
     if spec.input_layout == "transposed":
         return lines < PANEL_LINES * multiprocessors // 2
     if spec.inner > 1:
-        # A chain down each panel of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
+        # A chain down each tile of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
-        panels = lines // spec.inner * -(-spec.inner // 64)
-        few = spec.capacity > COLUMN_LENGTH and panels <= max(1, multiprocessors // 4)
+        column_tiles = lines // spec.inner * -(-spec.inner // 64)
+        few = spec.capacity > COLUMN_LENGTH and column_tiles <= max(1, multiprocessors // 4)
         return few and spec.layouts <= {"dense", "columns", "line"}
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS

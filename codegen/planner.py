@@ -52,7 +52,7 @@ TableEntry = Mapping[str, Any]  # of a file, in the format of ``scanops tune``
 
 POWERS = tuple(2**k for k in range(11))
 LONG = 2048  # items; shorter rows are not worth splitting over blocks or copying ahead
-PANEL: Mapping[str, Sequence[int]] = {
+COLUMN_TILE: Mapping[str, Sequence[int]] = {
     "threads": POWERS[5:],
     "items": (1, 2, 4, 6, 8, 12, 16, 20, 24, 32),
     "columns": POWERS[1:9],
@@ -115,11 +115,11 @@ STRATEGIES: Mapping[str, Strategy] = {
             "blocks": range(1, 17),
         },
     ),
-    "columns": Strategy(plan=columns.plan, fits=lambda key: key.spec.inner > 1, free=PANEL),
+    "columns": Strategy(plan=columns.plan, fits=lambda key: key.spec.inner > 1, free=COLUMN_TILE),
     "columns_lookback": Strategy(
         plan=columns_lookback.plan,
         fits=lambda key: key.spec.inner > 1 and key.spec.capacity >= WARP and not key.spec.ragged,
-        free={**PANEL, "abreast": POWERS, "group": (1, 8, 32), "stretch": (1, 4, 8, 32)},
+        free={**COLUMN_TILE, "abreast": POWERS, "group": (1, 8, 32), "stretch": (1, 4, 8, 32)},
     ),
 }
 

@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  measured: cummax-f32-n4096
 // target   sm_90
-// content  sha256 8139460db30f0fa1 of everything below this banner
+// content  sha256 c18de4df665148f3 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -82,10 +82,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -470,7 +472,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-cummax_f32_n4096_reverse_block(
+cummax_f32_n4096_reverse_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, Index* indices) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output, indices};

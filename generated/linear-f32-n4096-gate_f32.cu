@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  measured: block pair, vector loads of a row up to 2304, any GPU
 // target   sm_90
-// content  sha256 f1e0fb2fd1aef9d8 of everything below this banner
+// content  sha256 820773f9d9f5d394 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -89,10 +89,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -472,7 +474,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-linear_f32_n4096_gate_f32_block(
+linear_f32_n4096_gate_f32_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Gate* gate, Output* output) {
     const Operands<ConstPointerTo> operands = {input, gate};
     const Outputs<PointerTo> outputs = {output};

@@ -6,7 +6,7 @@
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // numbers  measured: logcumsumexp-f32-n1024
 // target   sm_90
-// content  sha256 de5a4c70bb2a3239 of everything below this banner
+// content  sha256 b6657e98e1d72e58 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,10 +159,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -562,7 +564,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-logcumsumexp_f32_n1024_block(
+logcumsumexp_f32_n1024_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};

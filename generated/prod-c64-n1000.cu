@@ -6,7 +6,7 @@
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // numbers  measured: block full, vector loads of a row up to 512, any GPU
 // target   sm_90
-// content  sha256 5ca21b7f89293524 of everything below this banner
+// content  sha256 b1f32deab195cb92 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -98,10 +98,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -439,7 +441,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-prod_c64_n1000_block(
+prod_c64_n1000_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};

@@ -6,7 +6,7 @@
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // numbers  measured: block any length, vector loads of the longest row up to 4200, any GPU
 // target   sm_90
-// content  sha256 464bc71f8f838eaa of everything below this banner
+// content  sha256 60fc805123b68d2e of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -75,10 +75,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -421,7 +423,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-prod_f32_any_le8192_by4_reverse_block(
+prod_f32_any_le8192_by4_reverse_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, Position length, int stripes) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};

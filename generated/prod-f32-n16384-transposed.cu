@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 56827630959f5da9 of everything below this banner
+// content  sha256 64c118bba4315b39 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -113,14 +113,16 @@ struct Neighbours {               // the dimension along which lines are adjacen
     long long operand_stride[4];  // the same in items of each operand
 };
 
+constexpr int kMostDims = 24;  // of a tensor with strides of its own
+
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Strides {
-    long long stride[24], step;  // a step is the stride of the scanned dimension
+    long long stride[kMostDims], step;  // a step is the stride of the scanned dimension
 };
 
 struct Geometry {
     int rank;
-    long long size[24];
+    long long size[kMostDims];
     Strides operand[kStridedOperands];
 };
 
@@ -186,13 +188,13 @@ __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
-// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+// ---- a column tile: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
 constexpr int kTileColumns = kLanes * kThreadColumns;
 constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
 constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
-static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a column tile");
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
@@ -236,7 +238,7 @@ __device__ __forceinline__ States identities() {
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
-    int in_panel;      // index of the thread's columns in the panel
+    int in_tile;       // index of the thread's columns in the column tile
     int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
     long long step;    // from the number of a line to that of the thread's next
@@ -246,7 +248,7 @@ struct Place {  // a thread's columns, and its rows of a tile
     Position live;     // rows from `first` to the end of its columns
 };
 
-// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the column tile.
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
 template <typename Item>
@@ -549,7 +551,7 @@ __device__ __forceinline__ States slot_prefix(const States& inclusive, int lane)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
-prod_f32_n16384_transposed_transposed(
+prod_f32_n16384_transposed_transposed(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
@@ -559,9 +561,9 @@ prod_f32_n16384_transposed_transposed(
     __shared__ States warp_aggregates[kLoops ? 2 : 1][kBlockWarps][kLanes];
 
     // ---- a block scans kTileColumns adjacent lines
-    const long long panels = (neighbours.size + kTileColumns - 1) / kTileColumns;  // the last one may be partial
-    const long long other = blockIdx.x / panels;                           // index of all other dimensions
-    const long long first_line = blockIdx.x % panels * kTileColumns;
+    const long long column_tiles = (neighbours.size + kTileColumns - 1) / kTileColumns;  // the last one may be partial
+    const long long other = blockIdx.x / column_tiles;  // index of all other dimensions
+    const long long first_line = blockIdx.x % column_tiles * kTileColumns;
     const int lines = (int)min(neighbours.size - first_line, (long long)kTileColumns);
     const long long line_step = kToRows ? neighbours.lines : 1;  // from a line to its neighbour
     const long long line = (other / line_step * neighbours.size + first_line) * line_step + other % line_step;
@@ -569,7 +571,7 @@ prod_f32_n16384_transposed_transposed(
     Sources from = sources_of(operands, at, line, geometry, neighbours, length);
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);
-    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_tile;
     const int tiles_a_line = kLoops ? (int)((length + kTileItems - 1) / kTileItems) : 1;
     // the prefix of the first tile
     States carry = identities();

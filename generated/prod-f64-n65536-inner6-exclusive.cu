@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  measured: columns_lookback few, any GPU
 // target   sm_90
-// content  sha256 17a7b26abfabc8f5 of everything below this banner
+// content  sha256 6fedb1d7b13c8ccf of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -30,14 +30,14 @@ constexpr int kBlockWarps = 8;  // warps per block
 constexpr int kBlocksPerSm = 2;  // least resident blocks per multiprocessor
 constexpr int kRunItems = 17;  // rows per thread and tile
 constexpr int kThreadColumns = 2;  // columns per thread
-constexpr int kLanes = 4;  // threads side by side across a panel
-constexpr int kColumnTiles = 1;  // panels across the columns
-constexpr bool kPartialColumns = true;  // the last panel has fewer columns
+constexpr int kLanes = 4;  // threads side by side across a column tile
+constexpr int kColumnTiles = 1;  // column tiles across the columns
+constexpr bool kPartialColumns = true;  // the last tile has fewer columns
 constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchangesRows = true;  // lanes exchange rows in shared memory
 constexpr int kStages = 1;  // tiles in the ring in shared memory
-constexpr int kTilesAbreast = 256;  // panels whose tiles are claimed together
+constexpr int kTilesAbreast = 256;  // column tiles whose tiles are claimed together
 constexpr int kGroupTiles = 32;  // tiles per group
 constexpr int kSupergroupGroups = 4;  // groups per group of groups
 constexpr bool kFoldsTiles = true;  // a tile folds the totals of tiles
@@ -190,7 +190,7 @@ __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
-// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+// ---- a column tile: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
 constexpr int kTileColumns = kLanes * kThreadColumns;
 constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
 constexpr int kWarpRows = kWarpThreads / kLanes * kRunItems;  // rows in a warp's part of a tile
@@ -198,7 +198,7 @@ constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row 
 constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
 constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
 constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
-static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a column tile");
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
@@ -242,7 +242,7 @@ __device__ __forceinline__ States identities() {
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
-    int in_panel;      // index of the thread's columns in the panel
+    int in_tile;       // index of the thread's columns in the column tile
     int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
     long long step;    // from the number of a line to that of the thread's next
@@ -252,7 +252,7 @@ struct Place {  // a thread's columns, and its rows of a tile
     Position live;     // rows from `first` to the end of its columns
 };
 
-// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the column tile.
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
@@ -298,17 +298,17 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
     for_each_output([&](auto* y, auto& result) { store_access(y + further, result, there); }, to, results);
 }
 
-// The place of a thread in a panel, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
-    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_panel = threadIdx.x % kLanes;
-    const long long outer = panel / kColumnTiles;
-    const long long column = panel % kColumnTiles * (long long)kTileColumns + in_panel * kPitch;
+// The place of a thread in a column tile, for the tile that begins at a scan position.
+__device__ __forceinline__ Place place_of(unsigned column_tile, Position begin, Position length) {
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
+    const long long outer = column_tile / kColumnTiles;
+    const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;
     const int there = columns_of(kPartialColumns ? (int)min(kInner - column, (long long)kTileColumns) : kTileColumns);
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRunItems;
     const Position first = kExchangesRows ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
     const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_tile, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 // A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
@@ -316,7 +316,7 @@ template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
     const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
     const Item* const own = begin + at.item;
-    return {flat ? own - at.in_panel * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
+    return {flat ? own - at.in_tile * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 struct Geometry {};  // all operands lie as the output
@@ -342,7 +342,7 @@ __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& op
     return from;
 }
 
-// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a panel is
+// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a column tile is
 constexpr int kGap = kRunItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kSlotAccesses = kRunItems * kLanes + kGap;  // accesses from one slot's rows to the next slot's
 constexpr int kWarpAccesses = kWarpThreads / kLanes * kSlotAccesses;
@@ -532,6 +532,8 @@ struct TileStatus {               // the workspace
         word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
+constexpr int kEpochShift = 32;  // an epoch is the high half of a word
+
 struct StatusWords {
     unsigned long long piece[kStatusWords];
 };
@@ -548,18 +550,18 @@ constexpr unsigned kEpochs = 0xfffffffeu;
 // The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket != last) return;
-    const unsigned finished = (unsigned)(ticket >> 32) + 1;
-    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << 32);
+    const unsigned finished = (unsigned)(ticket >> kEpochShift) + 1;
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << kEpochShift);
 }
 
-__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> kEpochShift) + 1; }
 
 __device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
     unsigned piece[kStatusWords];
     memcpy(piece, &total, sizeof(State));
 #pragma unroll
     for (int k = 0; k < kStatusWords; ++k)
-        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << 32 | piece[k]);
+        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << kEpochShift | piece[k]);
 }
 
 __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status, long long tile) {
@@ -572,7 +574,7 @@ __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status
 __device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
-    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> 32 != epoch;
+    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> kEpochShift != epoch;
     return missing;
 }
 
@@ -584,6 +586,8 @@ __device__ __forceinline__ State value_of(const StatusWords& words) {
     memcpy(&total, piece, sizeof(State));
     return total;
 }
+
+constexpr long long kMostBlocks = 0xffffffffLL;  // that an unsigned number counts
 
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
 constexpr int kFoldColumns = kTileColumns > kBlockWarps ? kTileColumns / kBlockWarps : 1;  // columns per warp
@@ -604,7 +608,7 @@ static_assert(kTileColumns <= kBlockThreads && kFoldColumns <= kWarpThreads, "a 
 // Number of groups of so many tiles, the last of which may be partial.
 __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
-// A panel's column in an array of the states of its threads.
+// A column tile's column in an array of the states of its threads.
 __device__ __forceinline__ State& column_of(States* states, int column) {
     return states[column / kThreadColumns].column[column % kThreadColumns];
 }
@@ -621,13 +625,13 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_aggregate)[kLane
     return total;
 }
 
-// Replace the carry-in of a panel's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
+// Replace the carry-in of a column tile's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
 // in an order that depends on the tile's position alone. Each total is published as soon as it is known, by the lane
 // that holds it, because other blocks wait for it. Called by the first kFoldWarps warps.
 // carry_of(column, begins): the carry-in of a column, where nothing is chained to it. `launch` stays in shared
 // memory, as registers are scarce.
 template <class CarryOf>
-__device__ __forceinline__ void look_back(const TileStatus& tile_status, const unsigned& epoch, unsigned panel,
+__device__ __forceinline__ void look_back(const TileStatus& tile_status, const unsigned& epoch, unsigned column_tile,
                                           int tile, int tiles_a_line, States (*warp_aggregate)[kLanes], States* ahead,
                                           CarryOf carry_of) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
@@ -638,7 +642,7 @@ __device__ __forceinline__ void look_back(const TileStatus& tile_status, const u
     const int groups_at = kFoldsTiles ? tiles_a_line : 0;
     const int stretches_at = groups_at + (kFoldsGroups ? groups_of(tiles_a_line, kGroupTiles) : 0);
     const int end = stretches_at + (kChainsPrefixes ? groups_of(tiles_a_line, kGroupTiles * kSupergroupGroups) : 0);
-    const long long statuses = (long long)panel * kTileColumns * end + folded;
+    const long long statuses = (long long)column_tile * kTileColumns * end + folded;
     const auto status_of = [&](int index) { return statuses + (long long)index * kTileColumns; };
 
     // the totals that this lane folds: of tiles, then of groups, then the chained prefix
@@ -704,7 +708,7 @@ __device__ __forceinline__ void look_back(const TileStatus& tile_status, const u
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
-prod_f64_n65536_inner6_exclusive_columns_lookback(
+prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines, unsigned long long* workspace) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
@@ -716,18 +720,18 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(
     __shared__ States ahead[kLanes];               // the carry-in, later the tile's exclusive prefix
     __shared__ unsigned epoch;                    // epoch of this launch
 
-    // ---- one tile per block, by rows of tiles of kTilesAbreast panels: blocks start in the order of their index, so the
-    // tiles above are resident, or done
+    // ---- one tile per block, by rows of tiles of kTilesAbreast column tiles: blocks start in the order of their index,
+    // so the tiles above are resident, or done
     const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(tile_status) : 0;  // arrives while the tile is loaded
     const int tiles_a_line = (int)((length + kTileItems - 1) / kTileItems);
-    const unsigned panels = (unsigned)(lines / kInner) * kColumnTiles;
-    const unsigned together = (unsigned)min((long long)kTilesAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
-    const unsigned first_panel = blockIdx.x / together * kTilesAbreast;
-    const unsigned abreast = min(panels - first_panel, (unsigned)kTilesAbreast);
-    const unsigned panel = first_panel + blockIdx.x % together % abreast;
-    const int tile = blockIdx.x % together / abreast;  // index in its panel
-    const Place at = place_of(panel, (Position)tile * kTileItems, length);
-    const int lane = at.lane, warp = at.warp, place = at.in_panel;
+    const unsigned column_tiles = (unsigned)(lines / kInner) * kColumnTiles;
+    const unsigned together = (unsigned)min((long long)kTilesAbreast * tiles_a_line, kMostBlocks);  // tiles of these
+    const unsigned first_column_tile = blockIdx.x / together * kTilesAbreast;
+    const unsigned abreast = min(column_tiles - first_column_tile, (unsigned)kTilesAbreast);
+    const unsigned column_tile = first_column_tile + blockIdx.x % together % abreast;
+    const int tile = blockIdx.x % together / abreast;  // index in its column tile
+    const Place at = place_of(column_tile, (Position)tile * kTileItems, length);
+    const int lane = at.lane, warp = at.warp, place = at.in_tile;
     const Sources from = sources_of(operands, at, geometry, length, lines, length);
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
@@ -745,7 +749,7 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(
 
     // ---- look-back
     const auto carry_of = [&](int folded, bool) { return column_of(ahead, folded); };
-    if (warp < kFoldWarps) look_back(tile_status, epoch, panel, tile, tiles_a_line, warp_aggregate, ahead, carry_of);
+    if (warp < kFoldWarps) look_back(tile_status, epoch, column_tile, tile, tiles_a_line, warp_aggregate, ahead, carry_of);
     __syncthreads();
 
     // ---- store

@@ -6,7 +6,7 @@
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
 // target   sm_90
-// content  sha256 9019ae0d22f6e3ee of everything below this banner
+// content  sha256 60d62cc195d3320e of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,6 +23,7 @@ typedef Value State;  // scan state of a contiguous range of items
 // ---- the plan: block
 typedef int Position;  // holds any position in a line, one tile past its end included
 constexpr int kWarpThreads = 32;
+constexpr int kWordBits = 32;
 constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
 constexpr int kLength = 2048;  // items per line
 constexpr bool kReverse = true;  // scan from the last item to the first
@@ -91,10 +92,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -390,7 +393,7 @@ __device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& 
     memcpy(word, both, sizeof(both));
 #pragma unroll
     for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
-        if (shift & 32 * distance)
+        if (shift & kWordBits * distance)
 #pragma unroll
             for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
 #pragma unroll
@@ -508,7 +511,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-sum_bf16_n2048_mask_b8_reverse_unaligned_block(
+sum_bf16_n2048_mask_b8_reverse_unaligned_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Mask* mask, Output* output) {
     const Operands<ConstPointerTo> operands = {input, mask};
     const Outputs<PointerTo> outputs = {output};

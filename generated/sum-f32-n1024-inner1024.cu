@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // numbers  measured: columns staged, rows up to 1024, any GPU
 // target   sm_90
-// content  sha256 56c47ca6aeab67aa of everything below this banner
+// content  sha256 ba2c1814c861bde1 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,9 +30,9 @@ constexpr int kBlockWarps = 16;  // warps per block
 constexpr int kBlocksPerSm = 1;  // least resident blocks per multiprocessor
 constexpr int kRunItems = 8;  // rows per thread and tile
 constexpr int kThreadColumns = 4;  // columns per thread
-constexpr int kLanes = 8;  // threads side by side across a panel
-constexpr int kColumnTiles = 32;  // panels across the columns
-constexpr bool kPartialColumns = false;  // the last panel has fewer columns
+constexpr int kLanes = 8;  // threads side by side across a column tile
+constexpr int kColumnTiles = 32;  // column tiles across the columns
+constexpr bool kPartialColumns = false;  // the last tile has fewer columns
 constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
 constexpr bool kExchangesRows = false;  // lanes exchange rows in shared memory
@@ -153,7 +153,7 @@ __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
-// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+// ---- a column tile: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
 constexpr int kTileColumns = kLanes * kThreadColumns;
 constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
 constexpr int kWarpRows = kWarpThreads / kLanes * kRunItems;  // rows in a warp's part of a tile
@@ -161,7 +161,7 @@ constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row 
 constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
 constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
 constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
-static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a column tile");
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
@@ -205,7 +205,7 @@ __device__ __forceinline__ States identities() {
 
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
-    int in_panel;      // index of the thread's columns in the panel
+    int in_tile;       // index of the thread's columns in the column tile
     int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
     long long step;    // from the number of a line to that of the thread's next
@@ -215,7 +215,7 @@ struct Place {  // a thread's columns, and its rows of a tile
     Position live;     // rows from `first` to the end of its columns
 };
 
-// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the column tile.
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
@@ -271,17 +271,17 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
     for_each_output([&](auto* y, auto& result) { store_access(y + further, result, there); }, to, results);
 }
 
-// The place of a thread in a panel, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
-    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_panel = threadIdx.x % kLanes;
-    const long long outer = panel / kColumnTiles;
-    const long long column = panel % kColumnTiles * (long long)kTileColumns + in_panel * kPitch;
+// The place of a thread in a column tile, for the tile that begins at a scan position.
+__device__ __forceinline__ Place place_of(unsigned column_tile, Position begin, Position length) {
+    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
+    const long long outer = column_tile / kColumnTiles;
+    const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;
     const int there = columns_of(kPartialColumns ? (int)min(kInner - column, (long long)kTileColumns) : kTileColumns);
     const Position scanned = begin + (int)threadIdx.x / kLanes * kRunItems;
     const Position first = kExchangesRows ? begin + warp * kWarpRows + lane / kLanes : scanned;
     const long long line = outer * kInner + column;
     const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
-    return {lane, warp, in_panel, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
+    return {lane, warp, in_tile, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
 // A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
@@ -289,7 +289,7 @@ template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
     const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
     const Item* const own = begin + at.item;
-    return {flat ? own - at.in_panel * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
+    return {flat ? own - at.in_tile * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
 }
 
 struct Geometry {};  // all operands lie as the output
@@ -465,7 +465,7 @@ __device__ __forceinline__ States slot_prefix(const States& inclusive, int lane)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
-sum_f32_n1024_inner1024_columns(
+sum_f32_n1024_inner1024_columns(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
@@ -475,12 +475,12 @@ sum_f32_n1024_inner1024_columns(
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_aggregates[kLoops ? 2 : 1][kBlockWarps][kLanes];
 
-    // ---- a block scans the columns of one panel
+    // ---- a block scans the columns of one column tile
     const Place at = place_of(blockIdx.x, 0, length);
     Sources from = sources_of(operands, at, geometry, length, lines, length);
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);
-    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_tile;
     const int tiles_a_line = kLoops ? (int)((length + kTileItems - 1) / kTileItems) : 1;
     // the prefix of the first tile
     States carry = identities();

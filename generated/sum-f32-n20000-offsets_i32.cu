@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 6f387f6b0143c019 of everything below this banner
+// content  sha256 417c68f37b52d4a8 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -214,10 +214,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -611,6 +613,8 @@ struct TileStatus {               // the workspace
         word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
+constexpr int kEpochShift = 32;  // an epoch is the high half of a word
+
 struct StatusWords {
     unsigned long long piece[kStatusWords];
 };
@@ -627,18 +631,18 @@ constexpr unsigned kEpochs = 0xfffffffeu;
 // The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket != last) return;
-    const unsigned finished = (unsigned)(ticket >> 32) + 1;
-    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << 32);
+    const unsigned finished = (unsigned)(ticket >> kEpochShift) + 1;
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << kEpochShift);
 }
 
-__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> kEpochShift) + 1; }
 
 __device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
     unsigned piece[kStatusWords];
     memcpy(piece, &total, sizeof(State));
 #pragma unroll
     for (int k = 0; k < kStatusWords; ++k)
-        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << 32 | piece[k]);
+        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << kEpochShift | piece[k]);
 }
 
 __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status, long long tile) {
@@ -651,7 +655,7 @@ __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status
 __device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
-    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> 32 != epoch;
+    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> kEpochShift != epoch;
     return missing;
 }
 
@@ -694,7 +698,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 };
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
-sum_f32_n20000_offsets_i32_persistent(
+sum_f32_n20000_offsets_i32_persistent(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines, const Segments segments, unsigned long long* workspace) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};

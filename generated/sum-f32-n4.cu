@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 e72395ef8e936e72 of everything below this banner
+// content  sha256 ad3f9081dd34c880 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,11 +34,12 @@ __device__ __forceinline__ State lift(Value x) { return x; }
 __device__ __forceinline__ State combine(State older, State newer) { return older + newer; }
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 __device__ __forceinline__ Output output_of(State state) { return state; }
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
 
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -80,7 +81,7 @@ __device__ __forceinline__ void each_result(const ThreadState& prefix, const Ite
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-sum_f32_n4_warp(
+sum_f32_n4_warp(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
     const long long line = (long long)blockIdx.x * kBlockThreads + threadIdx.x;
     const bool live = line < lines;

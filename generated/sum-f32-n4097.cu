@@ -6,7 +6,7 @@
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // numbers  measured: block misaligned, vector loads of a row up to 4096, any GPU
 // target   sm_90
-// content  sha256 fe5438b606675f8d of everything below this banner
+// content  sha256 492a42a5861035c5 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -67,10 +67,12 @@ __device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
     if constexpr (kZeroFills) slot = {};
 }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -422,7 +424,7 @@ __device__ __forceinline__ State scan_across(State (&p)[kThreadRuns], Items (&s)
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-sum_f32_n4097_block(
+sum_f32_n4097_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};

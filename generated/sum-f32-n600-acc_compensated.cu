@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 1c0daec9bae0ad33 of everything below this banner
+// content  sha256 1772db3cedf89151 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -112,10 +112,12 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 // The items of a line, of which a complete scan has one less than results.
 __device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -455,7 +457,7 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-sum_f32_n600_acc_compensated_staged(
+sum_f32_n600_acc_compensated_staged(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};

@@ -6,7 +6,7 @@
 //          4 rows of 100 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 3bfde92e5e2545f4 of everything below this banner
+// content  sha256 85290f10c9176ae0 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -94,10 +94,12 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 // The items of a line, of which a complete scan has one less than results.
 __device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
 
+constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
     Item item[count];
 };
 
@@ -436,7 +438,7 @@ __device__ __forceinline__ void scan_row(const Read& read, const Write& write, S
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
-sum_i32_n100_mask_b8_reverse_staged(
+sum_i32_n100_mask_b8_reverse_staged(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Mask* mask, Output* output, long long lines) {
     const Operands<ConstPointerTo> operands = {input, mask};
     const Outputs<PointerTo> outputs = {output};

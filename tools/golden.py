@@ -103,7 +103,7 @@ GOLDEN: tuple[Golden, ...] = (
         shows="columns of a matrix become rows: each warp transposes its part of a tile",
     ),
     # columns
-    Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel prefetched by cp.async through a multistage ring"),
+    Golden(slug="sum-f32-n1024-inner1024", shows="tiles prefetched by cp.async through a multistage ring"),
     Golden(
         slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
         shows="columns with carry-in and carry-out; a broadcast gate",

@@ -1,4 +1,4 @@
-"""Panels of neighbouring columns: the plan of a block, and how many columns and rows of a panel a thread takes."""
+"""Tiles of neighbouring columns: the plan of a block, and how many columns and rows of a tile a thread takes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from scanops.codegen.targets import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnTilePlan(Plan):
-    """A block scans a panel of ``columns`` neighbouring columns; its threads are slots along the columns.
+    """A block scans a tile of ``columns`` neighbouring columns; its threads are slots along the columns.
 
     A thread takes ``vector`` neighbouring columns, one access per row, and ``items`` consecutive rows of a tile. Tiles
     are read through shared memory or straight to registers.
     """
 
-    columns: int  # per panel
+    columns: int  # per column tile
     vector: int  # columns per thread, a power of two
     strided_columns: bool  # they are read one by one, `lanes` columns apart; otherwise adjacent columns by one access
     stages: int  # stages of the ring in shared memory, most of them in flight; 0: tiles pass through registers only
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
 
     def __post_init__(self) -> None:
-        """Check that threads divide a panel evenly, and that cp.async can copy staged tiles."""
+        """Check that threads divide a column tile evenly, and that cp.async can copy staged tiles."""
         Plan.__post_init__(self)
         lanes, fitting = self.lanes, 2 * max(self.spec.inner, self.vector)
         side_by_side = self.vector == 1 or self.strided_columns or are_neighbours(self.spec)
@@ -59,10 +59,12 @@ class ColumnTilePlan(Plan):
             Constant("kBlocksPerSm", self.blocks, "least resident blocks per multiprocessor"),
             Constant("kRunItems", self.items, "rows per thread and tile"),
             Constant("kThreadColumns", self.vector, "columns per thread"),
-            Constant("kLanes", self.lanes, "threads side by side across a panel"),
-            Constant("kColumnTiles", self._panels, "panels across the columns"),
+            Constant("kLanes", self.lanes, "threads side by side across a column tile"),
+            Constant("kColumnTiles", self._column_tiles, "column tiles across the columns"),
             Constant(
-                "kPartialColumns", self._panels * self.columns != self.spec.inner, "the last panel has fewer columns"
+                "kPartialColumns",
+                self._column_tiles * self.columns != self.spec.inner,
+                "the last tile has fewer columns",
             ),
             Constant(
                 "kStridedColumns", self.strided_columns, "a thread's columns are kLanes apart, and accessed one by one"
@@ -74,7 +76,7 @@ class ColumnTilePlan(Plan):
 
     @property
     def lanes(self) -> int:
-        """Number of threads side by side across a panel."""
+        """Number of threads side by side across a column tile."""
         return self.columns // self.vector
 
     @property
@@ -83,8 +85,8 @@ class ColumnTilePlan(Plan):
         return self.threads // max(1, self.lanes) * self.items
 
     @property
-    def _panels(self) -> int:
-        """Number of panels side by side across the inner dimension."""
+    def _column_tiles(self) -> int:
+        """Number of column tiles side by side across the inner dimension."""
         return ceil_div(self.spec.inner, self.columns)
 
     @property
@@ -97,10 +99,11 @@ class ColumnTilePlan(Plan):
         """Whether the lanes of a warp exchange rows in shared memory.
 
         In global memory lanes access rows in turns, so that an access of the warp is contiguous however narrow the
-        panel is; in shared memory each lane scans neighbouring rows.
+        column tile is; in shared memory each lane scans neighbouring rows.
         """
         narrow = self.columns * self.spec.input.bytes < LINE_BYTES and not self.spec.ragged
-        return self.stages > 0 and self._panels == 1 and narrow and self.spec.keeps_bytes and not self.strided_columns
+        is_plain = self.spec.keeps_bytes and not self.strided_columns
+        return self.stages > 0 and self._column_tiles == 1 and narrow and is_plain
 
     def is_flat(self, source: Source) -> bool:
         """Whether a warp's rows of an operand are one contiguous range, read by full 16-byte accesses."""
@@ -138,7 +141,7 @@ class ColumnTilePlan(Plan):
 
 
 # H200, fp32 sum, fraction of a copy.
-ROWS, ROW_BYTES = 16, 256  # bytes per thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
+ROWS, ROW_BYTES = 16, 256  # bytes per thread: 1 x 32768 x 8192 by column tiles has 0.97; 12 rows 0.92, 8 rows 0.90
 WIDE_STATE, WIDE_ROW_BYTES = 8, 128  # larger states also need large prefixes: 256 bytes of double pairs spill
 ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 NARROW_BYTES = 288  # bytes of states per thread
@@ -158,7 +161,7 @@ def column_width(spec: ScanSpec) -> int:
 
 
 def lanes_across(spec: ScanSpec, vector: int, most: int) -> int:
-    """Threads side by side across a panel: no more than there are columns for."""
+    """Threads side by side across a column tile: no more than there are columns for."""
     return min(most, power_of_two_above(ceil_div(spec.inner, vector)))
 
 

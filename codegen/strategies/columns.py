@@ -16,7 +16,7 @@ from scanops.codegen.targets import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsPlan(ColumnTilePlan):
-    """One block walks down a panel of columns, tile by tile."""
+    """One block walks down a tile of neighbouring columns, tile by tile."""
 
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
@@ -34,7 +34,7 @@ class ColumnsPlan(ColumnTilePlan):
 
     @property
     def launch(self) -> Launch:
-        """What a launch follows from: a block for each panel; of chunks, in place of the length, their number."""
+        """What a launch follows from: a block for each column tile; of chunks, in place of the length, their number."""
         return self._launch("lines", adjacent=self.spec.inner, width=self.columns, tile=int(bool(self.spec.ragged)))
 
 
@@ -54,7 +54,7 @@ MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex12
 
 
 def plan(key: KernelKey) -> ColumnsPlan:
-    """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
+    """Plan column tiles of 256 bytes per row; lanes extend along the columns where there are few columns."""
     spec, target = key.spec, key.architecture
     if column_tile.is_narrow(spec, target):
         return _narrow(spec, target)
@@ -109,7 +109,7 @@ def plan(key: KernelKey) -> ColumnsPlan:
 
 
 def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """The plan of panels narrower than a cache line: one tile where a block holds all rows, else a loop."""
+    """The plan of column tiles narrower than a cache line: one tile where a block holds all rows, else a loop."""
     vector = column_tile.column_width(spec)
     lanes = column_tile.lanes_across(spec, vector, WARP)
     shape = find_shape("columns narrow")

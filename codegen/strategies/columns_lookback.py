@@ -19,7 +19,7 @@ from scanops.codegen.targets import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsLookbackPlan(ColumnTilePlan):
-    """A block claims a tile and looks back at the tiles above it in its panel.
+    """A block claims a tile and looks back at the tiles above it in its column tile.
 
     The exclusive prefix of a tile is folded in an order that depends on its position alone: the carry of the preceding
     groups of groups, which is chained; the totals of preceding groups in its group of groups; the totals of preceding
@@ -29,12 +29,12 @@ class ColumnsLookbackPlan(ColumnTilePlan):
     strategy: ClassVar[str] = "columns_lookback"
     template: ClassVar[str] = "columns_lookback.cu.j2"
 
-    abreast: int  # panels whose tiles are claimed together, row of tiles by row of tiles
+    abreast: int  # column tiles whose tiles are claimed together, row of tiles by row of tiles
     group: int  # tiles per group, a power of two up to 32
     stretch: int  # groups per group of groups, likewise
 
     def __post_init__(self) -> None:
-        """Check that the lanes of a block can fold every column of a panel; a block copies one tile."""
+        """Check that the lanes of a block can fold every column of a column tile; a block copies one tile."""
         ColumnTilePlan.__post_init__(self)
         powers = all(is_power_of_two(number) and number <= WARP for number in (self.group, self.stretch))
         require(self, self.columns <= self.threads, "no more columns than threads")
@@ -43,7 +43,7 @@ class ColumnsLookbackPlan(ColumnTilePlan):
 
     @property
     def launch(self) -> Launch:
-        """What a launch follows from: a block for each tile of each panel."""
+        """What a launch follows from: a block for each tile of each column tile."""
         spans = zip((1, self.group, self.group * self.stretch), self.looks, strict=True)
         statuses = tuple(span for span, is_there in spans if is_there)
         adjacent, width = self.spec.inner, self.columns
@@ -54,7 +54,7 @@ class ColumnsLookbackPlan(ColumnTilePlan):
         peers, groups, carry = self.looks
         return (
             *ColumnTilePlan.constants(self),
-            Constant("kTilesAbreast", self.abreast, "panels whose tiles are claimed together"),
+            Constant("kTilesAbreast", self.abreast, "column tiles whose tiles are claimed together"),
             Constant("kGroupTiles", self.group, "tiles per group"),
             Constant("kSupergroupGroups", self.stretch, "groups per group of groups"),
             Constant("kFoldsTiles", peers, "a tile folds the totals of tiles"),
@@ -71,15 +71,15 @@ class ColumnsLookbackPlan(ColumnTilePlan):
 
 # H200, fp32 sum, fraction of a copy.
 THREADS, BLOCKS = 256, 2
-ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
+ABREAST = 256  # 32768 x 32768: 0.96, with 128 column tiles 0.94, with 64 0.91
 # 4 H100, 8 x 65536 x 4096, sum, ms where ranks do not meet between scans: 1.54, with 16 1.52, with 32 1.50, with 2
-# 1.59. The next rank waits for so many panels: with 32 it takes 1.75 where ranks meet.
+# 1.59. The next rank waits for so many column tiles: with 32 it takes 1.75 where ranks meet.
 LINKED_ABREAST = 8
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 STRIDED_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
-# splits a panel further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one panel 0.77
-ONE_PANEL_LANES = 8
+# splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
+ONE_TILE_LANES = 8
 LONG, SMALL_STATE = 131072, 4  # rows; bytes: with both, few columns have larger tiles
 TILE = ("threads", "items", "columns", "vector", "group")
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
@@ -87,11 +87,11 @@ SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
 # rows; logcumsumexp of 1 x 32768 x 4096 has 0.65 by tiles in parallel, 0.28 by a loop
 LONGEST_LOOP = 4096
 GRADIENT_WIDTH = 4  # columns of a thread in tiles of gradients
-LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow panels
+LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow column tiles
 
 
 def fits(key: KernelKey) -> bool:
-    """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
+    """Whether one block per column tile would leave memory idle: columns are long, or odd in number."""
     spec = key.spec
     if spec.inner == 1 or spec.ragged or not column_tile.are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
@@ -115,9 +115,9 @@ def fits(key: KernelKey) -> bool:
 
 
 def plan(key: KernelKey) -> ColumnsLookbackPlan:
-    """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back.
+    """Plan one chain per column tile, many of them side by side; for few, larger tiles with a tree look-back.
 
-    Linked lines end a few panels at a time, as the next rank waits for them.
+    Linked lines end a few column tiles at a time, as the next rank waits for them.
     """
     spec, target = key.spec, key.architecture
     made = _plan(key)
@@ -142,7 +142,7 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         column_tile.is_pair(spec)
         and not strided
         and vector == spec.access_items
-        and spec.inner > ONE_PANEL_LANES * vector
+        and spec.inner > ONE_TILE_LANES * vector
     ):
         return _of_pairs(key)
     if (
@@ -164,14 +164,14 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         return _fill(spec, target, vector, lanes, threads, items, shape, group=GROUP)
     threads, items, blocks = THREADS, column_tile.register_rows(spec, vector, strided_columns=strided, few=few), BLOCKS
     lanes = STRIDED_LANES if strided else LANES
-    one_panel = few and not strided and spec.inner <= LANES * vector
-    if one_panel:
-        lanes = ONE_PANEL_LANES
+    is_one_tile = few and not strided and spec.inner <= LANES * vector
+    if is_one_tile:
+        lanes = ONE_TILE_LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
     staged, tile = few and not strided and column_tile.can_stage(spec, target, vector), None
     if staged:
-        long = one_panel and spec.length is not None and spec.length >= LONG
+        long = is_one_tile and spec.length is not None and spec.length >= LONG
         small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not column_tile.is_narrow(spec, target)
         tile = find_shape("columns_lookback few" + " long" * (long and small))
         threads, items, blocks = tile.take("threads", "items", "blocks")
@@ -207,10 +207,10 @@ def _of_pairs(key: KernelKey) -> ColumnsLookbackPlan:
 
 
 def _of_gradients(spec: ScanSpec, target: Target) -> ColumnsLookbackPlan:
-    """The plan of a recurrence's gradient on few panels: tiles in shared memory, whose items are lifted twice."""
+    """The plan of a recurrence's gradient on few column tiles: tiles in shared memory, whose items are lifted twice."""
     shape = find_shape("columns_lookback gradient", spec.out.bytes)
     threads, items, columns, blocks = shape.take("threads", "items", "columns", "blocks")
-    columns = min(columns, ONE_PANEL_LANES * GRADIENT_WIDTH) if spec.inner <= columns else columns
+    columns = min(columns, ONE_TILE_LANES * GRADIENT_WIDTH) if spec.inner <= columns else columns
     lanes = column_tile.lanes_across(spec, GRADIENT_WIDTH, columns // GRADIENT_WIDTH)
     return _fill(
         spec,

@@ -67,7 +67,7 @@ class TransposedPlan(Plan):
             Constant("kRunItems", self.items, "positions per thread and tile"),
             Constant("kThreadColumns", self.vector, "adjacent lines per thread"),
             Constant("kLanes", self.lanes, "threads side by side across the lines"),
-            Constant("kPartialColumns", True, "the last panel may have fewer lines"),
+            Constant("kPartialColumns", True, "the last column tile may have fewer lines"),
             Constant("kStridedColumns", not whole, "a thread's lines are kLanes apart, and stored one by one"),
             Constant("kRealigns", False, "lines start between the boundaries of vector loads"),
             Constant("kExchangesRows", True, "lanes exchange items in shared memory"),

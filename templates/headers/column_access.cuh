@@ -1,7 +1,7 @@
 //@ Place
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
-    int in_panel;      // index of the thread's columns in the panel
+    int in_tile;       // index of the thread's columns in the column tile
     int there;         // column c of the thread exists if it is less than this
     long long line;    // number of the first one's line
     long long step;    // from the number of a line to that of the thread's next
@@ -12,7 +12,7 @@ struct Place {  // a thread's columns, and its rows of a tile
 };
 
 //@ columns_of
-// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the panel.
+// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the column tile.
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
 //@ is_live

@@ -1,5 +1,5 @@
 //@
-// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a panel is
+// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a column tile is
 //@ kGap
 constexpr int kGap = kRunItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 //@ kSlotAccesses

@@ -1,5 +1,5 @@
 //@
-// ---- a panel: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
+// ---- a column tile: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
 //@ kTileColumns
 constexpr int kTileColumns = kLanes * kThreadColumns;
 //@ kTileItems
@@ -15,7 +15,7 @@ constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those
 //@ kStride
 constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
 //@ kLanes
-static_assert(kWarpThreads % kLanes == 0, "whole rows of a panel");
+static_assert(kWarpThreads % kLanes == 0, "whole rows of a column tile");
 //@
 
 //@ alignment_of

@@ -1,12 +1,15 @@
+//@ kMostDims
+constexpr int kMostDims = 24;  // of a tensor with strides of its own
+
 //@ Geometry, Strides
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Strides {
-    long long stride[24], step;  // a step is the stride of the scanned dimension
+    long long stride[kMostDims], step;  // a step is the stride of the scanned dimension
 };
 
 struct Geometry {
     int rank;
-    long long size[24];
+    long long size[kMostDims];
     Strides operand[kStridedOperands];
 };
 

@@ -1,3 +1,6 @@
+//@ kMostBlocks
+constexpr long long kMostBlocks = 0xffffffffLL;  // that an unsigned number counts
+
 //@
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
 //@ kFoldColumns
@@ -25,13 +28,13 @@ static_assert(kTileColumns <= kBlockThreads && kFoldColumns <= kWarpThreads, "a 
 __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
 //@ column_of
-// A panel's column in an array of the states of its threads.
+// A column tile's column in an array of the states of its threads.
 __device__ __forceinline__ State& column_of(States* states, int column) {
     return states[column / kThreadColumns].column[column % kThreadColumns];
 }
 
 //@ column_number
-// The number in its panel of a column of `column_of`.
+// The number in its column tile of a column of `column_of`.
 __device__ __forceinline__ int column_number(int column) {
     return column / kThreadColumns * kPitch + column % kThreadColumns * kSpacing;
 }
@@ -50,13 +53,13 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_aggregate)[kLane
 }
 
 //@ look_back
-// Replace the carry-in of a panel's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
+// Replace the carry-in of a column tile's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
 // in an order that depends on the tile's position alone. Each total is published as soon as it is known, by the lane
 // that holds it, because other blocks wait for it. Called by the first kFoldWarps warps.
 // carry_of(column, begins): the carry-in of a column, where nothing is chained to it. `launch` stays in shared
 // memory, as registers are scarce.
 template <class CarryOf>
-__device__ __forceinline__ void look_back(const TileStatus& tile_status, const unsigned& epoch, unsigned panel,
+__device__ __forceinline__ void look_back(const TileStatus& tile_status, const unsigned& epoch, unsigned column_tile,
                                           int tile, int tiles_a_line, States (*warp_aggregate)[kLanes], States* ahead,
                                           CarryOf carry_of) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
@@ -67,7 +70,7 @@ __device__ __forceinline__ void look_back(const TileStatus& tile_status, const u
     const int groups_at = kFoldsTiles ? tiles_a_line : 0;
     const int stretches_at = groups_at + (kFoldsGroups ? groups_of(tiles_a_line, kGroupTiles) : 0);
     const int end = stretches_at + (kChainsPrefixes ? groups_of(tiles_a_line, kGroupTiles * kSupergroupGroups) : 0);
-    const long long statuses = (long long)panel * kTileColumns * end + folded;
+    const long long statuses = (long long)column_tile * kTileColumns * end + folded;
     const auto status_of = [&](int index) { return statuses + (long long)index * kTileColumns; };
 
     // the totals that this lane folds: of tiles, then of groups, then the chained prefix

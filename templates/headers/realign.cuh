@@ -11,7 +11,7 @@ __device__ __forceinline__ Aligned realign(const Aligned& lower, const Aligned& 
     memcpy(word, both, sizeof(both));
 #pragma unroll
     for (int distance = kReverse ? words : words / 2; distance > 0; distance /= 2)
-        if (shift & 32 * distance)
+        if (shift & kWordBits * distance)
 #pragma unroll
             for (int w = 0; w + distance < 2 * words; ++w) word[w] = word[w + distance];
 #pragma unroll

@@ -9,6 +9,9 @@ struct TileStatus {               // the workspace
         word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
+//@ kEpochShift
+constexpr int kEpochShift = 32;  // an epoch is the high half of a word
+
 //@ StatusWords
 struct StatusWords {
     unsigned long long piece[kStatusWords];
@@ -29,12 +32,12 @@ constexpr unsigned kEpochs = 0xfffffffeu;
 // The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket != last) return;
-    const unsigned finished = (unsigned)(ticket >> 32) + 1;
-    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << 32);
+    const unsigned finished = (unsigned)(ticket >> kEpochShift) + 1;
+    store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << kEpochShift);
 }
 
 //@ epoch_of
-__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+__device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> kEpochShift) + 1; }
 
 //@ publish
 __device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
@@ -42,7 +45,7 @@ __device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned 
     memcpy(piece, &total, sizeof(State));
 #pragma unroll
     for (int k = 0; k < kStatusWords; ++k)
-        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << 32 | piece[k]);
+        store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << kEpochShift | piece[k]);
 }
 
 //@ load_status
@@ -57,7 +60,7 @@ __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status
 __device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
-    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> 32 != epoch;
+    for (int k = 0; k < kStatusWords; ++k) missing = missing || words.piece[k] >> kEpochShift != epoch;
     return missing;
 }
 

@@ -161,7 +161,7 @@ FOLDS = [(1, 1), (4, 1), (1, 4), (32, 1), (4, 32), (2, 4)]
 @pytest.mark.parametrize(("group", "stretch"), FOLDS)
 @pytest.mark.parametrize("stages", [0, 1])
 def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
-    """25 tiles in each of three panels, two of them abreast; a line's prefix passes through every kind of total."""
+    """25 tiles in each of three column tiles, two of them abreast; a prefix passes through every kind of total."""
     shape, turn = (1, 600, 40), FOLDS.index((group, stretch)) + stages
     x = values("affine", shape, torch.float32)
     m = (None, selection(shape), weights("affine", shape, torch.float32))[turn % 3]
@@ -184,7 +184,7 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
     (4, 2, {"stages": 1, "threads": 32, "items": 3}, "float16"),
 ])  # fmt: skip
 @pytest.mark.parametrize("strategy", COLUMNS)
-def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
+def test_every_way_to_read_columns(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
     """Registers, shared memory, lanes that exchange rows, columns apart; each in tiles that end beyond the column."""
     spec = ScanSpec(op="affine", dtype=dtype, length=130, inner=inner, reverse=True)
     vector = numbers.get("vector") or column_tile.column_width(spec)

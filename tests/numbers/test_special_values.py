@@ -172,7 +172,7 @@ def test_a_gate_of_nan_is_told_where_a_segment_begins(reverse: bool, device: str
 
 # ---- chunks of a stream, each starting from the carry-out of the one before it
 
-# (shape, lengths of chunks along dimension 1, operator, dtype, reverse): rows, few rows, columns and panels
+# (shape, lengths of chunks along dimension 1, operator, dtype, reverse): rows, few rows, columns and column tiles
 CHUNKED = [
     ((3, 4736), (1, 31, 601, 2052, 2051), "sum", torch.bfloat16, True),
     ((2, 17193), (9000, 8193), "linear", torch.float32, False),

@@ -216,7 +216,7 @@ def test_second_derivatives_of_logarithms_of_nothing(kernels: str) -> None:
 
 # ---- kernels of gradients, in every strategy, against PyTorch's gradients of the fallback
 
-# The shapes of rows of a warp, staged, of a block, and of a wave; of columns and panels of them.
+# The shapes of rows of a warp, staged, of a block, and of a wave; of columns and column tiles of them.
 PLACES: dict[str, tuple[int, ...]] = {
     "warp": (3, 64),
     "staged": (5, 31),
