@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from scanops._version import __version__
-from scanops.cli import build, doctor, generate, plan, store, tune
+from scanops.cli import build, demo, doctor, generate, plan, store, tune
 
 __all__ = ["main"]
 
@@ -21,6 +21,6 @@ def main() -> None:
 
 for _command in (
     *(generate.generate, generate.export, plan.command, build.build, build.record, build.precompile),
-    *(store.pack, store.unpack, store.store, tune.tune, tune.demo, doctor.command),
+    *(store.pack, store.unpack, store.store, tune.command, demo.command, doctor.command),
 ):
     main.add_command(_command)

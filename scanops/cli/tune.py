@@ -1,23 +1,18 @@
-"""``scanops tune`` and ``demo``: kernels that run here, measured or compared with float64."""
+"""``scanops tune``: plans measured on this GPU."""
 
 from __future__ import annotations
 
-import math
-import shutil
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from scanops import environment
-from scanops.builders.toolchain import find_cxx
-from scanops.cli.output import Answer, Command, FilePath, Spec, progress, working
+from scanops.cli.output import Answer, Command, FilePath, Spec, progress
 from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import keys_for
 from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
-from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
 from scanops.processes import jobs_that_fit
@@ -26,10 +21,7 @@ from scanops.tuning import read, write
 if TYPE_CHECKING:
     from scanops.measure import Outcome
 
-__all__ = ["demo", "tune"]
-
-# Operator, dimension and an option
-_DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "mask"), ("sum", 1, "exclusive"))
+__all__ = ["command"]
 
 
 @click.command(
@@ -42,7 +34,9 @@ _DEMO = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "ma
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Runs of each plan.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
 @click.option("-o", "--output", type=FilePath(), help="The file to keep results in.")
-def tune(specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int | None, output: Path | None) -> Answer:
+def command(
+    specs: tuple[ScanSpec, ...], lines: int | None, rounds: int, jobs: int | None, output: Path | None
+) -> Answer:
     """Measure plans on this GPU and keep the fastest.
 
     Where the plan for few lines is another, it is tuned as well, unless --lines is given. Results are checked before
@@ -100,32 +94,3 @@ def _fields(outcome: Outcome) -> dict[str, object]:
         "best": {"strategy": outcome.best.strategy, **outcome.best.numbers()},
         "refused": [{"plan": plan.describe(), "why": why} for plan, why in outcome.refused],
     }
-
-
-@click.command("demo", cls=Command, example="scanops demo")
-def demo() -> Answer:
-    """Run five small scans and compare them with float64.
-
-    They run on the GPU; where there is none they are emulated on the CPU, or without a C++ compiler run by PyTorch's
-    operators. In a checkout, `python -m examples.demo` runs them at full size, times them against a copy and shows
-    their plans. Exits with 1 when a result is wrong.
-    """
-    working("importing torch")
-    torch, scan, scans = import_late("torch"), import_late("scanops.api").scan, import_late("scanops.fallback.scans")
-    gpu, checks = torch.cuda.is_available(), []
-    emulated = not gpu and bool(environment.read_variable("SCANOPS_CXX") or shutil.which(environment.cxx()))
-    device = torch.cuda.get_device_name() if gpu else "no GPU: run by PyTorch's operators, as there is no C++ compiler"
-    if emulated:
-        device = f"no GPU: emulated on the CPU, built by {find_cxx().version}"
-    x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
-    for op, dim, word in _DEMO:
-        called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
-        options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
-        with emulate() if emulated else nullcontext():
-            error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
-        limit = scans.limit(op, x.shape[dim])
-        found = error if math.isfinite(error) else None
-        checks.append({"scan": called, "ok": error <= limit, "max_error": found, "limit": limit})
-    ok = all(row["ok"] for row in checks)
-    lines = [f"  {row['scan']}: {'right' if row['ok'] else 'WRONG'}" for row in checks]
-    return Answer({"device": device, "checks": checks}, [device, *lines], code=0 if ok else 1)
