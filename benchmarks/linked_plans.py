@@ -106,7 +106,7 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The job in words."""
+        """Return the shape, dims and dtype of the job, in words."""
         sizes, dtype = " x ".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
         return f"{sizes} {self.op} {dtype} {'backward' if self.with_gradients else 'forward'}"
 

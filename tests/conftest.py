@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of hundreds of processes would compile all modules again
     config.pluginmanager.register(Failures(config))
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers have a core each: torch's threads would share them

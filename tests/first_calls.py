@@ -177,10 +177,30 @@ def check_imports() -> None:
     sys.exit("\n".join([*watch.found, *failures]) or 0)
 
 
+def use_operators() -> None:
+    """Call operators of torch that scans call, inside ``vmap`` as well.
+
+    The first call of an operator in a process initializes a static variable of C++, without the interpreter's lock: a
+    child that was forked meanwhile would wait for ever at its own call. That is torch's, whatever calls it.
+    """
+
+    def use(x: torch.Tensor) -> torch.Tensor:
+        shape = x.shape
+        x = x.movedim(0, -1).movedim(-1, 0).unsqueeze(0).expand(2, *shape).reshape(2, -1)[0].view(shape)
+        x = torch.stack([x, x.flip(-1)]).unbind(0)[0].transpose(0, -1).transpose(0, -1).contiguous()
+        x = torch.cat(x.split([1, shape[0] - 1])).permute(*range(x.ndim)).squeeze(0).clone()
+        return x.cumsum(-1).to(torch.float64).mul(2).add(1).sub(1).sum(-1, keepdim=True)
+
+    use(_x())
+    torch.func.vmap(use)(torch.stack([_x(), _x()]))
+    _gradient(lambda x: x.cumsum(1), lambda x: x.cumsum(1))
+
+
 def fork_beside_calls(count: int, seed: int) -> None:
     """Fork ``count`` children from two threads while two others make first calls; print the children that hang."""
     torch.set_num_threads(1)
     _x()  # in its first operation on a CPU torch looks at the processor, behind a lock that a child may find held
+    use_operators()
     tempfile.gettempdir()  # has a lock of Python's
     random.seed(seed)
     children: dict[int, str] = {}

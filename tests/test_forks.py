@@ -84,6 +84,7 @@ def test_locks_of_threads_and_fork_handlers_are_in_one_module() -> None:
         "scanops/forks.py",
         "scanops/processes.py",
         "scanops/builders/inline.py",
+        "scanops/distributed/call_log.py",
         "scanops/distributed/groups.py",
     }
     # cached_property has a lock until Python 3.12; scanops.codegen.lazy has none.

@@ -385,7 +385,6 @@ print(hops + 1)
 
 
 @functools.cache
-@functools.cache
 def first_call(call: str = PLAIN) -> tuple[frozenset[str], frozenset[str]]:
     """Return the functions and the files of this repository that run in a first call, the compiler stubbed."""
     with tempfile.TemporaryDirectory() as folder:
@@ -438,9 +437,9 @@ def _run(program: str, store: str, *words: str, path: str | None = None) -> str:
         "SCANOPS_POLICY": "build",
         "LD_LIBRARY_PATH": f"{store}:{os.environ.get('LD_LIBRARY_PATH', '')}",  # of a driver that does nothing
     }
-    own["PYTHONPYCACHEPREFIX"] = f"{store}/bytecode"  # an environment that writes no bytecode would compile every time
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SCANOPS_")}
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    if kept.pop("PYTHONDONTWRITEBYTECODE", None):  # such an environment would compile all modules in each process
+        own["PYTHONPYCACHEPREFIX"] = _bytecode().name
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=store,
@@ -452,6 +451,11 @@ def _run(program: str, store: str, *words: str, path: str | None = None) -> str:
     if done.returncode:
         raise SystemExit(f"a measured process failed\n{done.stderr}")
     return done.stdout
+
+
+@functools.cache
+def _bytecode() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="scanops-bytecode-")  # removed when the process ends
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

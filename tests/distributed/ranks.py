@@ -282,9 +282,10 @@ def work(rank: int, folder: str, wanted: Expected) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # Imports here what compiling imports in a rank, Dynamo among it.
+    import torch._inductor.comm_lowering
     import torch.distributed.tensor
 
-    # Compiles here what each rank compiles, so that Dynamo is imported once.
     torch.compile(lambda x: scanops.cumsum(x, 0), backend="aot_eager", fullgraph=True)(torch.ones(2, 3))
     answers = {seed: whole(request) for seed, request in enumerate(requests(1))}
     torch.multiprocessing.start_processes(work, (sys.argv[1], answers), max(WORLDS), start_method="fork")

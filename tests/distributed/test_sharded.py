@@ -114,13 +114,13 @@ def test_processes(tmp_path: Path) -> None:
 
 
 def test_random_calls() -> None:
-    """As many as fit in half a minute, of all dtypes, layouts and keywords, on 1, 2, 3, 4 and 8 ranks of gloo.
+    """150 of all dtypes, layouts and keywords, on 1, 2, 3, 4 and 8 ranks of gloo.
 
     ``python -m benchmarks distributed_gloo --filter fuzz --seed 2`` draws 10,000 others.
     """
-    words = ("distributed_gloo", "--filter", "fuzz", "--fuzz", 10**6, "--seconds", 20, "--seed", 7)
+    words = ("distributed_gloo", "--filter", "fuzz", "--fuzz", 150, "--seed", 7)
     said = ran(sys.executable, "-m", "benchmarks", *words, PYTHONPATH=str(ROOT)).stdout
-    assert said.endswith("1 parts, wrong: none\n") and int(said.split("'calls': ")[1].split(",")[0]) > 100, said
+    assert said.endswith("1 parts, wrong: none\n") and "'calls': 150," in said, said
 
 
 def test_without_a_process_group() -> None:

@@ -82,7 +82,12 @@ def main(control: bool) -> None:
 
 
 def sanitized(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run this module under AddressSanitizer. Stacks are left out: threads of a kernel have stacks of their own."""
+    """Run this module under AddressSanitizer. Stacks are left out: threads of a kernel have stacks of their own.
+
+    Its kernels have the identities of plain ones, and so a store of their own, which lies in that of the tests and is
+    kept as long.
+    """
+    store = Path(os.environ["SCANOPS_STORE"], ".sanitized")
     compiler = shutil.which(os.environ.get("SCANOPS_CXX", "g++"))
     library = subprocess.run(
         [str(compiler), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
@@ -96,7 +101,7 @@ def sanitized(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "LD_PRELOAD": library,
         "ASAN_OPTIONS": "detect_leaks=0",
         "SCANOPS_CXX": str(wrapper),
-        "SCANOPS_STORE": str(folder / "store"),
+        "SCANOPS_STORE": str(store),
     }
     command = [sys.executable, "-m", "tests.emulator.test_overwritten_offsets", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
