@@ -138,9 +138,15 @@ def _of_transformers(device: str, small: bool) -> Iterator[Program]:
     width = 32 if small else 256
     torch.manual_seed(0)
     config = Mamba2Config(
-        num_heads=width // 16, head_dim=32, hidden_size=width, state_size=16, n_groups=1, num_hidden_layers=2,
-        vocab_size=1000, chunk_size=16 if small else 64,
-    )  # fmt: skip
+        num_heads=width // 16,
+        head_dim=32,
+        hidden_size=width,
+        state_size=16,
+        n_groups=1,
+        num_hidden_layers=2,
+        vocab_size=1000,
+        chunk_size=16 if small else 64,
+    )
     model = Mamba2ForCausalLM(config).to(device)
     ids = torch.randint(1000, (2, 32 if small else 512), device=device)
 

@@ -19,11 +19,16 @@ from scanops.errors import ScanopsError
 
 sd: Any = scanops.distributed
 LINEAR_MAPS = Operator(  # x -> ax + b modulo 8, as 8a + b: associative, not commutative
-    name="linear_maps", formula="y[i] = x[0] then x[1] then ... then x[i]", identity=("8",), kinds=("int",),
+    name="linear_maps",
+    formula="y[i] = x[0] then x[1] then ... then x[i]",
+    identity=("8",),
+    kinds=("int",),
     combine=("((older >> 3) * (newer >> 3) & 7) << 3 | (((newer >> 3) * (older & 7) + (newer & 7)) & 7)",),
     step=lambda h, x: (((h >> 3) * (x >> 3)) & 7) << 3 | (((x >> 3) * (h & 7) + (x & 7)) & 7),
-    gives="kept", commutative=False, start=8,
-)  # fmt: skip
+    gives="kept",
+    commutative=False,
+    start=8,
+)
 EXTREMES = ("cummax", "cummin")
 FLOATS = ("sum", "prod", "max", "min", "logcumsumexp", "linear", *EXTREMES)
 INTEGERS = (
@@ -39,11 +44,20 @@ INTEGERS = (
 )
 OPERATORS = (*((op, False) for op in FLOATS), *((op, True) for op in INTEGERS))  # and whether x has integers
 VARIANTS = (
-    "", "return_final", "reverse", "exclusive initial", "reverse exclusive return_final", "mask initial return_final",
-    "mask reverse", "starts initial return_final", "starts reverse exclusive initial return_final",
-    "offsets reverse initial", "offsets return_final", "mask starts exclusive",
+    "",
+    "return_final",
+    "reverse",
+    "exclusive initial",
+    "reverse exclusive return_final",
+    "mask initial return_final",
+    "mask reverse",
+    "starts initial return_final",
+    "starts reverse exclusive initial return_final",
+    "offsets reverse initial",
+    "offsets return_final",
+    "mask starts exclusive",
     "weights broadcast initial return_final",
-)  # fmt: skip
+)
 LAYOUTS = ("chunk", "even", "random", "spans", "head_tail")
 WORLDS = (1, 2, 3, 4, 8)
 REFUSED = ("complete", "chunk", "out")  # keywords of one GPU that sharded scans do not have
@@ -118,8 +132,16 @@ def random_request(draw: random.Random) -> Request:
     return request_of(draw, op, whole, layout, words, draw.choice(WORLDS), tuple(shape), dim)
 
 
-def request_of(draw: random.Random, op: Any, whole: bool, layout: str, words: list[str], ranks: int,
-               shape: tuple[int, ...], dim: int) -> Request:  # fmt: skip
+def request_of(
+    draw: random.Random,
+    op: Any,
+    whole: bool,
+    layout: str,
+    words: list[str],
+    ranks: int,
+    shape: tuple[int, ...],
+    dim: int,
+) -> Request:
     """Return a call of random tensors with the keywords that ``words`` name."""
     make = torch.Generator().manual_seed(draw.randrange(2**31))
     floats = partial(torch.rand, dtype=torch.float64, generator=make)

@@ -75,19 +75,27 @@ _CELLS = (
     *_rows("masked rows", 0.985, 0.99, 32768, variants=("masked",)),
     *(
         Cell(
-            group="table", family="origin problems", variant=variant, shape=(32768, 32768),
-            floor_ms=floor_ms, goal_ms=goal_ms,
+            group="table",
+            family="origin problems",
+            variant=variant,
+            shape=(32768, 32768),
+            floor_ms=floor_ms,
+            goal_ms=goal_ms,
         )
         for variant, (floor_ms, goal_ms) in _ORIGIN.items()
     ),
     *(
         Cell(
-            group="table", family="small inputs", variant="sum", shape=shape,
-            floor_ms=floor_us / 1e3, goal_over_copy_ms=_SMALL_GOAL_MS,
+            group="table",
+            family="small inputs",
+            variant="sum",
+            shape=shape,
+            floor_ms=floor_us / 1e3,
+            goal_over_copy_ms=_SMALL_GOAL_MS,
         )
         for shape, floor_us in _SMALL.items()
     ),
-)  # fmt: skip
+)
 # One or two of each family, measured in about a minute.
 _QUICK = frozenset(
     {
@@ -193,9 +201,14 @@ def _offsets(_: int) -> Iterator[Cell]:
     placed += [("masked", rows_of(32768), 1, 0.985, 1)]
     for variant, shape, dim, floor, offset in placed:
         yield Cell(
-            group="offsets", family="storage offsets of 1 to 3", variant=variant, shape=shape, dim=dim,
-            floor=floor - SLACK, offset=offset,
-        )  # fmt: skip
+            group="offsets",
+            family="storage offsets of 1 to 3",
+            variant=variant,
+            shape=shape,
+            dim=dim,
+            floor=floor - SLACK,
+            offset=offset,
+        )
 
 
 def _views(_: int) -> Iterator[Cell]:
@@ -218,9 +231,15 @@ def _views(_: int) -> Iterator[Cell]:
     )
     for view, shape, dim, strides, floor in rows:
         yield Cell(
-            group="views", family="transposed and sliced inputs", variant="sum", shape=shape, dim=dim,
-            floor=floor - SLACK, strides=strides, view=view,
-        )  # fmt: skip
+            group="views",
+            family="transposed and sliced inputs",
+            variant="sum",
+            shape=shape,
+            dim=dim,
+            floor=floor - SLACK,
+            strides=strides,
+            view=view,
+        )
 
 
 GROUPS: dict[str, Callable[[int], Iterator[Cell]]] = {

@@ -409,10 +409,21 @@ _OPERATORS: dict[Any, str | FieldOperator] = {}  # by all that a function can se
 _OLDER, _NEWER = ("older", 0), ("newer", 0)
 _LINEAR = (("prod", _NEWER, _OLDER), ("sum", ("newer", 1), ("prod", _NEWER, ("older", 1))))
 _FUNCTIONS = {  # by name of a function, a method or an operator: the operator of the same result
-    "add": "sum", "mul": "prod", "multiply": "prod", "maximum": "max", "minimum": "min", "logaddexp": "logcumsumexp",
-    "and_": "bitwise_and", "or_": "bitwise_or", "xor": "bitwise_xor", "bitwise_and": "bitwise_and",
-    "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor", "logical_and": "logical_and", "logical_or": "logical_or",
-}  # fmt: skip
+    "add": "sum",
+    "mul": "prod",
+    "multiply": "prod",
+    "maximum": "max",
+    "minimum": "min",
+    "logaddexp": "logcumsumexp",
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "xor": "bitwise_xor",
+    "bitwise_and": "bitwise_and",
+    "bitwise_or": "bitwise_or",
+    "bitwise_xor": "bitwise_xor",
+    "logical_and": "logical_and",
+    "logical_or": "logical_or",
+}
 
 
 def _operator_for(combine_fn: Callable[[Any, Any], Any], tree: Any, leaves: list[Tensor]) -> str | FieldOperator:

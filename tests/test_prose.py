@@ -18,11 +18,29 @@ TEXTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")),
 ]
 BANNED = (
-    "go on from", "goes on from", "going on from", "of another kind", "none of theirs", "with a sign and without",
-    "on their way", "dear to join", "what blocks tell", "what there is", "whoever", "turned round", "walked back",
-    "told twice", "told once", "past the first cache", "what a stretch", "in c++'s words", "which bound them",
-    "the same curve", "that there is not", "for what is no",
-)  # fmt: skip
+    "go on from",
+    "goes on from",
+    "going on from",
+    "of another kind",
+    "none of theirs",
+    "with a sign and without",
+    "on their way",
+    "dear to join",
+    "what blocks tell",
+    "what there is",
+    "whoever",
+    "turned round",
+    "walked back",
+    "told twice",
+    "told once",
+    "past the first cache",
+    "what a stretch",
+    "in c++'s words",
+    "which bound them",
+    "the same curve",
+    "that there is not",
+    "for what is no",
+)
 
 
 def test_no_private_dialect() -> None:

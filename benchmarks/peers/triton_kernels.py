@@ -38,10 +38,19 @@ def _total(values, AXIS: tl.constexpr, PRODUCT: tl.constexpr):
 
 @triton.jit
 def whole_rows(
-    x, mask, y, rows,
-    LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUM: tl.constexpr, PRODUCT: tl.constexpr,
-    REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+    x,
+    mask,
+    y,
+    rows,
+    LENGTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUM: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    EXCLUSIVE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Scan ROWS rows per program, each one tile of BLOCK items."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     item = tl.arange(0, BLOCK)
@@ -82,10 +91,21 @@ def row_totals(x, totals, length, chunk, chunks, BLOCK: tl.constexpr, SUM: tl.co
 
 @triton.jit
 def row_chunks(
-    x, mask, y, totals, length, chunk, chunks,
-    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, SUM: tl.constexpr, PRODUCT: tl.constexpr, REVERSE: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+    x,
+    mask,
+    y,
+    totals,
+    length,
+    chunk,
+    chunks,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SUM: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    EXCLUSIVE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Scan a chunk of a row tile by tile, from the totals of the preceding chunks."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     item = tl.arange(0, BLOCK)
@@ -141,9 +161,18 @@ def column_totals(
 
 @triton.jit
 def column_chunks(
-    x, y, totals, length, inner, chunk, chunks,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, SUM: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    totals,
+    length,
+    inner,
+    chunk,
+    chunks,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SUM: tl.constexpr,
+):
     """Scan a chunk of COLUMNS columns tile by tile, from the totals of the preceding chunks."""
     outer, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -139,9 +139,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "line"), [(*error, line) for error, lines in REFUSED.items() for line in lines],
+    ("kind", "code", "line"),
+    [(*error, line) for error, lines in REFUSED.items() for line in lines],
     ids=lambda value: str(value)[:60],
-)  # fmt: skip
+)
 def test_refused(
     call: Call, ask: Ask, files: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int, line: str
 ) -> None:

@@ -162,8 +162,10 @@ def test_operations_on_the_least_numbers(tmp_path: Path) -> None:
                 (text,) = Printer(nodes, {("operand", 0): "x"}, False).statements(term.at)[1]
                 constant = Printer(graph.nodes, {}, False).statements(term.at)[1][0]
                 for each in (text, constant):
-                    lines.append(f"{{ [[maybe_unused]] const {row.value} x = {literal(value, row)}; "
-                                 f"print((long long)({each})); }}")  # fmt: skip
+                    lines.append(
+                        f"{{ [[maybe_unused]] const {row.value} x = {literal(value, row)}; "
+                        f"print((long long)({each})); }}"
+                    )
                     wanted.append(int(function(x)))
     found = run_cpp(PRELUDE + "int main() {\n" + "\n".join(lines) + "\n}\n", tmp_path)
     whole = [(2**64 + each) % 2**64 for each in wanted]

@@ -115,20 +115,32 @@ VIEWS = {"input_layout": "strided", "mask_layout": "strided", "aligned": False}
 SLUGS: dict[str, dict[str, Any]] = {
     "sum-f32-n32768-mask_b8-reverse": {"mask": "bool", "length": 32768, "reverse": True},
     "prod-f64-n1-inner7-out_f32-exclusive": {
-        "op": "prod", "dtype": "float64", "length": 1, "inner": 7, "out_dtype": "float32", "exclusive": True,
+        "op": "prod",
+        "dtype": "float64",
+        "length": 1,
+        "inner": 7,
+        "out_dtype": "float32",
+        "exclusive": True,
     },
     "sum-f32-n9-exclusive-complete": {"length": 9, "exclusive": True, "complete": True},
     "sum-f32-n9-offsets_i32-final-per_segment": {
-        "length": 9, "segments": "int32", "final": True, "per_segment": True,
+        "length": 9,
+        "segments": "int32",
+        "final": True,
+        "per_segment": True,
     },
     "sum-f32-any": {"length": None},
     "sum-f32-n9-offsets_i64-chunked": {"length": 9, "segments": "int64", "chunked": True},
     "sum-f32-any-le64-inner8-ragged_i64": {"length": None, "at_most": 64, "inner": 8, "ragged": "int64"},
     "sum-f32-any-le4096-by4-inner3-reverse": {
-        "length": None, "at_most": 4096, "multiple": 4, "inner": 3, "reverse": True,
+        "length": None,
+        "at_most": 4096,
+        "multiple": 4,
+        "inner": 3,
+        "reverse": True,
     },
     "sum-i32-n5-mask_f16-strided-strided_mask-unaligned": {"dtype": "int32", "length": 5, "mask": "float16", **VIEWS},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -139,15 +151,18 @@ def test_slugs_are_stable(slug: str) -> None:
     assert ScanSpec.parse(slug) == spec
 
 
-@pytest.mark.parametrize("slug", [
-    "sum_gradient-f32-n100-mask_b8-reverse",
-    "runs_gradient-f16-n100-saved_i64-reverse",
-    "linear_gradient_after_of_terms-f64-n7-gate_f64-exclusive",
-    "prod_gradient-bf16-n4096-mask_b8-gate_bf16-reverse-exclusive",
-    "linear_gradient-f32-n2048-gate_f32-saved_f32-reverse-exclusive-results_saved",
-    "prod_gradient-f32-n9000-gate_f32-saved_f32-exclusive-results_saved-initial_saved",
-    "linear_gradient-f32-n100-inner64-gate_f32-saved_f32-strided_gate",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "sum_gradient-f32-n100-mask_b8-reverse",
+        "runs_gradient-f16-n100-saved_i64-reverse",
+        "linear_gradient_after_of_terms-f64-n7-gate_f64-exclusive",
+        "prod_gradient-bf16-n4096-mask_b8-gate_bf16-reverse-exclusive",
+        "linear_gradient-f32-n2048-gate_f32-saved_f32-reverse-exclusive-results_saved",
+        "prod_gradient-f32-n9000-gate_f32-saved_f32-exclusive-results_saved-initial_saved",
+        "linear_gradient-f32-n100-inner64-gate_f32-saved_f32-strided_gate",
+    ],
+)
 def test_slugs_of_gradients_are_read_back(slug: str) -> None:
     """With saved tensors, gates and recomputation."""
     spec = ScanSpec.parse(slug)
@@ -162,10 +177,27 @@ def test_a_slug_is_a_file_name_that_reads_back(spec: ScanSpec) -> None:
 
 
 NO_SLUGS = (
-    "", "sum", "sum-f32", "sum-n5", "sum-f32-n", "sum-f32-n-5", "sum-f32-n0", "sum-f32-n5-backwards",
-    "sum-f32-n5-mask_", "sum-f32-n5-mask_x9", "sum-f32-n5-inner", "sum-f32-nfive", "sum-f32-le5", "sum-f32-any-n5",
-    "sum-f32-any-any", "sum-f32-any-le0", "sum-f32-n5-le9", "sum-f32-any-by", "median-f32-n5", "sum-f32-n5 ",
-)  # fmt: skip
+    "",
+    "sum",
+    "sum-f32",
+    "sum-n5",
+    "sum-f32-n",
+    "sum-f32-n-5",
+    "sum-f32-n0",
+    "sum-f32-n5-backwards",
+    "sum-f32-n5-mask_",
+    "sum-f32-n5-mask_x9",
+    "sum-f32-n5-inner",
+    "sum-f32-nfive",
+    "sum-f32-le5",
+    "sum-f32-any-n5",
+    "sum-f32-any-any",
+    "sum-f32-any-le0",
+    "sum-f32-n5-le9",
+    "sum-f32-any-by",
+    "median-f32-n5",
+    "sum-f32-n5 ",
+)
 
 
 @pytest.mark.parametrize("slug", NO_SLUGS)

@@ -240,14 +240,22 @@ BODIES = {
 }
 CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
     # kernel, arguments, mark of the reported line, pieces of the report; {mark}: the line of another one
-    ("shared_bounds", {"blocks": 5, "n": 32}, "bounds",
-     ["block (3,0,0) thread (17,0,0)", "index 32 is out of bounds", "float [32]", "kernel.cu:"]),
+    (
+        "shared_bounds",
+        {"blocks": 5, "n": 32},
+        "bounds",
+        ["block (3,0,0) thread (17,0,0)", "index 32 is out of bounds", "float [32]", "kernel.cu:"],
+    ),
     ("shared_bounds", {"blocks": 5, "n": -1}, "bounds", ["block (3,0,0) thread (17,0,0)", "index -1 is out of"]),
     ("register_bounds", {"n": 4, "out": 4}, "pack", ["block (0,0,0) thread (0,0,0)", "index 4 is out of", "float [4]"]),
     ("barrier_skipped", {"threads": 64}, "skipped", ["thread (40,0,0)", "left the kernel while", "__syncthreads"]),
     ("barrier_after_exit", {"threads": 64}, "late", ["1 thread of the block that left the kernel"]),
-    ("barriers_differ", {"threads": 64}, "second barrier",
-     ["thread (40,0,0)", "different barriers", "thread (0,0,0) and 39 more at line {first barrier}"]),
+    (
+        "barriers_differ",
+        {"threads": 64},
+        "second barrier",
+        ["thread (40,0,0)", "different barriers", "thread (0,0,0) and 39 more at line {first barrier}"],
+    ),
     ("lane_left", {}, "left", ["thread (5,0,0)", "lane 5, left the kernel", "__shfl_up_sync", "0xffffffff"]),
     ("own_lane", {}, "own", ["thread (16,0,0)", "mask 0x0000ffff does not name the calling lane"]),
     ("masks_differ", {}, "masks", ["thread (9,0,0)", "different calls", "0x00000300", "0xffffffff"]),
@@ -255,19 +263,33 @@ CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
     ("reads_unnamed", {}, "unnamed", ["thread (15,0,0)", "lane 15 reads lane 16", "mask 0x0000ffff"]),
     ("partial_warp", {"threads": 40}, "partial", ["thread (32,0,0)", "absent", "lowest is lane 8"]),
     ("bad_width", {"n": 12}, "width", ["width 12 is not a power of two"]),
-    ("deadlock", {"threads": 64}, "short shuffle",
-     ["block (0,0,0) thread (0,0,0)", "deadlock in __shfl_xor_sync",
-      "31 threads, first (0,0,0), in __shfl_xor_sync at line {short shuffle}, mask 0xffffffff, absent lanes 7",
-      "33 threads, first (7,0,0), in __syncthreads at line {early barrier}"]),
-    ("spin", {"threads": 64, "out": 4, "blocks": 4}, "spin",
-     ["thread (0,0,0)", "waits for a flag nobody sets",
-      "63 threads, first (1,0,0), in __syncthreads at line {behind}"]),
+    (
+        "deadlock",
+        {"threads": 64},
+        "short shuffle",
+        [
+            "block (0,0,0) thread (0,0,0)",
+            "deadlock in __shfl_xor_sync",
+            "31 threads, first (0,0,0), in __shfl_xor_sync at line {short shuffle}, mask 0xffffffff, absent lanes 7",
+            "33 threads, first (7,0,0), in __syncthreads at line {early barrier}",
+        ],
+    ),
+    (
+        "spin",
+        {"threads": 64, "out": 4, "blocks": 4},
+        "spin",
+        [
+            "thread (0,0,0)",
+            "waits for a flag nobody sets",
+            "63 threads, first (1,0,0), in __syncthreads at line {behind}",
+        ],
+    ),
     ("spin_by_warp", {"out": 4}, "warp spin", ["waits for a flag nobody sets (last value 0)"]),
     ("misaligned", {"x": bytes(600), "shift": 4, "out": 4}, "vector", ["misaligned", "Vector", "multiple of 16"]),
     ("converted", {"n": -2, "out": 4}, "cast", ["-3 is converted to 'unsigned int', where a GPU gives 0"]),
     ("misaligned_copy", {"x": bytes(64), "n": 1}, "copy", ["misaligned"]),
     ("misaligned_copy", {"x": bytes(64), "n": 4096}, "copy", ["not in shared memory"]),
-]  # fmt: skip
+]
 IN_ORDER = {
     "shared_bounds",
     "register_bounds",

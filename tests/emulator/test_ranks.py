@@ -93,8 +93,17 @@ class Ranks:
 
     def _plan(self, strategy: str, op: str, rank: int, fields: dict[str, Any]) -> Plan:
         gate = "float32" if op == "linear" else None
-        spec = ScanSpec(op=op, dtype="float32", gate=gate, length=None, at_most=4100, inner=self.inner, **fields,
-                        linked_in=rank > 0, linked_out=rank + 1 < self.count)  # fmt: skip
+        spec = ScanSpec(
+            op=op,
+            dtype="float32",
+            gate=gate,
+            length=None,
+            at_most=4100,
+            inner=self.inner,
+            **fields,
+            linked_in=rank > 0,
+            linked_out=rank + 1 < self.count,
+        )
         plan = by_rule(strategy, KernelKey(spec, "sm_90"))
         small: dict[str, dict[str, int]] = {
             "block": {},
@@ -201,8 +210,15 @@ def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int, f
     """Run all ranks, whose memories count ``finished`` launches before."""
     blocks = ranks.blocks * ranks.count
     memory = ((finished << 32).to_bytes(8, "little") + bytes(8 * (ranks.memory - 1))) * ranks.count
-    return library.launch("ranks", blocks=blocks, threads=ranks.threads, x=data, seed=seed,
-                          out=bytes(results * 4) + memory + bytes(4 * ranks.count + 64), resident=blocks)  # fmt: skip
+    return library.launch(
+        "ranks",
+        blocks=blocks,
+        threads=ranks.threads,
+        x=data,
+        seed=seed,
+        out=bytes(results * 4) + memory + bytes(4 * ranks.count + 64),
+        resident=blocks,
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,34 @@ from tools.golden import GOLDEN
 
 # What torch 2.8 has of all that a file may name. In Python: load_inline with these arguments is the youngest.
 TORCH = {
-    "torch.__version__", "torch.empty_like", "torch.full", "torch.nn.Module",
-    "torch.cuda.get_device_capability", "torch.cuda.is_available", "torch.bool", "torch.int8", "torch.int16",
-    "torch.int32", "torch.int64", "torch.uint8", "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
-    "torch.complex64", "torch.complex128",
-}  # fmt: skip
-LOAD_INLINE = {"name", "cpp_sources", "cuda_sources", "functions", "extra_cflags", "extra_cuda_cflags",
-               "no_implicit_headers"}  # fmt: skip
+    "torch.__version__",
+    "torch.empty_like",
+    "torch.full",
+    "torch.nn.Module",
+    "torch.cuda.get_device_capability",
+    "torch.cuda.is_available",
+    "torch.bool",
+    "torch.int8",
+    "torch.int16",
+    "torch.int32",
+    "torch.int64",
+    "torch.uint8",
+    "torch.float16",
+    "torch.bfloat16",
+    "torch.float32",
+    "torch.float64",
+    "torch.complex64",
+    "torch.complex128",
+}
+LOAD_INLINE = {
+    "name",
+    "cpp_sources",
+    "cuda_sources",
+    "functions",
+    "extra_cflags",
+    "extra_cuda_cflags",
+    "no_implicit_headers",
+}
 MODULES = {"functools", "hashlib", "sys", "torch", "torch.utils.cpp_extension"}
 
 # KernelBench's static rules for CUDA at fp32, as its kernel_static_checker publishes them: patterns that a file may
@@ -109,8 +130,16 @@ def test_kernelbench_masks_and_rules() -> None:
     ],
 )
 def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    quoted = Operator(name="quoted", formula=formula, lift=("x",), combine=(combine,), identity=("0",),
-                      commutative=True, start=0, step=lambda h, x: h + x)  # fmt: skip
+    quoted = Operator(
+        name="quoted",
+        formula=formula,
+        lift=("x",),
+        combine=(combine,),
+        identity=("0",),
+        commutative=True,
+        start=0,
+        step=lambda h, x: h + x,
+    )
     monkeypatch.setitem(OPERATORS, quoted.name, quoted)
     spec = ScanSpec(op=quoted.name, dtype="float32", length=64)
     for format in ("modelnew", "kernelbench", "gpumode"):

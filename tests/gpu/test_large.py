@@ -53,12 +53,15 @@ PROBLEMS: dict[str, tuple[tuple[int, ...], torch.dtype, int, dict[str, Any]]] = 
     "more than 2^31 items, rows": ((65540, 32768), torch.float16, 1, {}),
     "more than 2^31 items, columns": ((65540, 32768), torch.float16, 0, {}),
     "more than 2^31 items, short rows": (
-        ((1 << 31) // 60 + 1000, 60), torch.float16, 1, {"reverse": True, "exclusive": True},
+        ((1 << 31) // 60 + 1000, 60),
+        torch.float16,
+        1,
+        {"reverse": True, "exclusive": True},
     ),
     "one row of the greatest length": ((2**31,), torch.int8, 0, {"dtype": torch.int32}),
     "one row of the greatest length, reverse": ((2**31,), torch.int8, 0, {"dtype": torch.int32, "reverse": True}),
     "a row that starts at item 2^31": ((2, 2**31), torch.int8, 1, {"dtype": torch.int16}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

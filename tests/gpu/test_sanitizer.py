@@ -51,11 +51,18 @@ def cells() -> list[Cell]:
     ]
     return [
         Cell(
-            route=route, op=op, dtype="float32", reverse=("forward", "reverse")[number % 2], exclusive=exclusive,
-            mask=mask, carry=carry, segments=segments, layout="dense",
+            route=route,
+            op=op,
+            dtype="float32",
+            reverse=("forward", "reverse")[number % 2],
+            exclusive=exclusive,
+            mask=mask,
+            carry=carry,
+            segments=segments,
+            layout="dense",
         )
         for number, (route, (op, exclusive, mask, carry, segments)) in enumerate(pairs)
-    ]  # fmt: skip
+    ]
 
 
 def strategies() -> int:

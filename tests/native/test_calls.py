@@ -443,10 +443,16 @@ ROUTES = (
 def test_every_strategy(number: int, cuda: Driver) -> None:
     """With carries and masks, and by turns with strides, head flags and offsets; again with what a launch left."""
     cell = matrix.Cell(
-        route=ROUTES[number], op="affine", dtype="float32", reverse=("forward", "reverse")[number % 2],
-        exclusive="inclusive", mask="bool", carry="both", segments=("none", "flags", "int32")[number % 3],
+        route=ROUTES[number],
+        op="affine",
+        dtype="float32",
+        reverse=("forward", "reverse")[number % 2],
+        exclusive="inclusive",
+        mask="bool",
+        carry="both",
+        segments=("none", "flags", "int32")[number % 3],
         layout=("dense", "sparse")[number // 2 % 2],
-    )  # fmt: skip
+    )
     with oracle.affine_in_table(), scanops.emulate():
         given = matrix.operands(cell)
         for _ in range(3):

@@ -42,9 +42,21 @@ _FIXED = oracle.CASES | {
     "transposed_columns": Case(strategy="transposed", shape=(2, 131, 68), dim=1, turned=(0, 2, 1)),
 }
 _ANY = (
-    "lanes", "wide_lanes", "staged", "staged_pieces", "one_tile", "one_tile_odd", "wave_odd", "short_columns",
-    "column_loop", "panels_chain", "panels_few", "split_odd", "transposed_rows", "transposed_columns",
-)  # fmt: skip
+    "lanes",
+    "wide_lanes",
+    "staged",
+    "staged_pieces",
+    "one_tile",
+    "one_tile_odd",
+    "wave_odd",
+    "short_columns",
+    "column_loop",
+    "panels_chain",
+    "panels_few",
+    "split_odd",
+    "transposed_rows",
+    "transposed_columns",
+)
 ROUTES = _FIXED | {f"any_{name}": replace(_FIXED[name], generic=True) for name in _ANY}
 
 Change = Callable[[torch.Tensor, int], torch.Tensor]

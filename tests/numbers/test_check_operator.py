@@ -64,9 +64,13 @@ def test_every_strategy_is_reached_by_few_kernels(monkeypatch: pytest.MonkeyPatc
 def test_an_index_in_a_field_of_floats_is_found(text: str) -> None:
     """check_operator lifts elements beyond index 2^24. A declared field and arithmetic with i are no findings."""
     index: dict[str, Any] = {
-        "fields": ("value", "index"), "lift": ("x", text), "identity": ("0", "-1"), "start": (0, -1),
-        "combine": ("newer.index >= 0 ? newer : older",), "kinds": ("float",),
-    }  # fmt: skip
+        "fields": ("value", "index"),
+        "lift": ("x", text),
+        "identity": ("0", "-1"),
+        "start": (0, -1),
+        "combine": ("newer.index >= 0 ? newer : older",),
+        "kinds": ("float",),
+    }
     loose = changed(LAST_VALID, **index, step=lambda h, x, i: (x, torch.full_like(h[1], i)), output=lambda h: h[0])
     (finding,) = scanops.check_operator(loose, lengths=(6,), samples=FINITE).findings
     assert (finding.law, finding.dtype) == ("exact indices", "float32") and "'index'" in finding.example
@@ -130,41 +134,72 @@ def test_a_complex_quotient(device: str) -> None:
 
 def difference(combine: str) -> scanops.Operator:
     """A running difference, which no combine of numbers gives."""
-    return changed(CONTINUANT, fields=("value",), lift=("x",), combine=(combine,), identity=("0",), project="state",
-                   kinds=("int",), start=0, step=lambda h, x: h - x, output=None)  # fmt: skip
+    return changed(
+        CONTINUANT,
+        fields=("value",),
+        lift=("x",),
+        combine=(combine,),
+        identity=("0",),
+        project="state",
+        kinds=("int",),
+        start=0,
+        step=lambda h, x: h - x,
+        output=None,
+    )
 
 
 GREATEST = scanops.Operator(
-    name="greatest", formula="y[i] = max(x[0], ..., x[i])", fields=("value",), lift=("x",),
-    combine=("older < newer ? newer : older",), identity=("lowest",), project="state", commutative=True,
-    ordered=True, start="lowest", step=torch.maximum,
-)  # fmt: skip
+    name="greatest",
+    formula="y[i] = max(x[0], ..., x[i])",
+    fields=("value",),
+    lift=("x",),
+    combine=("older < newer ? newer : older",),
+    identity=("lowest",),
+    project="state",
+    commutative=True,
+    ordered=True,
+    start="lowest",
+    step=torch.maximum,
+)
 # A mistake -> an operator that has it, and what the finding says
 BROKEN: dict[str, tuple[scanops.Operator, tuple[str, ...]]] = {
-    "swapped operands": (changed(CONTINUANT, combine=(
-        "newer.a * older.a + newer.b * older.c", "newer.a * older.b + newer.b * older.d",
-        "newer.c * older.a + newer.d * older.c", "newer.c * older.b + newer.d * older.d",
-    ), project="state.b", output=lambda h: h[1]), ("agreement",)),
+    "swapped operands": (
+        changed(
+            CONTINUANT,
+            combine=(
+                "newer.a * older.a + newer.b * older.c",
+                "newer.a * older.b + newer.b * older.d",
+                "newer.c * older.a + newer.d * older.c",
+                "newer.c * older.b + newer.d * older.d",
+            ),
+            project="state.b",
+            output=lambda h: h[1],
+        ),
+        ("agreement",),
+    ),
     "no identity on the left": (changed(LAST_VALID, identity=("1", "0")), ("identity on the left",)),
     "no identity on the right": (changed(LAST_VALID, identity=("lowest - lowest", "1")), ("identity on the right",)),
     "not commutative": (changed(LAST_VALID, commutative=True), ("commutativity",)),
     "complex, not commutative": (
-        dataclasses.replace(EITHER, combine=("older + Value{newer.re, -newer.im}",)), ("(complex128)", "j"),
+        dataclasses.replace(EITHER, combine=("older + Value{newer.re, -newer.im}",)),
+        ("(complex128)", "j"),
     ),
     "another reference": (changed(LAST_VALID, start=0), ("agreement",)),
     "a reference for numbers": (changed(LAST_VALID, step=lambda h, x: x if x == x else h), ("torch.where",)),
     # Laws are tested from single elements upwards: an example needs no longer range than it has.
     "found with one element": (
-        difference("older - newer"), ("combine(identity, a) = -1, but a = 1, for a = 1",),
+        difference("older - newer"),
+        ("combine(identity, a) = -1, but a = 1, for a = 1",),
     ),
     "found with three elements": (
         difference("older == 0 ? newer : newer == 0 ? older : older - newer"),
         ("combine(combine(a, b), c) = 1, but combine(a, combine(b, c)) = 3, for a = 1, b = -1, c = 1",),
     ),
     "a kind too many": (  # complex numbers are one by default, and have no order
-        GREATEST, ("C++ for each of its kinds (complex128)", "operator<", "leave it out of kinds="),
+        GREATEST,
+        ("C++ for each of its kinds (complex128)", "operator<", "leave it out of kinds="),
     ),
-}  # fmt: skip
+}
 WITH_NAN = ("last_valid", "compound", "either")
 
 

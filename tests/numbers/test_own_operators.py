@@ -144,11 +144,20 @@ def test_fields_of_each_type(kind: str) -> None:
 def test_a_single_field_with_a_type() -> None:
     """A state of one typed field is a struct, whose member is named: it is not of the elements' type."""
     last = scanops.Operator(
-        name="last_positive", formula="y[i] = the last j <= i with x[j] > 0, else -1", fields=("index",),
-        types=("index",), lift=("x > 0 ? i : -1",), combine=("newer.index >= 0 ? newer : older",), identity=("-1",),
-        project="state.index", gives="index", kinds=("float",), commutative=False, start=-1,
+        name="last_positive",
+        formula="y[i] = the last j <= i with x[j] > 0, else -1",
+        fields=("index",),
+        types=("index",),
+        lift=("x > 0 ? i : -1",),
+        combine=("newer.index >= 0 ? newer : older",),
+        identity=("-1",),
+        project="state.index",
+        gives="index",
+        kinds=("float",),
+        commutative=False,
+        start=-1,
         step=lambda h, x, i: torch.where(x > 0, i, h),
-    )  # fmt: skip
+    )
     x = torch.tensor([[-1.0, 0.5, -1.0, -2.0, 0.25, 0.0]])
     with scanops.emulate():
         assert scanops.scan(x, last, 1).tolist() == [[-1, 1, 1, 1, 4, 4]] == scanops.scan(x, last, 1).tolist()
@@ -185,10 +194,13 @@ INDICES: dict[str, tuple[Options, list[Options], list[Options], str]] = {
         "gives='index'",
     ),
     "results of the elements": (
-        {"gives": "kept", "kinds": ("int",)}, [], [{"dtype": "int8", "length": 200}], "gives='index'",
+        {"gives": "kept", "kinds": ("int",)},
+        [],
+        [{"dtype": "int8", "length": 200}],
+        "gives='index'",
     ),
     "results as asked for": ({}, [{"length": GREAT}], [{"length": 9, "out_dtype": "int8"}], "int8"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", INDICES)

@@ -99,9 +99,13 @@ def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layo
     x, m, fields = drawn(element, (3, length))
     flag = layout == "dense"
     spec = ScanSpec(
-        **fields, reverse=flag, exclusive=flag, input_layout=layout, mask_layout="dense" if m is None else layout,
+        **fields,
+        reverse=flag,
+        exclusive=flag,
+        input_layout=layout,
+        mask_layout="dense" if m is None else layout,
         aligned=not flag,
-    )  # fmt: skip
+    )
     plan = ROWS[strategy][0](KernelKey(spec, "sm_90"))
     for offset in (1, 3, 5):
         mask = None if m is None else placed(m, offset + 1, pitch_of(length, layout))
@@ -166,23 +170,39 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
     x = values("affine", shape, torch.float32)
     m = (None, selection(shape), weights("affine", shape, torch.float32))[turn % 3]
     spec = ScanSpec(
-        op="affine", dtype="float32", length=600, inner=40, reverse=turn % 2 > 0, exclusive=turn % 2 == 0,
+        op="affine",
+        dtype="float32",
+        length=600,
+        inner=40,
+        reverse=turn % 2 > 0,
+        exclusive=turn % 2 == 0,
         mask=None if m is None else str(m.dtype),
-    )  # fmt: skip
+    )
     plan = shaped(
-        columns_lookback.plan(KernelKey(spec, "sm_90")), 4, vector=4, threads=32, items=3, stages=stages, blocks=1,
-        abreast=2, group=group, stretch=stretch,
-    )  # fmt: skip
+        columns_lookback.plan(KernelKey(spec, "sm_90")),
+        4,
+        vector=4,
+        threads=32,
+        items=3,
+        stages=stages,
+        blocks=1,
+        abreast=2,
+        group=group,
+        stretch=stretch,
+    )
     assert torch.equal(scanned(plan, x, m), expected(x, spec, m))
 
 
-@pytest.mark.parametrize(("inner", "lanes", "numbers", "dtype"), [
-    (12, 4, {"stages": 0}, "float32"),
-    (12, 4, {"stages": 1}, "float64"),
-    (64, 16, {"stages": 1}, "float16"),
-    (33, 8, {"stages": 0, "vector": 4, "strided_columns": True}, "float64"),
-    (4, 2, {"stages": 1, "threads": 32, "items": 3}, "float16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("inner", "lanes", "numbers", "dtype"),
+    [
+        (12, 4, {"stages": 0}, "float32"),
+        (12, 4, {"stages": 1}, "float64"),
+        (64, 16, {"stages": 1}, "float16"),
+        (33, 8, {"stages": 0, "vector": 4, "strided_columns": True}, "float64"),
+        (4, 2, {"stages": 1, "threads": 32, "items": 3}, "float16"),
+    ],
+)
 @pytest.mark.parametrize("strategy", COLUMNS)
 def test_every_way_to_read_columns(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
     """Registers, shared memory, lanes that exchange rows, columns apart; each in tiles that end beyond the column."""
@@ -222,9 +242,14 @@ def test_columns_that_begin_anywhere(
     x, m, fields = drawn(element, (2, 100, inner))
     pitch = inner + (3 if layout == "columns" else 0)
     spec = ScanSpec(
-        **fields, inner=inner, reverse=reverse, exclusive=reverse, aligned=False, input_layout=layout,
+        **fields,
+        inner=inner,
+        reverse=reverse,
+        exclusive=reverse,
+        aligned=False,
+        input_layout=layout,
         mask_layout=layout if m is not None else "dense",
-    )  # fmt: skip
+    )
     vector = column_tile.column_width(spec)
     lanes = column_tile.lanes_across(spec, vector, 4 if numbers["stages"] else 2 * lanes)
     if not column_tile.can_stage(spec, SM_90, vector):

@@ -126,10 +126,18 @@ def marked(view: torch.Tensor) -> bool:
 
 # Lanes take whole rows, pieces kept in registers, pieces read twice.
 RAGGED = (
-    "affine-f32-n1", "affine-f32-n6-mask_b8", "affine-f32-n100", "affine-f32-n255", "affine-f32-n599-mask_b8",
-    "affine-f16-n511", "affine-bf16-n20-out_f32-mask_b8", "affine-f64-n65-mask_b8", "sum-i8-n31-out_i8", "sum-b8-n9",
+    "affine-f32-n1",
+    "affine-f32-n6-mask_b8",
+    "affine-f32-n100",
+    "affine-f32-n255",
+    "affine-f32-n599-mask_b8",
+    "affine-f16-n511",
+    "affine-bf16-n20-out_f32-mask_b8",
+    "affine-f64-n65-mask_b8",
+    "sum-i8-n31-out_i8",
+    "sum-b8-n9",
     "affine-i32-n129-out_i64-mask_b8",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("aligned", [True, False])

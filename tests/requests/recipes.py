@@ -22,10 +22,30 @@ from tests.numbers import oracle
 OPS = tuple(BUILT_IN)
 NUMBERS = tuple(getattr(torch, name) for name in DTYPES)
 SHAPES: tuple[tuple[int, ...], ...] = (
-    (), (0,), (1,), (7,), (33,), (3, 5), (1, 64), (4, 31), (65, 2), (3, 0), (0, 4), (2, 1, 9), (2, 33, 3),
-    (3, 4, 0), (1, 1, 1), (2, 130, 5), (2, 3, 4, 5), (1, 2, 1, 40), (2, 4, 3, 3), (1, 300), (2, 2049), (700, 3),
+    (),
+    (0,),
+    (1,),
+    (7,),
+    (33,),
+    (3, 5),
+    (1, 64),
+    (4, 31),
+    (65, 2),
+    (3, 0),
+    (0, 4),
+    (2, 1, 9),
+    (2, 33, 3),
+    (3, 4, 0),
+    (1, 1, 1),
+    (2, 130, 5),
+    (2, 3, 4, 5),
+    (1, 2, 1, 40),
+    (2, 4, 3, 3),
+    (1, 300),
+    (2, 2049),
+    (700, 3),
     (2, 1, 2, 9, 2, 1, 2),
-)  # fmt: skip
+)
 SPREADS = ("full", "broadcast", "of lower rank", "0-d", "expanded", "stepped", "permuted", "channels_last")
 
 AXES: dict[str, Sequence[Any]] = {

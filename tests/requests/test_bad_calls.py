@@ -426,8 +426,20 @@ def test_import_loads_nothing_heavy_and_reads_modules_alone(tmp_path: Path) -> N
     for path, mode, flags in opened:
         assert Path(path).suffix in (".py", ".pyc"), path
         assert mode in ("r", "rb", "None") and int(flags) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) == 0
-    touching = ("os.mkdir", "os.remove", "os.rename", "shutil.", "subprocess.", "os.system", "os.posix_spawn",
-                "ctypes.", "socket.", "os.putenv", "os.fork", "os.exec")  # fmt: skip
+    touching = (
+        "os.mkdir",
+        "os.remove",
+        "os.rename",
+        "shutil.",
+        "subprocess.",
+        "os.system",
+        "os.posix_spawn",
+        "ctypes.",
+        "socket.",
+        "os.putenv",
+        "os.fork",
+        "os.exec",
+    )
     assert [name for name, _ in watched["events"] if name.startswith(touching)] == []
 
 

@@ -45,9 +45,12 @@ def test_identities(dtype: torch.dtype) -> None:
     for values in [holds[at : at + 4] for at in range(0, len(holds), 4)]:
         count = len(values)
         last = scanops.operator(
-            fields=dict.fromkeys("abcd"[:count], dtype), identity=values, combine=lambda older, newer: tuple(newer),
-            lift=lambda x, count=count: (x.to(dtype),) * count, name="last",
-        )  # fmt: skip
+            fields=dict.fromkeys("abcd"[:count], dtype),
+            identity=values,
+            combine=lambda older, newer: tuple(newer),
+            lift=lambda x, count=count: (x.to(dtype),) * count,
+            name="last",
+        )
         for found in paths(lambda op=last: scanops.scan(X, op, 1, exclusive=True)):
             for y, value in zip(found if isinstance(found, tuple) else (found,), values, strict=True):
                 wanted = torch.tensor(float(value) if dtype.is_floating_point else value, dtype=dtype).expand(2)
@@ -57,8 +60,9 @@ def test_identities(dtype: torch.dtype) -> None:
                 assert value != 0 or torch.equal(first.signbit(), wanted.signbit()), value
                 assert torch.equal(y[:, 1:], X[:, :2].to(dtype)), value
     for value in [each for each in NUMBERS if not HOLDS[dtype](each)]:
-        last = scanops.operator(fields={"a": dtype}, identity=value, combine=lambda older, newer: newer,
-                                lift=lambda x: x.to(dtype))  # fmt: skip
+        last = scanops.operator(
+            fields={"a": dtype}, identity=value, combine=lambda older, newer: newer, lift=lambda x: x.to(dtype)
+        )
         for found in paths(lambda op=last: scanops.scan(X, op, 1)):
             assert isinstance(found, str) and "the identity of the field 'a': got" in found, (value, found)
 
@@ -103,19 +107,53 @@ def test_constants(name: str, dtype: torch.dtype) -> None:
 
 def test_bad_fields_are_refused_when_the_operator_is_made() -> None:
     add = lambda older, newer: tuple(a + b for a, b in zip(older, newer, strict=True))  # noqa: E731
-    for fields in (("requires",), ("char8_t",), ("co_await",), ("xor_eq",), ("own0", "a"), {"own11": None}, ("is_nan",),
-                   ("linux",), "ab", 5, None, (3,), ([],), (), {"a": "float32"}, {"a": []}):  # fmt: skip
+    for fields in (
+        ("requires",),
+        ("char8_t",),
+        ("co_await",),
+        ("xor_eq",),
+        ("own0", "a"),
+        {"own11": None},
+        ("is_nan",),
+        ("linux",),
+        "ab",
+        5,
+        None,
+        (3,),
+        ([],),
+        (),
+        {"a": "float32"},
+        {"a": []},
+    ):
         with pytest.raises(UnsupportedRequest, match="operator: invalid fields: got"):
             scanops.operator(fields=fields, combine=add)  # type: ignore[arg-type]
 
 
 def test_every_other_name_compiles() -> None:
     """Names that the CUDA headers, the C library or a kernel also know."""
-    names = ("s", "x", "y", "value", "index", "own", "exp", "fabs", "float4", "item", "older_", "final", "data",
-             "import", "lost", "bounds")  # fmt: skip
+    names = (
+        "s",
+        "x",
+        "y",
+        "value",
+        "index",
+        "own",
+        "exp",
+        "fabs",
+        "float4",
+        "item",
+        "older_",
+        "final",
+        "data",
+        "import",
+        "lost",
+        "bounds",
+    )
     total = scanops.operator(
-        fields=names, combine=lambda older, newer: tuple(a + b for a, b in zip(older, newer, strict=True)),
-        lift=lambda x: (x,) * len(names), project=lambda state: (state[0], state[15]),
-    )  # fmt: skip
+        fields=names,
+        combine=lambda older, newer: tuple(a + b for a, b in zip(older, newer, strict=True)),
+        lift=lambda x: (x,) * len(names),
+        project=lambda state: (state[0], state[15]),
+    )
     for found in paths(lambda: scanops.scan(X, total, 1, then=lambda y, x: (y[0] + x, y[1] - x))):
         assert torch.equal(found[0], X.cumsum(1) + X) and torch.equal(found[1], X.cumsum(1) - X)

@@ -116,9 +116,11 @@ def test_results_of_8_bit_floats_are_float32(dtype: str) -> None:
 # ---- transforms
 
 MEAN = scanops.operator(
-    fields=("weight", "total"), lift=lambda x: (x * x + 1, x), project=lambda state: state.total / state.weight,
+    fields=("weight", "total"),
+    lift=lambda x: (x * x + 1, x),
+    project=lambda state: state.total / state.weight,
     combine=lambda older, newer: (older.weight + newer.weight, older.total + newer.total),
-)  # fmt: skip
+)
 FILTER = scanops.operator(fields=("h", "g"), step=lambda s, x: (0.5 * s.h + 0.25 * s.g + x, s.h * x))
 SCANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "map": lambda v: scanops.scan((v,), "sum", 0, map=lambda x: x * x),
@@ -141,9 +143,14 @@ def test_transforms(name: str) -> None:
     batch = torch.stack([x, x * 0.7, x + 0.1])
     for place in PLACES:
         with place():
-            for found in (jacobian(f, x), jacobian(f, x, vectorize=True), torch.func.jacrev(f)(x),
-                          torch.func.jacfwd(f)(x), torch.func.vmap(torch.func.jacrev(f))(batch)[0],
-                          torch.autograd.grad(f(v), v, rows, is_grads_batched=True)[0]):  # fmt: skip
+            for found in (
+                jacobian(f, x),
+                jacobian(f, x, vectorize=True),
+                torch.func.jacrev(f)(x),
+                torch.func.jacfwd(f)(x),
+                torch.func.vmap(torch.func.jacrev(f))(batch)[0],
+                torch.autograd.grad(f(v), v, rows, is_grads_batched=True)[0],
+            ):
                 torch.testing.assert_close(found, of_first)
             for found in (hessian(total, x), hessian(total, x, vectorize=True), torch.func.hessian(total)(x)):
                 torch.testing.assert_close(found, of_second)
@@ -187,8 +194,13 @@ def test_operators_are_pickled_by_their_functions() -> None:
     wanted, file = (x * w).cumsum(1) / w.cumsum(1), io.BytesIO()
     torch.save(module, file)
     file.seek(0)
-    for again in (module, pickle.loads(pickle.dumps(module)), copy.deepcopy(module), copy.copy(module),
-                  torch.load(file, weights_only=False)):  # fmt: skip
+    for again in (
+        module,
+        pickle.loads(pickle.dumps(module)),
+        copy.deepcopy(module),
+        copy.copy(module),
+        torch.load(file, weights_only=False),
+    ):
         for place in PLACES:
             with place():
                 torch.testing.assert_close(again(x, w), wanted)
@@ -218,7 +230,7 @@ TEXTS = [
     trace_fusion(lambda x, y, n: (x.sigmoid(), y.exp()), None, find_operator("linear"), KINDS, False, None, None).text,
     trace_fusion(None, lambda s, x: s, MEAN, KINDS[:1], False, None, None).text,
     trace_fusion(None, None, FILTER, KINDS[:1], False, None, None).text,
-]  # fmt: skip
+]
 HOSTILE: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 7, 99, 2**70, 1.5, math.nan, -math.inf, "", "x", "float32", "bool")
 HOSTILE += ("int8", "complex64", "float8_e5m2", "operand", "result", "older", "number", "cast", "round", "where", "exp")
 HOSTILE += ("line", "a; }", [], [[]], {}, ["operand", "float32", 0], [0, "float32"], "value", "own0", "class")
@@ -260,8 +272,9 @@ def test_hostile_texts(at: int) -> None:
             fusion = fusion_of(text)
             assert fusion_of(fusion.text).text == fusion.text
             for op in ("sum", "linear", "expressions"):
-                spec = ScanSpec(op=op, dtype=fusion.operands[0].dtype, length=64, map=text,
-                                out_dtype=fusion.outputs[0].dtype)  # fmt: skip
+                spec = ScanSpec(
+                    op=op, dtype=fusion.operands[0].dtype, length=64, map=text, out_dtype=fusion.outputs[0].dtype
+                )
                 assert "mapped(" in generate(spec)
         except ScanopsError:
             refusals += 1
@@ -292,8 +305,12 @@ def test_a_text_of_another_scan_is_refused() -> None:
     for text in TEXTS:
         fusion = fusion_of(text)
         wrong = {"op": "prod" if fusion.fields else "expressions", "dtype": "float64", "out_dtype": "bool"}
-        given = {"op": "expressions" if fusion.fields else "linear" if len(fusion.elements) > 1 else "sum",
-                 "dtype": fusion.operands[0].dtype, "out_dtype": fusion.outputs[0].dtype, "length": 64}  # fmt: skip
+        given = {
+            "op": "expressions" if fusion.fields else "linear" if len(fusion.elements) > 1 else "sum",
+            "dtype": fusion.operands[0].dtype,
+            "out_dtype": fusion.outputs[0].dtype,
+            "length": 64,
+        }
         assert "mapped(" in generate(ScanSpec(**given, map=text))
         for name, value in wrong.items():
             refused(UnsupportedRequest, lambda n=name, v=value, g=given, t=text: ScanSpec(**{**g, n: v}, map=t))

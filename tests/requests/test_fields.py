@@ -112,9 +112,16 @@ def test_wrong_laws_are_found() -> None:
     for options, law in (
         ({"combine": lambda older, newer: (older.a - newer.a, newer.b)}, "identity on the left"),
         ({"combine": lambda older, newer: (older.a + newer.a, newer.b)}, "identity on the right"),
-        ({"fields": ("a",), "combine": lambda older, newer: torch.maximum(older.a, newer.a) + older.a * newer.a * 0.5,
-          "identity": 0, "lift": lambda x: x.abs()}, "associativity"),
-    ):  # fmt: skip
+        (
+            {
+                "fields": ("a",),
+                "combine": lambda older, newer: torch.maximum(older.a, newer.a) + older.a * newer.a * 0.5,
+                "identity": 0,
+                "lift": lambda x: x.abs(),
+            },
+            "associativity",
+        ),
+    ):
         findings = scanops.check_operator(made(**options), lengths=()).findings
         assert [each.law for each in findings] == [law], findings
 
@@ -160,12 +167,15 @@ def test_what_is_wrong_is_named(words: str) -> None:
 def test_dtypes_and_followed_calls() -> None:
     """Half types keep their dtype; integers and bool have fields of their own; compiled, batched and nested calls."""
     last = scanops.operator(
-        fields={"at": torch.int64, "some": torch.bool, "value": None}, identity=(-1, 0, 0), name="last",
+        fields={"at": torch.int64, "some": torch.bool, "value": None},
+        identity=(-1, 0, 0),
+        name="last",
         combine=lambda older, newer: {
-            "at": torch.where(newer.some, newer.at, older.at), "some": older.some | newer.some,
+            "at": torch.where(newer.some, newer.at, older.at),
+            "some": older.some | newer.some,
             "value": torch.where(newer.some, newer.value, older.value),
         },
-    )  # fmt: skip
+    )
     x = torch.tensor([[0.5, -1.0, 0.25, 0.0]], dtype=torch.bfloat16)
     for place in (scanops.emulate(), torch.enable_grad()):
         with place:

@@ -363,8 +363,12 @@ def test_transforms_of_chunks() -> None:
     for options in ({}, {"offsets": offsets}):
         wanted = in_chunks(x, 1, [0, *([40] if options else []), 100], 16)
         for dynamic in (False, True):
-            f = torch.compile(lambda x, options=options: scanops.cumsum(x, 1, chunk=16, **options),
-                              backend="aot_eager", fullgraph=True, dynamic=dynamic)  # fmt: skip
+            f = torch.compile(
+                lambda x, options=options: scanops.cumsum(x, 1, chunk=16, **options),
+                backend="aot_eager",
+                fullgraph=True,
+                dynamic=dynamic,
+            )
             torch.testing.assert_close(f(x), wanted)
         torch.testing.assert_close(torch.vmap(lambda x, o=options: scanops.cumsum(x, 0, chunk=16, **o))(x), wanted)
     offsets[1] = 50  # offsets of chunks follow
@@ -529,10 +533,17 @@ def test_reductions_by_torch(op: str, dtype: torch.dtype) -> None:
 def test_reductions_of_an_operator_that_does_not_commute() -> None:
     """Items are combined in their order."""
     first = scanops.Operator(
-        name="first_of_run", formula="y[i] = the first of x[0] to x[i] that is not 0", lift=("x",), start=0,
-        combine=("older != 0 ? older : newer",), identity=("0",), kinds=("float",), gives="kept", commutative=False,
+        name="first_of_run",
+        formula="y[i] = the first of x[0] to x[i] that is not 0",
+        lift=("x",),
+        start=0,
+        combine=("older != 0 ? older : newer",),
+        identity=("0",),
+        kinds=("float",),
+        gives="kept",
+        commutative=False,
         step=lambda h, x: h + (h == 0) * x,
-    )  # fmt: skip
+    )
     keys = torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])
     x = torch.tensor([0.0, 4.0, 3.0, 0.0, 5.0, 2.0, 1.0, 0.0, 9.0])
     assert scanops.reduce_by_key(keys, x, first)[1].tolist() == [4.0, 0.0, 5.0]

@@ -230,17 +230,34 @@ def test_the_widest_states_fit(shape: str, operand: str) -> None:
     words_of_nvrtc(render(make_plan(spec, few="few" in words)), DEFAULT_TARGET)
 
 
-@pytest.mark.parametrize(("length", "inner", "layout"), [
-    (7, 1, ""), (4096, 1, ""), (33000, 1, ""), (33000, 1, "few"), (4096, 64, ""), (65536, 6, ""),
-    (300, 40, "transposed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "inner", "layout"),
+    [
+        (7, 1, ""),
+        (4096, 1, ""),
+        (33000, 1, ""),
+        (33000, 1, "few"),
+        (4096, 64, ""),
+        (65536, 6, ""),
+        (300, 40, "transposed"),
+    ],
+)
 def test_nothing_is_read_before_it_is_set(length: int, inner: int, layout: str, tmp_path: Path) -> None:
     """Lanes of a warp that branch on it part, where ptxas takes an operand of a whole line to be the same for all."""
     spec = ScanSpec(
-        op="linear", dtype="float32", length=length, inner=inner, mask="bool", gate="float32", segments="flags",
-        reverse=True, final=True, mask_layout="line", gate_layout="line",
+        op="linear",
+        dtype="float32",
+        length=length,
+        inner=inner,
+        mask="bool",
+        gate="float32",
+        segments="flags",
+        reverse=True,
+        final=True,
+        mask_layout="line",
+        gate_layout="line",
         input_layout="transposed" if layout == "transposed" else "dense",
-    )  # fmt: skip
+    )
     source = tmp_path / "kernel.cpp"
     source.write_text(render(make_plan(spec, few=layout == "few")))
     flags = ["-std=c++20", "-O2", "-fwrapv", "-fno-strict-aliasing", "-Werror=maybe-uninitialized", "-Wuninitialized"]

@@ -124,9 +124,14 @@ def check_plan(plan: Plan) -> None:
     arguments = {"initial": given.get("initial"), "mask": given.get("mask"), "gate": given.get("gate")}
     arguments |= {"starts": given.get("segment_starts"), "offsets": given.get("offsets")}
     expected = oracle.scan(
-        given["x"], spec.op, 1, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive,
+        given["x"],
+        spec.op,
+        1,
+        dtype=out.dtype,
+        reverse=spec.reverse,
+        exclusive=spec.exclusive,
         **{name: value for name, value in arguments.items() if value is not None},
-    )  # fmt: skip
+    )
     oracle.agree(spec.op, out, expected.outputs[0])
     if spec.indexed:
         oracle.agree(spec.op, given["indices"], expected.outputs[1])
