@@ -18,7 +18,7 @@ from scanops.codegen.planner import STRATEGIES, by_rule, plan_kernel, rebuilt
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many
@@ -64,7 +64,7 @@ def restore_plan(key: KernelKey, strategy: str, numbers: Mapping[str, object]) -
         for plan in (start, make_candidate(start, {name: numbers[name] for name in free}) if known else None):
             if plan is not None and plan.numbers() == numbers:
                 return _explain(plan)
-    value = ", ".join(f"{shown(name)} {shown(value)}" for name, value in numbers.items())
+    value = ", ".join(f"{format_value(name)} {format_value(value)}" for name, value in numbers.items())
     raise _gone(spec, f"the numbers of a candidate of this version, as {start.describe()}", f"{strategy}: {value}")
 
 

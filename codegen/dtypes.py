@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import copysign, inf, isfinite, isnan
 from typing import Any, Literal, NamedTuple
 
-from scanops.errors import UnsupportedRequest, did_you_mean, shown
+from scanops.errors import UnsupportedRequest, did_you_mean, format_value
 
 
 def late_field() -> Any:
@@ -205,7 +205,7 @@ def number_in(value: complex, dtype: DType, role: str = "a number") -> Any:
     raise UnsupportedRequest(
         f"{dtype.name} does not hold {role}",
         allowed=allowed,
-        value=shown(value),
+        value=format_value(value),
         hint="pass a number of that range, or compute in a dtype that holds it",
     )
 

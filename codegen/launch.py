@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scanops.errors import shown
+from scanops.errors import format_value
 
 __all__ = ["FIELDS", "MOST_BLOCKS", "Launch", "Numbers"]
 
@@ -102,7 +102,7 @@ class Launch(NamedTuple):
         Raises TypeError or ValueError for anything else: another type, other fields, types, names or numbers.
         """
         if not isinstance(mapping, Mapping):
-            raise TypeError(f"no kernel has the launch {shown(mapping)}")
+            raise TypeError(f"no kernel has the launch {format_value(mapping)}")
         values: dict[str, Any] = {name: tuple(each) if type(each) is list else each for name, each in mapping.items()}
         launch = cls(**values)
         tuples = launch.parameters, launch.statuses, launch.chosen
@@ -118,7 +118,7 @@ class Launch(NamedTuple):
             ("workspace" in launch.parameters) is (launch.words > 0) and launch.tile >= bool(launch.statuses),
         )
         if not all(sound):
-            raise ValueError(f"no kernel has {shown(mapping)}")
+            raise ValueError(f"no kernel has {format_value(mapping)}")
         return launch
 
 

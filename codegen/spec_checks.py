@@ -14,7 +14,7 @@ from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, is_built_in
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 
 MAX_LENGTH = 2**31
 """Maximum number of items in a line. Offsets inside a row are 32-bit where they fit, offsets of rows always 64-bit."""
@@ -70,7 +70,7 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     """Yield what is wrong with the fields that a spec was given: values, then those that do not go together."""
 
     def told(*names: str) -> str:
-        return ", ".join(f"{name}={shown(getattr(spec, name))}" for name in names)
+        return ", ".join(f"{name}={format_value(getattr(spec, name))}" for name in names)
 
     for name, legal in LEGAL.items():
         value = getattr(spec, name)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from scanops import api, relatives
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.functions import key_of
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.operators import operator as operator_of_fields
@@ -374,10 +374,10 @@ def associative_scan(
     leaves, tree = pytree.tree_flatten(xs)
     if not callable(combine_fn):
         raise _make_error(
-            who, "a function of two trees", f"combine_fn={shown(combine_fn)}", "pass combine_fn=torch.add"
+            who, "a function of two trees", f"combine_fn={format_value(combine_fn)}", "pass combine_fn=torch.add"
         )
     if combine_mode not in ("pointwise", "generic"):
-        raise _make_error(who, "'pointwise' or 'generic'", f"combine_mode={shown(combine_mode)}", "leave it out")
+        raise _make_error(who, "'pointwise' or 'generic'", f"combine_mode={format_value(combine_mode)}", "leave it out")
     if not 1 <= len(leaves) <= MOST_TENSORS:
         raise _make_error(who, f"1 to {MOST_TENSORS} tensors", f"{len(leaves)} tensors", "scan in several calls")
     for each in leaves:

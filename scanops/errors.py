@@ -47,7 +47,7 @@ Problem = TypeVar("Problem", bound=Exception)
 _MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return ``repr(value)`` for a message, cut to 200 characters; also for integers too long for Python to print."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_MOST_SHOWN:
         digits = int((value.bit_length() - 1) * 0.30102999566398)  # Python refuses to convert all of them

@@ -16,7 +16,7 @@ from scanops.codegen.lines import key_for, keys_for
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.targets import CPU, target_named
 from scanops.environment import AUTO, BUILDERS, no_such
-from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
+from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, format_value
 from scanops.forks import import_late
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
@@ -199,10 +199,10 @@ def _keys_of(spec: ScanSpec, targets: Iterable[str]) -> Iterator[KernelKey]:
 
 def _not_prepared(item: object, why: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"prepare: {shown(item)} {why}",
+        f"prepare: {format_value(item)} {why}",
         allowed="specs, their short names, or functions of no argument that scan CUDA tensors, or CPU tensors inside "
         "`with scanops.emulate():`",
-        value=shown(item),
+        value=format_value(item),
         hint="pass a function: scanops.prepare([lambda: scanops.cumsum(x, 1)]); empty tensors need no kernel",
     )
 

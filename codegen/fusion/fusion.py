@@ -33,7 +33,7 @@ from scanops.codegen.lazy import lazy
 from scanops.codegen.operator import Operator
 from scanops.codegen.operator_rules import is_field_name
 from scanops.codegen.operators.recurrences import EXPRESSIONS
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
 _MOST_FIELDS = 64  # of a state, and operands
@@ -368,9 +368,9 @@ def fusion_of(text: str) -> Fusion:
         return _read(text)
     except ValueError as problem:
         raise UnsupportedRequest(
-            f"map must be the text of expressions that scanops traced: {shown(str(problem))[1:-1]}",
+            f"map must be the text of expressions that scanops traced: {format_value(str(problem))[1:-1]}",
             allowed="the text that a recording or a spec file has",
-            value=f"map={shown(text)}",
+            value=f"map={format_value(text)}",
             hint="call scanops.scan with functions, or read a spec file of a program that does",
         ) from problem
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from scanops.codegen.operator import Operator as Operator
 from scanops.codegen.operators import bits, extremes, logcumsumexp, recurrences, sums
-from scanops.errors import UnsupportedRequest, did_you_mean, shown
+from scanops.errors import UnsupportedRequest, did_you_mean, format_value
 
 
 def gradient_rows(row: Operator) -> tuple[Operator, ...]:
@@ -56,7 +56,7 @@ def find_operator(name: object) -> Operator:
         raise UnsupportedRequest(
             "scan: op must name an operator",
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
-            value=shown(name),
+            value=format_value(name),
             hint=(did_you_mean(name, tuple(OPERATORS)) if isinstance(name, str) else "")
             + "pass one of these names, or a scanops.Operator",
         )

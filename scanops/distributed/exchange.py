@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from scanops.distributed.groups import Group, Ledger, bytes_of_tensor, is_captured, pack, padding, size_of, unpack
-from scanops.errors import PeerMismatch, UnsupportedRequest, shown
+from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 
 __all__ = ["CHECKS", "Message", "RepeatedExchange", "Turn", "digest_of", "take_turn"]
 
@@ -295,7 +295,7 @@ class Turn:
         if not ask:
             own = headers[self.group.position]
             other = [rank for rank, header in enumerate(headers) if any(header[k] != own[k] for k in _EQUAL)]
-            value = f"ranks {other} differ from rank {self.group.position}: {shown(parts)}"
+            value = f"ranks {other} differ from rank {self.group.position}: {format_value(parts)}"
             raise PeerMismatch(f"{who}: ranks make different calls{when}", allowed=allowed, value=value,
                                hint=f"{hint}; check='always' says what differs")  # fmt: skip
         if len({header[OFFSETS] for header in headers}) > 1:
@@ -305,7 +305,7 @@ class Turn:
         differ, values = difference(words)
         value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
         raise PeerMismatch(
-            f"{who}: ranks differ in {differ}", allowed=allowed, value=shown(value).strip("'\""), hint=hint
+            f"{who}: ranks differ in {differ}", allowed=allowed, value=format_value(value).strip("'\""), hint=hint
         )
 
     def _join_rest(self, headers: list[list[int]]) -> bool:

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from scanops.distributed.spans import in_order_of
-from scanops.errors import PeerLost, UnsupportedRequest, shown
+from scanops.errors import PeerLost, UnsupportedRequest, format_value
 
 __all__ = ["Group", "Ledger", "bytes_of_tensor", "group_of", "is_captured", "pack", "padding", "size_of", "unpack"]
 
@@ -175,7 +175,7 @@ def group_of(given: Any) -> Group:
         raise UnsupportedRequest(
             "scanops.distributed: there is no process group",
             allowed="a program that has called torch.distributed.init_process_group",
-            value=f"group={shown(given)}",
+            value=f"group={format_value(given)}",
             hint="start the program with python -m torch.distributed.run and call init_process_group first",
         )
     given = dist.group.WORLD if given is None else given
@@ -211,7 +211,7 @@ def _look_up(given: Any) -> Group:
         raise UnsupportedRequest(
             "scanops.distributed: group must be a process group that this rank belongs to",
             allowed="a torch.distributed.ProcessGroup, a DeviceMesh of one dimension, (mesh, name), or None",
-            value=f"group={shown(given)}",
+            value=f"group={format_value(given)}",
             hint="call it on members of the group alone, and pass what new_group returned to them",
         )
     return Group(given, tuple(range(dist.get_world_size(given))), dist.get_rank(given))

@@ -25,7 +25,7 @@ from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
 from scanops.distributed.method_costs import compare_methods, count_fronts
 from scanops.distributed.shards import Shard
-from scanops.errors import PeerMismatch, UnsupportedRequest, shown
+from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 from scanops.ops.dispatch import serve
 from scanops.ops.schema import TENSORS
 from scanops.requests.call import Call
@@ -108,7 +108,7 @@ def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
         raise PeerMismatch(
             f"{message.who}: ranks differ in {differ}",
             allowed="equal calls on all ranks; only the length of a shard may differ",
-            value=shown(value).strip("'\""),
+            value=format_value(value).strip("'\""),
             hint="make the same call, in the same order of calls, on every rank of the group",
         )
     ledger.compared.add(message.digest)

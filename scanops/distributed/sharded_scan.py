@@ -30,7 +30,7 @@ from scanops.distributed.links import Link
 from scanops.distributed.shards import Carry, Shard, record_with
 from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
 from scanops.distributed.trade import Exchange, trade
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs
@@ -177,7 +177,7 @@ def _check_call(call: Call, given: Inputs, how: How) -> Shard:
             raise UnsupportedRequest(
                 f"{call.name}: {name} must be {', '.join(others)} or {last}",
                 allowed=", ".join(map(repr, words)),
-                value=f"{name}={shown(getattr(how, name))}",
+                value=f"{name}={format_value(getattr(how, name))}",
                 hint=f"leave {name} out",
             )
     if not is_compiling() and is_transformed():

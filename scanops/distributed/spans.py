@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.request import Inputs
 
 __all__ = [
@@ -89,11 +89,13 @@ def span_table(who: str, spans: Any, ranks: int, length: int) -> Table | None:
         return tuple(((r * half, (r + 1) * half), (back - r * half, back - (r - 1) * half)) for r in range(ranks))
     table = _parsed(spans)
     if table is None or len(table) != ranks:
-        raise _illegal(who, f"None, {HEAD_TAIL!r}, or pairs (start, stop) for each of {ranks} ranks", shown(spans))
+        raise _illegal(
+            who, f"None, {HEAD_TAIL!r}, or pairs (start, stop) for each of {ranks} ranks", format_value(spans)
+        )
     held = sorted(span for of_rank in table for span in of_rank if span[0] != span[1])
     ends = [0, *(stop for _, stop in held)]
     if any(start >= stop for start, stop in held) or [start for start, _ in held] != ends[:-1]:
-        raise _illegal(who, "spans that hold each item of the line once, from 0 to its end", shown(spans))
+        raise _illegal(who, "spans that hold each item of the line once, from 0 to its end", format_value(spans))
     return table
 
 
@@ -119,7 +121,9 @@ def layout_of(who: str, table: Table | None, ranks: int, position: int, length: 
         return Layout(tuple(range(ranks)), (position,), (length,), None)
     own = sum(stop - start for start, stop in table[position])
     if own != length:
-        raise _illegal(who, f"{length} items for the rank at position {position}, as x has", shown(table[position]))
+        raise _illegal(
+            who, f"{length} items for the rank at position {position}, as x has", format_value(table[position])
+        )
     count = max(1, *map(len, table))
     rows = [span for of_rank in table for span in (*of_rank, *[(0, 0)] * (count - len(of_rank)))]
     order = sorted(range(len(rows)), key=rows.__getitem__)

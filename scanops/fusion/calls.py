@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import find_operator, is_built_in
 from scanops.codegen.operators.recurrences import EXPRESSIONS
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.functions import key_of, raise_while_tracing, text_of, trace_fusion
 from scanops.fusion.operators import FieldOperator
 from scanops.ops import schema
@@ -141,7 +141,7 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive, dtype; initial and return_final with an operator of the table",
-            value=f"{wrong[0]}={shown(wrong[1])}",
+            value=f"{wrong[0]}={format_value(wrong[1])}",
             hint="call the function first, and scan its result",
         )
     for name, function in zip(("map", "then"), functions, strict=True):
@@ -149,7 +149,7 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask
             raise UnsupportedRequest(
                 f"scan: {name} must be a function",
                 allowed="a function of the tensors" + " and, first, of the result" * (name == "then"),
-                value=f"{name}={shown(function)}",
+                value=f"{name}={format_value(function)}",
                 hint=f"pass {name}=lambda x: torch.exp(x), for example",
             )
     count, most = len(inputs) + (mask is not None), MOST_OPERANDS

@@ -17,7 +17,7 @@ from scanops.codegen.fusion.graph import Graph, Term, wide
 from scanops.codegen.fusion.graph_derivatives import affine, affine_parts
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operator_rules import is_field_name
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.tracing import Traced
 
 Function = Callable[..., Any]
@@ -113,7 +113,9 @@ def operator(
 
 def _make_refusal(role: str, allowed: str, value: object, example: str) -> UnsupportedRequest:
     hint = f"see help(scanops.operator); for example {example}"
-    return UnsupportedRequest(f"operator: invalid {role}", allowed=allowed, value=f"{role}={shown(value)}", hint=hint)
+    return UnsupportedRequest(
+        f"operator: invalid {role}", allowed=allowed, value=f"{role}={format_value(value)}", hint=hint
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +282,7 @@ def values_of(
             raise UnsupportedRequest(
                 f"scan: {role} must return values made of its arguments",
                 allowed="a value, or a tuple of them",
-                value=shown(each),
+                value=format_value(each),
                 hint=f"return what torch's operations give for the arguments of {role}",
             )
     return values

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops import torch_private as private
 from scanops.codegen.dtypes import DTYPES, dtype_named, nearest
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.operators import FieldOperator, operator
 from scanops.requests import checks
 
@@ -39,7 +39,7 @@ def phase_of(x: torch.Tensor, modulo: float, dtype: torch.dtype | None) -> Field
 def _make_refusal(name: str, value: object, allowed: str, example: str) -> UnsupportedRequest:
     beside = "" if name == "modulo" else " beside modulo"
     asked, hint = f"cumsum: {name} must be {allowed}{beside}", f"pass {example}, or leave modulo out"
-    return UnsupportedRequest(asked, allowed=allowed, value=f"{name}={shown(value)}", hint=hint)
+    return UnsupportedRequest(asked, allowed=allowed, value=f"{name}={format_value(value)}", hint=hint)
 
 
 _LIMITS = {  # of periods: the least and the greatest number of a dtype

@@ -16,7 +16,7 @@ import torch
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fusion.graph import COMPARISONS, OPERATIONS, Graph, Term, is_float, wide
-from scanops.errors import UnsupportedRequest, did_you_mean, shown
+from scanops.errors import UnsupportedRequest, did_you_mean, format_value
 from scanops.torch_private import at_tracing
 
 _FOLDERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -208,7 +208,7 @@ class Traced:
     def to(self, dtype: torch.dtype | Traced, *others: Any, **keywords: Any) -> Traced:
         """Convert to a dtype: what is then computed is rounded to it."""
         if not isinstance(dtype, torch.dtype | Traced) or others or keywords:
-            raise make_refusal(f"to({shown(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
+            raise make_refusal(f"to({format_value(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
         return self._apply("to", torch.Tensor.to, (self, dtype), {})
 
     type = to
@@ -286,7 +286,7 @@ def apply_operation(name: str, function: Any, arguments: tuple[Any, ...], keywor
         if isinstance(value, torch.Tensor):
             raise make_capture_error()
         raise make_refusal(
-            f"an argument {shown(value)} of {name}", "tensors and Python numbers", "convert it to a float"
+            f"an argument {format_value(value)} of {name}", "tensors and Python numbers", "convert it to a float"
         )
 
     try:

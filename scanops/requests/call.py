@@ -16,7 +16,7 @@ import torch
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 
 if TYPE_CHECKING:
     from scanops.codegen.fusion.fusion import Fusion
@@ -103,7 +103,7 @@ class Call:
                 raise UnsupportedRequest(
                     f"{self.name}: {name} must be {what}",
                     allowed=what,
-                    value=f"{name}={shown(value)}",
+                    value=f"{name}={format_value(value)}",
                     hint=f"leave {name} out, or pass {name}={example}",
                 )
 

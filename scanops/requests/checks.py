@@ -10,7 +10,7 @@ import torch
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operators import OPERATORS
-from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
+from scanops.errors import DimensionOutOfRange, UnsupportedRequest, format_value
 from scanops.requests.geometry import overlaps_itself, span_of
 from scanops.requests.torch_state import is_recorded, is_traced, stretches
 from scanops.torch_private import at_tracing
@@ -23,7 +23,7 @@ def check_tensor(who: str, role: str, value: object) -> None:
         raise UnsupportedRequest(
             f"{who}: {role} must be a tensor",
             allowed="a torch.Tensor" + (", or a Python number" if role in ("initial", "a") else ""),
-            value=f"{role}={shown(value)}",
+            value=f"{role}={format_value(value)}",
             hint="pass a function of your module to torch.fx.wrap and call that, or use torch.export"
             if proxy
             else f"pass a tensor as {role}"
@@ -55,14 +55,14 @@ def check_dim(who: str, shape: torch.Size, dim: object) -> int:
         raise UnsupportedRequest(
             f"{who}: dim must be an int",
             allowed=f"an int from {-rank} to {rank - 1}",
-            value=f"dim={shown(dim)}",
+            value=f"dim={format_value(dim)}",
             hint="pass one dimension as an int",
         )
     if not -rank <= dim < rank:
         raise DimensionOutOfRange(
             f"{who}: dim must be from {-rank} to {rank - 1}",
             allowed=f"{-rank} to {rank - 1}, for a tensor of rank {len(shape)}",
-            value=f"dim={shown(dim)}, x.shape={tuple(shape)}",
+            value=f"dim={format_value(dim)}, x.shape={tuple(shape)}",
             hint="pass dim=-1 for the last dimension",
         )
     return dim % rank
@@ -155,7 +155,7 @@ def allows_integers(op: str) -> bool:
 def number_tensor(who: str, role: str, number: complex, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a Python number as a tensor of no dimension; raise where ``dtype`` does not hold it."""
     if not _holds(number, dtype):
-        raise _inexact(who, role, _bounds(dtype), f"{role}={shown(number)}", dtype)
+        raise _inexact(who, role, _bounds(dtype), f"{role}={format_value(number)}", dtype)
     if isinstance(number, int) and (dtype.is_floating_point or dtype.is_complex):
         number = float(number)  # torch takes no int of more than 64 bits
     return torch.full((), number, dtype=dtype, device=device)
@@ -167,7 +167,7 @@ def scalar_of(who: str, number: torch.types.Number) -> torch.types.Number:
         return number
     if abs(number) > sys.float_info.max:
         raise _inexact(
-            who, "initial", "a number that a floating dtype holds", f"initial={shown(number)}", torch.float64
+            who, "initial", "a number that a floating dtype holds", f"initial={format_value(number)}", torch.float64
         )
     return float(number)
 

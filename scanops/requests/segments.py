@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from scanops.errors import UnsupportedRequest, shown
+from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.checks import check_device, check_operand, check_tensor
 from scanops.requests.geometry import carry_shape
 from scanops.torch_private import count_modes, is_jit_traced, is_wrapped, version_of, without_interpreters
@@ -90,7 +90,7 @@ def check_chunk(who: str, chunk: object, **others: object) -> None:
         raise UnsupportedRequest(
             f"{who}: chunk " + (f"does not go with {wrong[0]}" if wrong else "must be a positive int"),
             allowed="a positive int, beside offsets, mask, reverse, exclusive, dtype, accumulate and out",
-            value=", ".join([f"chunk={shown(chunk)}", *wrong]),
+            value=", ".join([f"chunk={format_value(chunk)}", *wrong]),
             hint="pass the offsets of the chunks, which have carries" if wrong else "pass chunk=64, for example",
         )
 
@@ -112,7 +112,7 @@ def _has_values(offsets: Tensor) -> bool:
 
 
 def _describe(given: object) -> str:
-    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
+    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else format_value(given)
 
 
 def _bad_offsets(who: str, length: int, value: str) -> UnsupportedRequest:
