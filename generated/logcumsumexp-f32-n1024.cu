@@ -6,7 +6,7 @@
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // numbers  measured: logcumsumexp-f32-n1024
 // target   sm_90
-// content  sha256 b6657e98e1d72e58 of everything below this banner
+// content  sha256 9d4905a55ebd754f of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -48,6 +48,7 @@ constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kSerial = true;  // each result is computed from the one before it
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kAppends = true;  // a single item is appended by an operation of its own
 constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 constexpr bool kSeveralTiles = false;  // a line has several tiles
@@ -574,12 +575,17 @@ logcumsumexp_f32_n1024_block(  // no __restrict__: an operand may be an output, 
     __shared__ State warp_aggregate[kBlockWarps];
     __shared__ Exchanged exchanged[kBlockWarps][kWarpThreads * kThreadLoads];
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int warps = kBlockWarps, warp_items = stripes * kStripeItems;
+    const int warps = kChoosesLanes ? blockDim.x / kWarpThreads : kBlockWarps, warp_items = stripes * kStripeItems;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItemsPerLoad;
     RowPart part = {first, length, length, lane};
+    if constexpr (kChoosesLanes) {
+        const Position end = first + warp_items - lane * kItemsPerLoad;
+        part.end = end < length ? end : length;
+        part.accesses = stripes;
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

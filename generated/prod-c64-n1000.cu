@@ -6,7 +6,7 @@
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // numbers  measured: block full, vector loads of a row up to 512, any GPU
 // target   sm_90
-// content  sha256 b1f32deab195cb92 of everything below this banner
+// content  sha256 1b5b9bc3aeac0c76 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -73,6 +73,7 @@ constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
@@ -450,12 +451,17 @@ prod_c64_n1000_block(  // no __restrict__: an operand may be an output, such as 
     constexpr int stripes = kStripes;
     __shared__ State warp_aggregate[kBlockWarps];
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int warps = kBlockWarps, warp_items = stripes * kStripeItems;
+    const int warps = kChoosesLanes ? blockDim.x / kWarpThreads : kBlockWarps, warp_items = stripes * kStripeItems;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItemsPerLoad;
     RowPart part = {first, length, length, lane};
+    if constexpr (kChoosesLanes) {
+        const Position end = first + warp_items - lane * kItemsPerLoad;
+        part.end = end < length ? end : length;
+        part.accesses = stripes;
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

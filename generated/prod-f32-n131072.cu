@@ -6,7 +6,7 @@
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 45148535cde2fa2f of everything below this banner
+// content  sha256 7bf69db461e74645 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -50,6 +50,7 @@ constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kSerial = false;  // each result of a vector load is computed from the one before it
+constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 constexpr int kStatusWords = 1;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
@@ -746,7 +747,7 @@ prod_f32_n131072_persistent(  // no __restrict__: an operand may be an output, s
         for (int j = 0; j < kThreadRuns; ++j)
             s[j] = lift_items(a, j);
 #pragma unroll
-        for (int j = 0; j < kThreadRuns && (false || !kSerial); ++j) scan_items(s[j]);
+        for (int j = 0; j < kThreadRuns && (kExtends || !kSerial); ++j) scan_items(s[j]);
         if (kLanesShare) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];

@@ -6,7 +6,7 @@
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // numbers  measured: block full, any GPU
 // target   sm_90
-// content  sha256 abce0b5d23c19f30 of everything below this banner
+// content  sha256 bf481153652aec96 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -41,6 +41,7 @@ constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
@@ -434,12 +435,17 @@ prod_f32_n32768_block(  // no __restrict__: an operand may be an output, such as
     constexpr int stripes = kStripes;
     __shared__ State warp_aggregate[kBlockWarps];
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int warps = kBlockWarps, warp_items = stripes * kStripeItems;
+    const int warps = kChoosesLanes ? blockDim.x / kWarpThreads : kBlockWarps, warp_items = stripes * kStripeItems;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItemsPerLoad;
     RowPart part = {first, length, length, lane};
+    if constexpr (kChoosesLanes) {
+        const Position end = first + warp_items - lane * kItemsPerLoad;
+        part.end = end < length ? end : length;
+        part.accesses = stripes;
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  measured: columns_lookback few, any GPU
 // target   sm_90
-// content  sha256 6fedb1d7b13c8ccf of everything below this banner
+// content  sha256 d13dc264dc23cfa8 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -47,6 +47,8 @@ constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = true;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kUneven = true;  // the last tile of a line is partial
+constexpr bool kSerial = false;  // each result is computed from the one before it
+constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
 constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
 constexpr int kStatusWords = 2;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
@@ -758,7 +760,7 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an opera
     States prefix = combine(ahead[place], warp_aggregate[warp][place]);
     if constexpr (kSlots > 1) prefix = combine(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
-    scan_items(s);
+    if constexpr (kExtends || !kSerial) scan_items(s);
     auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
     Rows<Output> rows;
     each_result(prefix, s, [&](int k, const Results& results) { rows.row[k] = results.y; });

@@ -6,7 +6,7 @@
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  measured: block masked, vector loads of a row up to 2304, any GPU
 // target   sm_90
-// content  sha256 ea3a74f1f4e1e9f1 of everything below this banner
+// content  sha256 f5b1dd595feaeece of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -50,6 +50,7 @@ constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kGuarded = true;  // some tile reaches past the end of its line
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kAppends = true;  // a single item is appended by an operation of its own
 constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
@@ -614,12 +615,17 @@ prod_gradient_f32_n4096_gate_f32_reverse_exclusive_block(  // no __restrict__: a
     constexpr int stripes = kStripes;
     __shared__ State warp_aggregate[kBlockWarps];
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int warps = kBlockWarps, warp_items = stripes * kStripeItems;
+    const int warps = kChoosesLanes ? blockDim.x / kWarpThreads : kBlockWarps, warp_items = stripes * kStripeItems;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const Position first = warp * warp_items + lane * kItemsPerLoad;
     RowPart part = {first, length, length, lane};
+    if constexpr (kChoosesLanes) {
+        const Position end = first + warp_items - lane * kItemsPerLoad;
+        part.end = end < length ? end : length;
+        part.accesses = stripes;
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

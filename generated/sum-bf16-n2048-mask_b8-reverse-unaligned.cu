@@ -6,7 +6,7 @@
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
 // target   sm_90
-// content  sha256 60d62cc195d3320e of everything below this banner
+// content  sha256 645bd893bbab89ac of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -44,6 +44,7 @@ constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kAligned = false;  // dense operands start on a 16-byte boundary
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
@@ -520,13 +521,18 @@ sum_bf16_n2048_mask_b8_reverse_unaligned_block(  // no __restrict__: an operand 
     constexpr int stripes = kStripes;
     __shared__ State warp_aggregate[kBlockWarps];
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int warps = kBlockWarps, warp_items = stripes * kStripeItems;
+    const int warps = kChoosesLanes ? blockDim.x / kWarpThreads : kBlockWarps, warp_items = stripes * kStripeItems;
 
     // ---- one row per block; a warp holds `stripes` stripes of it
     const long long line = blockIdx.x;
     const int lead = lead_of(line, output, length);
     const Position first = warp * warp_items + lane * kItemsPerLoad - lead;
     RowPart part = {first, length, length, lane};
+    if constexpr (kChoosesLanes) {
+        const Position end = first + warp_items - lane * kItemsPerLoad;
+        part.end = end < length ? end : length;
+        part.accesses = stripes;
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

@@ -6,7 +6,7 @@
 //          a row of 64 items fits in 8 lanes, each with 1 vector load of 8 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 bb3e2a6840d8baa2 of everything below this banner
+// content  sha256 7b214a08653976e0 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,6 +39,7 @@ constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kExclusive = true;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
@@ -430,6 +431,11 @@ sum_f16_n64_reverse_exclusive_warp(  // no __restrict__: an operand may be an ou
     const Position first = lane * kItemsPerLoad;
     RowPart part = {first, length, length, lane};
     part.live = line < lines;
+    if constexpr (kChoosesLanes) {
+        part.lanes = lanes;
+        part.last = threadIdx.x % kWarpThreads | (lanes - 1);
+        part.step = lanes * kItemsPerLoad;  // items of one access of each lane
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

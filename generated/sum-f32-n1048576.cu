@@ -6,7 +6,7 @@
 //          few rows of 1048576: each is split over several blocks at once
 // numbers  measured: split, any GPU
 // target   sm_90
-// content  sha256 e23384522b7ffb2c of everything below this banner
+// content  sha256 2e3a825e18687a14 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -43,6 +43,7 @@ constexpr bool kGuards = false;  // vector loads may reach past a row's ends
 constexpr bool kZeroFills = true;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
+constexpr bool kChoosesLanes = false;  // the length chooses the lanes or stripes of a row
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 constexpr int kStatusWords = 1;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
@@ -541,7 +542,7 @@ sum_f32_n1048576_split(  // no __restrict__: an operand may be an output, such a
     const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(tile_status) : 0;  // arrives while the tile is loaded
     __shared__ State warp_aggregate[kBlockWarps];
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int warps = kBlockWarps, warp_items = stripes * kStripeItems;
+    const int warps = kChoosesLanes ? blockDim.x / kWarpThreads : kBlockWarps, warp_items = stripes * kStripeItems;
 
     // ---- one tile per block: blocks start in the order of their index, so preceding tiles are resident, or done
     __shared__ State group_aggregate[kBlockWarps];
@@ -551,6 +552,11 @@ sum_f32_n1048576_split(  // no __restrict__: an operand may be an output, such a
     const int index = (int)(tile % tiles_a_line);  // tile index within the row
     const Position first = index * (Position)kTileItems + warp * warp_items + lane * kItemsPerLoad;
     RowPart part = {first, length, length, lane};
+    if constexpr (kChoosesLanes) {
+        const Position end = first + warp_items - lane * kItemsPerLoad;
+        part.end = end < length ? end : length;
+        part.accesses = stripes;
+    }
     const Row row = row_of(operands, outputs, line, part, length, geometry);
 
     // ---- load

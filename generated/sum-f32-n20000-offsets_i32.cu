@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 417c68f37b52d4a8 of everything below this banner
+// content  sha256 9a52a847d43792ec of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -67,6 +67,7 @@ constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
 constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
+constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
 constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 constexpr bool kFlagsEndSegments = false;  // a head flag ends a segment in scan order
@@ -826,7 +827,7 @@ sum_f32_n20000_offsets_i32_persistent(  // no __restrict__: an operand may be an
         for (int j = 0; j < kThreadRuns; ++j)
             s[j] = lift_items(a, j, {part.rest(j), (int)memory_index(part.begin(j), 1, items_in(length)), starts_of(ring.marks[stage][warp], j, lane)});
 #pragma unroll
-        for (int j = 0; j < kThreadRuns && (false || !kSerial); ++j) scan_items(s[j]);
+        for (int j = 0; j < kThreadRuns && (kExtends || !kSerial); ++j) scan_items(s[j]);
         Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
         auto* const slots = reinterpret_cast<Vector<Output, kItemsPerStore>*>(ring.x[stage][warp]);  // of the items
         exchange_back(r.y, slots, lane);

@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 ad3f9081dd34c880 of everything below this banner
+// content  sha256 1f042e72e098e0ca of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,6 +26,8 @@ constexpr int kBlockThreads = 128;  // threads per block
 constexpr int kItemsPerLoad = 4;  // items per vector load
 constexpr int kRunItems = 4;  // consecutive items that a thread scans serially
 constexpr bool kExclusive = false;  // a result is the prefix before its item
+constexpr bool kSerial = false;  // each result is computed from the one before it
+constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -91,7 +93,7 @@ sum_f32_n4_warp(  // no __restrict__: an operand may be an output, such as x wit
 #pragma unroll
     for (int k = 0; k < kRunItems; ++k)
         s.item[k] = element(x.item[place_of(k, kRunItems)]);
-    scan_items(s);
+    if constexpr (kExtends || !kSerial) scan_items(s);
     const State prefix = identity();
     Vector<Output> y;
     each_result(prefix, s, [&](int k, Result result) {

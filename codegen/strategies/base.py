@@ -155,6 +155,8 @@ class Plan:
             Constant("kSeveralOperands", len(spec.streams) > 1, "each item is made of several operands"),
             Constant("kGuarded", self.guarded, "some tile reaches past the end of its line"),
             Constant("kSerial", self.serial, "each result is computed from the one before it"),
+            Constant("kExtends", self.extends, "a thread's total is first computed with fewer instructions"),
+            Constant("kChoosesLanes", bool(self.launch.chosen), "the length chooses the lanes or stripes of a row"),
             Constant("kAppends", bool(operator.append), "a single item is appended by an operation of its own"),
             Constant("kSelects", self.uses_select, "lanes select each field of a state instead of branching"),
             Constant("kSeveralTiles", self.tiles > 1, "a line has several tiles"),

@@ -121,11 +121,6 @@ class RowPlan(Plan):
         return f"headers/row_load{kind}.cuh"
 
     @property
-    def chooses_stripes(self) -> bool:
-        """Whether the number of warps and of their vector loads follows from the length of a call."""
-        return "stripes" in self.launch.chosen
-
-    @property
     def _reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         return True
