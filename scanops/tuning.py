@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
-Key = tuple[str, str, bool]  # target, spec, whether lines are few
+EntryKey = tuple[str, str, bool]  # target, spec, whether lines are few
 _FORM = {
     **dict.fromkeys(("target", "gpu", "spec", "kind", "strategy"), str),
     "plan": dict,
@@ -88,7 +88,7 @@ class TuningEntry:
         )
 
     @property
-    def key(self) -> Key:
+    def key(self) -> EntryKey:
         """Target, spec and situation of the entry; a file has at most one entry for each key."""
         return self.target, self.spec, self.few
 
@@ -98,7 +98,7 @@ class TuningEntry:
         return json.dumps([self.strategy, self.plan], sort_keys=True)
 
 
-def read(path: Path) -> dict[Key, TuningEntry]:
+def read(path: Path) -> dict[EntryKey, TuningEntry]:
     """Return the entries of a file by key; none if the file does not exist.
 
     Raises BadTuning for a file that cannot be read or is not a tuning file.
@@ -121,9 +121,9 @@ def write(path: Path, entries: Iterable[TuningEntry]) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(path: Path, data: bytes) -> dict[Key, TuningEntry]:
+def _parsed(path: Path, data: bytes) -> dict[EntryKey, TuningEntry]:
     """Return the entries of a file that holds ``data``. Raises BadTuning, which names the entry, for any other."""
-    where, found = "the file", dict[Key, TuningEntry]()
+    where, found = "the file", dict[EntryKey, TuningEntry]()
     try:
         document = parse_object(data)
         require_form(document, {"schema": int, "entries": [dict]}, where)

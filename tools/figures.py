@@ -175,6 +175,7 @@ IRREGULAR = {
     *("shown", "taken", "told", "written"),
 }
 NOUNS = {"bed", "embed", "feed", "need", "seed", "speed"}  # that end as participles do
+PUBLIC = {"generalized_advantage_estimate"}  # a name that users know from elsewhere
 
 
 def participles(paths: Sequence[Path]) -> list[str]:
@@ -189,9 +190,24 @@ def participles(paths: Sequence[Path]) -> list[str]:
             for each in node.body:
                 if isinstance(each, ast.FunctionDef) and not each.decorator_list:
                     first = each.name.strip("_").split("_")[0]
-                    if first in IRREGULAR or (first.endswith("ed") and first not in NOUNS):
+                    if each.name not in PUBLIC and (
+                        first in IRREGULAR or (first.endswith("ed") and first not in NOUNS)
+                    ):
                         found.append(f"{path.relative_to(ROOT)}:{each.lineno} {each.name}")
     return found
+
+
+_CONSTANT = re.compile(
+    r"^(?:    (?=static))?(?:static |inline )*constexpr [^({=;]*?\b(\w+)(?:\[\w*\])?\s*(?:=|\{)", re.MULTILINE
+)
+
+
+def lower_case_constants(text: str) -> list[str]:
+    """Return the constants of a kernel, at file scope or of a class, that are not called ``kLikeThis``.
+
+    A ``constexpr`` variable of a function is a value like its others.
+    """
+    return [name for name in _CONSTANT.findall(text) if not re.match("k[A-Z]", name)]
 
 
 def directive_depth(text: str) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scanops.codegen.planner import Plan
 
 _LOG = logging.getLogger("scanops")
-Value = TypeVar("Value")
+Content = TypeVar("Content")
 
 
 def obtain(key: KernelKey, policy: Policy, store: Store | None = None) -> Kernel | None:
@@ -179,7 +179,7 @@ class Kernel:
         """Load the kernel on a GPU, so that nothing is left to its first launch; an emulated kernel is loaded alone."""
         load_on_device(self.code, device)
 
-    def _read(self, read: Callable[[Entry], Value]) -> Value:
+    def _read(self, read: Callable[[Entry], Content]) -> Content:
         """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
         try:
             return read(self._entry)
