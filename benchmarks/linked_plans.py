@@ -217,6 +217,7 @@ def time_plans(rank: int, options: argparse.Namespace, folder: str) -> None:
         wanted: list[list[tuple[KernelKey, Numbers]]] = []
         for job in jobs:  # what is built for one job is built while no other is timed
             choice.keys.clear()
+            choice.use(None)  # of calls that are held no kernel is asked for
             make_call(own, job)(sd, method="onepass")
             wanted.append([(choice.keys[-1], numbers) for numbers in job.plans])
             own.synchronize()
