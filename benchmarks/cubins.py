@@ -33,7 +33,7 @@ def launch_of(scan: Scan) -> tuple[Callable[[], object], Outputs]:
     return functools.partial(launcher, request.inputs.flat, outs), outs
 
 
-def compared(scan: Scan) -> Row:
+def compare(scan: Scan) -> Row:
     """Return the times of both forms of a scan, in milliseconds, their ratio, and whether their bits agree."""
     runs, results = {}, []
     for form in BUILDERS:
@@ -58,7 +58,7 @@ def rows(text: str) -> Iterator[tuple[str, Row]]:
                 scans = variants.built(shape, dim, text=text)
         while scans:
             scan = scans.pop(0)  # its tensors are freed behind it
-            yield scan.name, compared(scan)
+            yield scan.name, compare(scan)
 
 
 def summary(cells: dict[str, Row]) -> Row:

@@ -48,7 +48,7 @@ def transmittance(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.ones_like(passed[:, :1]), passed[:, :-1]], 1) * x
 
 
-def fused(device: str, small: bool = False) -> Iterator[Workload]:
+def list_fused_workloads(device: str, small: bool = False) -> Iterator[Workload]:
     """Yield the scans; ``small`` cuts every dimension above 300."""
 
     def row(name: str, op: str, today: Function, *inputs: torch.Tensor, outputs: int = 1, **options: Any) -> Workload:
@@ -84,4 +84,4 @@ def fused(device: str, small: bool = False) -> Iterator[Workload]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every scan and print a line for each."""
-    return workloads.main(arguments, fused, __doc__)
+    return workloads.main(arguments, list_fused_workloads, __doc__)

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     timer, found = Timer(BUDGET), {}
     for each in passes(*SHAPE, given.filter):
-        figures = _measured(timer, each, compiles.get(each.name, False))
+        figures = _measure(timer, each, compiles.get(each.name, False))
         found[each.name] = {"least": each.least, **figures}
         least = "" if each.least is None else f"[{each.least:4.2f}]"
         parts = [f"{way} {row['copies']:6.2f} ({row['peak_bytes_an_item']:5.1f} B)" for way, row in figures.items()]
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measured(timer: Timer, each: Pass, compiles: bool) -> dict[str, Row]:
+def _measure(timer: Timer, each: Pass, compiles: bool) -> dict[str, Row]:
     functions = {"scanops": each.ours}
     if each.theirs is not None:
         functions |= {"torch": each.theirs, **({"compile": torch.compile(each.theirs)} if compiles else {})}

@@ -20,7 +20,7 @@ from benchmarks.common import Row, parser, require_gpu, result_file, surrounding
 from benchmarks.measure import measure_all
 from benchmarks.table import GROUPS, cells, select
 from benchmarks.timing import host_microseconds
-from benchmarks.verdicts import merged, summary, summary_lines, table
+from benchmarks.verdicts import merge, summary, summary_lines, table
 from scanops.cli.output import print_json, progress
 from scanops.errors import UnsupportedRequest
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = surroundings() | found
     write(given.output, found)
     if given.into is not None:
-        write(given.into, merged(earlier, document))
+        write(given.into, merge(earlier, document))
     if given.json:
         print_json(document)
     else:

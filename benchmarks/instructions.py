@@ -72,7 +72,7 @@ def listing(cubin: Path) -> list[Instruction]:
     return found_all
 
 
-def counted(rows: list[Instruction], loop: bool) -> list[Instruction]:
+def select_instructions(rows: list[Instruction], loop: bool) -> list[Instruction]:
     """Return the instructions that run once per tile."""
     if loop:
         spans = [(row.target, row.address) for row in rows if row.target is not None and row.target < row.address]
@@ -102,7 +102,7 @@ def report(slug: str, target: str, loop: bool, folder: Path, listed: bool, short
     cubin.write_bytes(done.cubin)
     used = parse_ptxas(done.words)
     assert used is not None
-    rows = counted(listing(cubin), loop)
+    rows = select_instructions(listing(cubin), loop)
     pipes = Counter(pipe_of(row.name) for row in rows)
     items = plan.items * getattr(plan, "vectors", 1) * getattr(plan, "vector", 1)
     shared = (used.shared_bytes or 0) + plan.shared_bytes

@@ -87,7 +87,7 @@ def _of_dtype(pick: random.Random, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def _turned(tensor: torch.Tensor) -> torch.Tensor:
+def _turn(tensor: torch.Tensor) -> torch.Tensor:
     order = [*reversed(range(tensor.ndim))]
     return tensor.permute(order).contiguous().permute(order)
 
@@ -102,7 +102,7 @@ ALIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         torch.complex(t.float(), t.float()).conj().imag if not t.is_complex() and t.dtype != torch.float64 else t
     ),
     "expanded": lambda t: t[:1].expand(t.shape) if t.ndim and t.shape[0] else t,
-    "reversed strides": _turned,
+    "reversed strides": _turn,
     "overlapping": lambda t: t.reshape(-1).as_strided(t.shape, (1,) * t.ndim) if t.numel() else t,
     "off a boundary": lambda t: torch.cat([t.reshape(-1)[:1], t.reshape(-1)])[1:].reshape(t.shape) if t.numel() else t,
     "requires grad": lambda t: t.detach().clone().requires_grad_() if t.is_floating_point() else t,

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import forward, training
 from benchmarks.common import parser
-from benchmarks.fusion import fused
+from benchmarks.fusion import list_fused_workloads
 from benchmarks.timing import Timer
 from scanops.codegen.candidates import IDLE, idle_part, make_candidate, neighbours, starts
 from scanops.codegen.figures import item_bytes, lines_for
@@ -80,7 +80,7 @@ def keys() -> Iterator[tuple[KernelKey, int]]:
         for kind in KINDS:
             key = KernelKey(ScanSpec(**kind, length=length, inner=inner), target, variant_for(few))
             yield key, lines_for(key, multiprocessors, ITEMS)
-    for each in fused("cuda"):
+    for each in list_fused_workloads("cuda"):
         each.ours(*each.inputs)
         asked = next(reversed(CALLS.values())).launcher
         yield asked.asked, each.inputs[0].numel() // asked.kernel.spec.capacity

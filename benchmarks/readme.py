@@ -170,8 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = {"cells": table(document), "variants": variants_table(), "builds": builds_table()}
     parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads", "fusion")}
     for name, lines in parts.items():
-        page = _filled(page, name, lines)
-    fresh = {README: _filled(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
+        page = _fill(page, name, lines)
+    fresh = {README: _fill(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
     if not check:
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(stale))
 
 
-def _filled(text: str, name: str, lines: list[str]) -> str:
+def _fill(text: str, name: str, lines: list[str]) -> str:
     """Return the text of a page with new lines between the markers of this name."""
     begin, end = BEGIN.format(name), END.format(name)
     head, rest = text.split(begin)

@@ -8,7 +8,7 @@ from benchmarks.common import Row, aligned
 from benchmarks.timing import percentile
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["TIE", "best_peer", "merged", "notes", "summary", "summary_lines", "table"]
+__all__ = ["TIE", "best_peer", "merge", "notes", "summary", "summary_lines", "table"]
 
 TIE = 0.005  # medians of one kernel differ by as much within a run; a peer must be ahead by more
 GENERIC = 0.93  # the least speed of a kernel with the length as an argument, relative to the specialised one
@@ -66,7 +66,7 @@ def summary(rows: Sequence[Row], seed: int) -> Row:
     }
 
 
-def merged(earlier: Row, later: Row) -> Row:
+def merge(earlier: Row, later: Row) -> Row:
     """Return an earlier document with the cells of a later run in place of those of the same names.
 
     Replaced cells carry the date of the later run. Raises UnsupportedRequest where device or versions differ, or

@@ -84,7 +84,7 @@ def short_docstrings(paths: Sequence[Path]) -> Iterator[str]:
                     yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
-def named_words(path: Path) -> set[str]:
+def list_words(path: Path) -> set[str]:
     """Return the names in the code of a file and its one-word strings, but no calls of built-in functions."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
@@ -105,7 +105,7 @@ def keyword_files() -> dict[str, list[str]]:
     """Return the files of the package and of codegen that name each keyword of the public scans."""
     scans = [getattr(scanops, name) for name in (*api.__all__, *relatives.__all__)]
     parameters = [each for scan in scans for each in inspect.signature(scan).parameters.values()]
-    words = {path: named_words(path) for folder in ("scanops", "codegen") for path in sources(folder)}
+    words = {path: list_words(path) for folder in ("scanops", "codegen") for path in sources(folder)}
     return {
         each.name: sorted(str(path.relative_to(ROOT)) for path in words if each.name in words[path])
         for each in parameters
@@ -125,7 +125,7 @@ def tag_percent(templates: Sequence[Path]) -> float:
     return round(100 * sum("{%" in line or "{{" in line for line in texts) / max(1, len(texts)), 1)
 
 
-def embedded_statements(text: str) -> list[str]:
+def find_embedded_statements(text: str) -> list[str]:
     """Return the strings in the Jinja tags of a template that hold a C++ statement: one that ends or opens a block."""
     strings = [found for tag in _TAG.findall(text) for found in re.findall(r'"((?:[^"\\\\]|\\\\.)*)"', tag)]
     return [each for each in strings if re.search(r"[;{}]", each.replace("{}", ""))]
@@ -134,7 +134,7 @@ def embedded_statements(text: str) -> list[str]:
 _TAG = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 
 
-def repeated_names(paths: Sequence[Path]) -> dict[str, dict[str, list[str]]]:
+def find_repeated_names(paths: Sequence[Path]) -> dict[str, dict[str, list[str]]]:
     """Return the names of classes, of aliases and of modules that several modules have, with the files of each.
 
     A name that is a class in one module and an alias in another one counts as a class.
@@ -262,14 +262,14 @@ def structure() -> list[Figure]:
         Figure("lines of templates", _template_lines(templates)),
         Figure("percent of template lines with a directive", directive_percent(templates)),
         Figure("percent of template lines with any tag", tag_percent(templates)),
-        Figure("C++ statements in strings of Jinja tags", sum(len(embedded_statements(text)) for text in texts)),
+        Figure("C++ statements in strings of Jinja tags", sum(len(find_embedded_statements(text)) for text in texts)),
         *(
             Figure(f"{kind} of the same name in several modules", len(names), note=", ".join(names))
-            for kind, names in repeated_names([*sources("scanops"), *sources("codegen")]).items()
+            for kind, names in find_repeated_names([*sources("scanops"), *sources("codegen")]).items()
         ),
         Figure("functions whose names are participles", len(named), note=", ".join(each.split()[1] for each in named)),
         Figure("files of a first fused call beyond a plain one", len(first_call(FUSED)[1] - files)),
-        Figure("functions of a repeated sharded call", sharded_functions()),
+        Figure("functions of a repeated sharded call", count_sharded_functions()),
         Figure("deepest nesting of directives in a template", max(map(directive_depth, texts))),
         Figure("template lines over 120 columns", wide),
         Figure("codegen files over 300 lines", len(large), note=", ".join(p.name for p in large)),
@@ -411,7 +411,7 @@ def first_call(call: str = PLAIN) -> tuple[frozenset[str], frozenset[str]]:
     return names, frozenset(file for file, _, _ in ran)
 
 
-def sharded_functions() -> int:
+def count_sharded_functions() -> int:
     """Return the number of functions of the package that run in a repeated call of a sharded scan."""
     with tempfile.TemporaryDirectory() as folder:
         return int(_run(SHARDED, folder, str(ROOT / "scanops"), f"{folder}/rendezvous"))

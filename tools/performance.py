@@ -117,10 +117,10 @@ def performance_files() -> dict[str, str]:
 
 def _tables() -> list[str]:
     """Sections with a table of what was measured beside unmodified programs and beside other packages, if it was."""
-    return [*patched_section(_read_lines("patched_h100")), *drop_ins_section(_read_lines("drop_ins_h100"))]
+    return [*draw_patched_section(_read_lines("patched_h100")), *drop_ins_section(_read_lines("drop_ins_h100"))]
 
 
-def patched_section(lines: Sequence[dict[str, Any]]) -> list[str]:
+def draw_patched_section(lines: Sequence[dict[str, Any]]) -> list[str]:
     """The section about programs under ``patch_torch``, of the lines that ``python -m benchmarks patched`` wrote."""
     rows = [line for line in lines[1:] if line["name"].endswith((", small, ms", ", large, ms"))]
     if not rows:
@@ -304,7 +304,7 @@ def _training() -> tuple[Chart, list[str]]:
     return chart, table
 
 
-def _sharded() -> Chart:
+def _draw_sharded() -> Chart:
     """Sharded scans on four GPUs, in times of one GPU's own part."""
     header, *cells = _read_lines("distributed_h100_x4")
     large = [cell for cell in cells if cell["dtype"] == "torch.float32" and cell["one_gpu_ms"] > LEAST_SHARDED_MS]
@@ -364,7 +364,7 @@ def _charts() -> dict[str, tuple[Chart, str, str]]:
             "\n" + "\n".join(table) + "\n",
         ),
         "sharded": (
-            _sharded(),
+            _draw_sharded(),
             "A scan along a dimension that is [sharded over GPUs](distributed.md). At 1 it takes as long as one\n"
             "GPU needs for its own part. Shorter is better.",
             "",

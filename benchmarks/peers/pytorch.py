@@ -27,7 +27,7 @@ class Eager(Peer):
         if what.plain:  # into the caller's tensor: no allocation
             scan = torch.cumprod if what.op == "prod" else torch.cumsum
             return [Candidate("out=", lambda: scan(case.x, dim, out=case.y))]
-        function = composed(what)
+        function = compose(what)
         return [Candidate("composed", lambda: function(case.x, case.mask, dim))]
 
 
@@ -43,13 +43,13 @@ class Compiled(Peer):
 
     def candidates(self, case: Case) -> list[Candidate]:
         torch._dynamo.reset()  # else the limit of recompilations of one function turns it off
-        function = torch.compile(composed(case.cell.what), dynamic=False)
+        function = torch.compile(compose(case.cell.what), dynamic=False)
         x, mask, dim = case.x, case.mask, case.cell.dim
         function(x, mask, dim)
         return [Candidate("inductor", lambda: function(x, mask, dim))]
 
 
-def composed(what: Variant) -> Scan:
+def compose(what: Variant) -> Scan:
     """Return a function that computes a variant by PyTorch's operators."""
 
     def scan(x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> torch.Tensor:

@@ -99,8 +99,10 @@ def configurations(cell: Cell) -> list[Way]:
     if cell.length <= WIDEST_TILE and lines * cell.length > 2**20:
         found += _whole_rows(cell)
     if cell.length >= 4096:
-        found += _looped_rows(cell, parts=1) if lines >= 64 else []
-        found += _looped_rows(cell, parts=0) if lines < PROGRAMS and cell.what.plain and cell.what.op == "sum" else []
+        found += _loop_over_rows(cell, parts=1) if lines >= 64 else []
+        found += (
+            _loop_over_rows(cell, parts=0) if lines < PROGRAMS and cell.what.plain and cell.what.op == "sum" else []
+        )
     return found or _whole_rows(cell)
 
 
@@ -138,7 +140,7 @@ def _whole_rows(cell: Cell) -> list[Way]:
     return found
 
 
-def _looped_rows(cell: Cell, parts: int) -> list[Way]:
+def _loop_over_rows(cell: Cell, parts: int) -> list[Way]:
     """Return configurations that loop over the tiles of a row, or of parts of it after a pass that sums the parts.
 
     ``parts`` 0 chooses as many parts as fill a GPU.

@@ -27,7 +27,7 @@ from benchmarks.verdicts import TIE, best_peer, notes, summary, table
 from scanops import compat
 from scanops.codegen.figures import item_bytes
 from scanops.errors import UnsupportedRequest
-from tools.performance import drop_ins_section, patched_section, report
+from tools.performance import draw_patched_section, drop_ins_section, report
 
 GRID = cells(seed=7)
 MULTIPROCESSORS = 132
@@ -228,7 +228,7 @@ def test_sections_of_what_was_measured_beside_programs_and_packages() -> None:
     """A section for each file that has figures, with a row for each."""
     heading = {"device": "GPU", "versions": {"torch": "2.11"}, "date": "2026-11-28"}
     program = {"name": "top-p, small, ms", "plain": 0.5, "patched": 0.25, "ratio": 0.5}
-    (section,) = patched_section([heading, program, {**program, "name": "torch.flip, host us"}])
+    (section,) = draw_patched_section([heading, program, {**program, "name": "torch.flip, host us"}])
     assert section.splitlines()[4:] == [
         "| program, tensors | without, ms | with patch_torch, ms | ratio |",
         "|---|---:|---:|---:|",
@@ -240,7 +240,7 @@ def test_sections_of_what_was_measured_beside_programs_and_packages() -> None:
         "| scan | forward | 10 |  | 2,000 |",
         "| scan | forward and backward | 10 |  | 2,000 |",
     ]
-    assert patched_section([heading]) == drop_ins_section([]) == []
+    assert draw_patched_section([heading]) == drop_ins_section([]) == []
 
 
 def test_drop_ins_are_held_to_the_formulas_that_they_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_names_and_tags_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     one.write_text("class Work:\n    def kept(self): ...\n    @property\n    def held(self): ...\ndef need(): ...\n")
     other.write_text("Work = int\nKey = str\ndef _parsed(): ...\n")
     files = ["a/plan.py", "b/plan.py"]
-    assert figures.repeated_names([one, other]) == {
+    assert figures.find_repeated_names([one, other]) == {
         "classes": {"Work": files},
         "aliases": {},
         "modules": {"plan": files},
@@ -58,7 +58,7 @@ def test_names_and_tags_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     template = tmp_path / "a.j2"
     template.write_text('{% if a %}\nx\n{{ "int n = 1;" if b }} {{ name("y") }}\n{% endif %}\n')
     assert figures.tag_percent([template]) == 75.0
-    assert figures.embedded_statements(template.read_text()) == ["int n = 1;"]
+    assert figures.find_embedded_statements(template.read_text()) == ["int n = 1;"]
 
 
 def test_figures_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,5 +191,5 @@ def test_words_of_a_file(tmp_path: Path) -> None:
         '"""Docstring of reverse."""\nf(map(g, xs), mask=itertools.accumulate(xs), map=call.chunk)  # dtype\nd["out"]\n'
     )
     header.write_text("int mask; // dtype\n/* reverse */ int chunk;\n")
-    assert figures.named_words(python) & {*MOST_FILES} == {"mask", "map", "chunk", "out"}
-    assert figures.named_words(header) & {*MOST_FILES} == {"mask", "chunk"}
+    assert figures.list_words(python) & {*MOST_FILES} == {"mask", "map", "chunk", "out"}
+    assert figures.list_words(header) & {*MOST_FILES} == {"mask", "chunk"}

@@ -44,7 +44,7 @@ def test_no_function_is_called_by_a_participle(sources: list[Path]) -> None:
 
 
 def test_no_two_classes_aliases_or_modules_share_a_name(sources: list[Path]) -> None:
-    found = figures.repeated_names(sources)
+    found = figures.find_repeated_names(sources)
     assert {
         kind: {name: at for name, at in found[kind].items() if name not in REPEATED[kind]} for kind in REPEATED
     } == {kind: {} for kind in REPEATED}
