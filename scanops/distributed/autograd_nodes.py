@@ -121,23 +121,23 @@ class OnePass(ScanFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         ScanFunction.setup_context(ctx, inputs, output)
-        (_, ctx.scan), x, _, gate, *_, ctx.initial = inputs
+        (_, ctx.scan), x, mask, gate, starts, _, ctx.initial = inputs
         ctx.number, ctx.device = ctx.scan.group.ledger.count, x.device
         ctx.noted = ctx.scan.group.ledger.log.count
         if ctx.nothing is None:  # what no kernel reads is for derivatives of higher order
-            ctx.save_for_backward(*ctx.to_save, x, gate)
+            ctx.save_for_backward(*ctx.to_save, x, mask, gate, starts)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> Any:
-        *saved, x, gate = (*ctx.nothing, None, None) if ctx.nothing is not None else ctx.saved_tensors
+        *saved, x, mask, gate, starts = (*ctx.nothing, *[None] * 4) if ctx.nothing is not None else ctx.saved_tensors
         shape, dtype = ctx.kind.shapes[0]
         grad = torch.zeros(shape, dtype=ctx.scan.result, device=ctx.device) if given[0] is None else given[0]
         needs = needs_of(ctx)
         if torch.is_grad_enabled():
             x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
-            shard = ctx.scan.shard_with(Inputs(x, gate=gate))
+            shard = ctx.scan.shard_with(Inputs(x, mask, gate, starts))
             found = ctx.scan.gradients(
-                shard, (x, None, gate, None), ctx.initial, (*needs[:3], False), (grad,), ctx.number
+                shard, (x, mask, gate, None), ctx.initial, (*needs[:3], False), (grad,), ctx.number
             )
             return (None, *found[:3], None, None, None)
         ctx.scan.group.ledger.log.note_launch(ctx.scan.backward_message, ctx.noted)

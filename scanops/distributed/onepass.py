@@ -36,7 +36,7 @@ from scanops.runtime import call_cache, native
 __all__ = ["LinkedScan", "choose_method", "link_of", "repeated_scan", "scan_linked"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
-RECORDED = ("sum", "linear")  # those whose backward passes are scans of linked lines
+RECORDED = ("sum", "prod", "linear")  # those whose backward passes are scans of linked lines
 
 
 def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: int, *, recorded: bool) -> str:
@@ -50,7 +50,7 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
         raise UnsupportedRequest(
             f"{shard.call.name}: method 'onepass' does not serve this call: {problem}",
             allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}; with gradients of "
-            f"{' and '.join(RECORDED)} without mask; without offsets and return_final",
+            f"{', '.join(RECORDED)}; without offsets and return_final",
             value=f"op={shard.call.op!r}, {problem}",
             hint="leave method out: 'twopass' serves every call",
         )
@@ -71,8 +71,10 @@ def _problem_of(shard: Shard, given: Inputs, spans: int, *, recorded: bool) -> s
         (spans > 1, "several spans on a rank"),
         (call.compensated, "accumulate='compensated'"),
         (shard.carry.is_complex, f"carries of {shard.carry}"),
-        (recorded and (call.op not in RECORDED or tensors.mask is not None), "gradients wanted"),
-        (recorded and (tensors.starts is not None or carried), "gradients beside segments or of initial"),
+        (recorded and call.op not in RECORDED, f"gradients of op={call.op!r}"),
+        (recorded and call.op == "linear" and tensors.mask is not None, "gradients of op='linear' beside a mask"),
+        (recorded and call.op != "sum" and tensors.starts is not None, f"gradients of op={call.op!r} beside segments"),
+        (recorded and carried, "gradients of initial"),
         (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
     ):
         if holds:
@@ -168,10 +170,14 @@ def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, 
     """
     if given.x.shape[call.dim]:
         return _serve(call, given, record)
-    x = torch.cat([given.x, _neutral_items(call, given.x)], call.dim)
-    gate = None if given.gate is None else torch.cat([given.gate.expand(given.x.shape), torch.ones_like(x)], call.dim)
-    mask = None if given.mask is None else torch.ones_like(x, dtype=torch.bool)
-    starts = None if given.starts is None else torch.zeros_like(x, dtype=torch.bool)
+    shape, x = given.x.shape, torch.cat([given.x, _neutral_items(call, given.x)], call.dim)
+
+    def lengthen(each: Tensor | None, value: int) -> Tensor | None:
+        if each is None:
+            return None
+        return torch.cat([each.expand(shape), torch.full_like(x, value, dtype=each.dtype)], call.dim)
+
+    gate, mask, starts = lengthen(given.gate, 1), lengthen(given.mask, 1), lengthen(given.starts, 0)
     (y,) = _serve(call, given._replace(x=x, gate=gate, mask=mask, starts=starts), record)
     return (y.narrow(call.dim, 0, 0),)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -91,6 +92,62 @@ def results_and_gradients(rank: int) -> None:
         torch.testing.assert_close(seconds[0], seconds[1].split(lengths, dim)[rank])
 
 
+def gradients_of_other_calls(rank: int) -> None:
+    """Products with zeros, masks of both kinds, head flags that begin shards, on ranks with items and without."""
+    make = torch.Generator().manual_seed(2)
+    places = (((4, 90), (30, 0, 60)), ((3, 40, 8), (20, 19, 1)), ((2, 300), (100, 100, 100)), ((2, 9), (1, 1, 7)))
+    operands: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("prod", ()),
+        ("prod", ("mask",)),
+        ("prod", ("weights",)),
+        ("sum", ("mask", "segment_starts")),
+        ("sum", ("weights",)),
+        ("sum", ("segment_starts",)),
+    )
+    for (op, names), (shape, lengths), turned in itertools.product(operands, places, (False, True)):
+        options = {"reverse": turned, "exclusive": turned}
+        x = torch.randint(0, 5, shape, generator=make) / 2
+        weight, extra = torch.rand(shape, generator=make), dict[str, torch.Tensor]()
+        for name in names:
+            drawn = torch.rand(shape, generator=make) + (1 if op == "prod" else 0)
+            extra["mask" if name == "weights" else name] = drawn if name == "weights" else drawn % 1 > 0.6
+
+        def differentiate(
+            module: Any, cut: Any, order: int, op: str = op, x: Any = x, weight: Any = weight, extra: Any = extra,
+            names: Any = names, **how: Any,
+        ) -> list[torch.Tensor]:  # fmt: skip
+            wide = torch.float64 if order == 2 else FLOATS
+            x, weight = cut(x).to(wide).requires_grad_(), cut(weight).to(wide)
+            given = {name: cut(each).clone() for name, each in extra.items()}
+            leaves = [x]
+            if "weights" in names:
+                given["mask"] = given["mask"].to(wide).requires_grad_()
+                leaves.append(given["mask"])
+            y = module.scan(x, op, 1, **given, **how)
+            found = torch.autograd.grad((y * y * weight).sum(), leaves, create_graph=order == 2)
+            if order == 2:
+                found = torch.autograd.grad(sum((each * each).sum() for each in found), leaves)
+            return [y.detach(), *found]
+
+        def cut(each: torch.Tensor, lengths: Any = lengths) -> torch.Tensor:
+            return each.split(lengths, 1)[rank].contiguous()
+
+        is_short = shape == (2, 9) and names in (("mask",), ("segment_starts",))  # float64 takes seconds to compile
+        for order in (1, 2) if is_short else (1,):
+            wanted = differentiate(scanops, torch.Tensor.clone, order, **options)
+            with scanops.emulate():
+                for _ in range(2):
+                    found = differentiate(sd, cut, order, method="onepass", **options)
+                    for mine, theirs in zip(found, wanted, strict=True):
+                        torch.testing.assert_close(
+                            mine,
+                            cut(theirs),
+                            rtol=1e-4,
+                            atol=1e-4,
+                            msg=lambda m, case=(op, names, shape): f"{case} {m}",
+                        )
+
+
 def other_calls(rank: int) -> None:
     """Half types, whole numbers, masks, flags, a carry-in; more lines than the memory had; what is not served."""
     x, gate = drawn((4, 300), "sum", FLOATS)
@@ -120,12 +177,20 @@ def other_calls(rank: int) -> None:
         for problem, call in (
             ("return_final=True", lambda: sd.cumsum(x, 1, return_final=True, method="onepass")),
             ("op='cummax'", lambda: sd.cummax(x, 1, method="onepass")),
-            ("gradients wanted", lambda: sd.cumprod(x.clone().requires_grad_(), 1, method="onepass")),
+            ("gradients of op='max'", lambda: sd.scan(x.clone().requires_grad_(), "max", 1, method="onepass")),
+            (
+                "gradients of op='linear' beside segments",
+                lambda: sd.linear_scan(gate, x.clone().requires_grad_(), 1, segment_starts=starts, method="onepass"),
+            ),
+            (
+                "gradients of initial",
+                lambda: sd.cumsum(x, 1, initial=torch.ones(4).requires_grad_(), method="onepass"),
+            ),
         ):
             with pytest.raises(UnsupportedRequest, match=problem):
                 call()
         with pytest.raises(PeerMismatch, match="ranks differ in options"):
-            sd.cumsum(x, 1, reverse=rank == 1, method="onepass")
+            sd.cumsum(x[:, :7], 1, reverse=rank == 1, exclusive=True, dtype=torch.float64, method="onepass")
     with pytest.raises(UnsupportedRequest, match="x on cpu"):  # no kernel reads it
         sd.cumsum(x, 1, method="onepass")
 
@@ -251,6 +316,7 @@ def work(rank: int, folder: str) -> None:
     PAIRS.extend(dist.new_group(ranks) for ranks in ([0, 1], [2]))
     LATE = dist.new_group([0, 1])
     results_and_gradients(rank)
+    gradients_of_other_calls(rank)
     repeated_calls(rank)
     repeated_calls_that_differ(rank)
     other_calls(rank)
