@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scanops.distributed import shards
-from scanops.distributed.spans import joined
+from scanops.distributed.spans import join_spans
 from scanops.ops.node import ScanFunction, backward_pass, needs_of
 from scanops.requests.request import Inputs, RequestKind, Tensors
 from scanops.torch_private import saved_tensors_hooks
@@ -53,7 +53,7 @@ class TwoPass(torch.autograd.Function):
             found = scan.finish(sent)
         else:
             ctx.own = _own_scans(scan, shard, befores, ctx.needs_input_grad[2:5])
-            found = joined([(y.detach(),) for y in ctx.own.results], shard.call.dim)
+            found = join_spans([(y.detach(),) for y in ctx.own.results], shard.call.dim)
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)
         return scan.with_final(found, sent.carries[0].final)
@@ -163,7 +163,7 @@ def _of_plain_sum(
     if not ctx.needs_input_grad[2]:
         return [None, None, None], of_initial
     back = [(scan.scan_back(piece, carry),) for piece, carry in zip(pieces, into, strict=True)]
-    return [joined(back, shard.call.dim)[0], None, None], of_initial
+    return [join_spans(back, shard.call.dim)[0], None, None], of_initial
 
 
 def _of_others(

@@ -23,7 +23,7 @@ from scanops.distributed.exchange import Message, Turn, difference
 from scanops.distributed.groups import Group
 from scanops.errors import PeerMismatch
 
-__all__ = ["CallLog", "shared_words"]
+__all__ = ["CallLog", "map_shared_words"]
 
 NOTES = 1024  # of each rank that the memory holds
 REFUSED = 2 * NOTES  # the word behind them: the number of a call in which this rank has found a difference
@@ -38,7 +38,7 @@ class CallLog:
 
     def __init__(self, group: Group) -> None:
         self.group, self.rank, self.count = group, group.members[group.position], 0
-        self._kept = shared_words(group, REFUSED + 1)
+        self._kept = map_shared_words(group, REFUSED + 1)
         words = [(ctypes.c_uint64 * (REFUSED + 1)).from_address(each.data_ptr()) for each in self._kept]
         self._own = words[self.rank]
         self._others = [(rank, each) for rank, each in enumerate(words) if rank != self.rank]
@@ -133,7 +133,7 @@ class CallLog:
         )
 
 
-def shared_words(group: Group, count: int) -> list[torch.Tensor]:
+def map_shared_words(group: Group, count: int) -> list[torch.Tensor]:
     """Return so many words of each rank, zeros, that all ranks of a host map; by rank in the group.
 
     Raises OSError or RuntimeError on all ranks if one of them cannot map them.

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from scanops.codegen.spec import ScanSpec
-from scanops.distributed.call_log import CallLog, shared_words
+from scanops.distributed.call_log import CallLog, map_shared_words
 from scanops.errors import PeerLost, UnsupportedRequest
 from scanops.forks import import_late
 from scanops.requests.request import Request
@@ -108,7 +108,7 @@ class Link:
             if stream != self._stream:
                 self._follow(stream)
 
-    def received(self, request: Request, lines: torch.Size) -> torch.Tensor | None:
+    def read_carry_in(self, request: Request, lines: torch.Size) -> torch.Tensor | None:
         """Return the carry-in of each line that reached this rank in the last launch, that of a scan by ``request``.
 
         ``lines`` is the shape of the result. None on the first rank in scan order. Reads the inbox on the current
@@ -160,5 +160,5 @@ def _on_gpus(link: Link, half: int) -> Memory:
 
 def _on_cpu(link: Link, half: int) -> Memory:
     """Memory that processes of one host share, for emulated kernels."""
-    mapped = shared_words(link.log.group, HEAD_WORDS + 2 * half)
+    mapped = map_shared_words(link.log.group, HEAD_WORDS + 2 * half)
     return Memory(tuple(each.data_ptr() for each in mapped), half, mapped[dist.get_rank(link.process_group)], mapped)

@@ -33,7 +33,7 @@ from scanops.requests.request import Inputs
 from scanops.requests.torch_state import has_kernels
 from scanops.runtime import call_cache, native
 
-__all__ = ["LinkedScan", "choose_method", "link_of", "repeated_scan", "scan_linked"]
+__all__ = ["LinkedScan", "choose_method", "link_of", "make_repeat", "scan_linked"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "prod", "linear")  # those whose backward passes are scans of linked lines
@@ -155,7 +155,7 @@ class LinkedScan(NamedTuple):
         return found
 
 
-def repeated_scan(message: Message, call: Call, given: Inputs, scan: Any) -> LinkedScan | None:
+def make_repeat(message: Message, call: Call, given: Inputs, scan: Any) -> LinkedScan | None:
     """Return the launch of a call that the call cache holds; None where equal calls are checked every time."""
     known = call_cache.recall(call, given)[1]
     if known is None or not known.launcher.own:

@@ -28,7 +28,15 @@ from scanops.distributed.exchange import (
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
 from scanops.distributed.shards import Carry, Shard, record_with
-from scanops.distributed.spans import Layout, cut, described, in_order_of, joined, layout_of, span_table
+from scanops.distributed.spans import (
+    Layout,
+    describe_table,
+    in_order_of,
+    join_spans,
+    layout_of,
+    span_table,
+    split_spans,
+)
 from scanops.distributed.trade import Exchange, trade
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.call import Call
@@ -147,7 +155,7 @@ def prepare(
     shard = _check_call(call, given, how)
     table = span_table(who, how.spans, group.size, shard.length)
     layout = layout_of(who, table, group.size, group.position, shard.length)
-    parts = {"function": who, **_parts(given, shard), "spans": described(table)}
+    parts = {"function": who, **_parts(given, shard), "spans": describe_table(table)}
     if group.members != tuple(range(group.size)):
         parts["order"] = f"ranks {group.members}"
     tensors = shard.tensors
@@ -315,7 +323,7 @@ class ShardedScan:
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":
-            self.repeat = onepass.repeated_scan(self.message, call, read, self if self.recorded else None)
+            self.repeat = onepass.make_repeat(self.message, call, read, self if self.recorded else None)
         return found
 
     def record(self, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:
@@ -340,7 +348,9 @@ class ShardedScan:
         """Return the outputs of a shard without lines, which depend on the inputs as those of other ranks do."""
         empty = shard.tensors.x.new_empty(shard.lines, dtype=self.carry)
         with torch.no_grad():
-            found = joined([shards.finish(part, Carry(None, empty), 0) for part in self.parts(shard)], self.call.dim)
+            found = join_spans(
+                [shards.finish(part, Carry(None, empty), 0) for part in self.parts(shard)], self.call.dim
+            )
         if self.recorded:
             given = (*shard.tensors.differentiable[:3], initial)
             for leaf in (each for each in given if isinstance(each, Tensor) and each.requires_grad):
@@ -351,7 +361,7 @@ class ShardedScan:
         """Return the spans of this rank's shard, each a shard of its own."""
         if self.layout.width == 1:
             return [shard]
-        pieces = cut(shard.tensors, shard.call.dim, self.layout.lengths)
+        pieces = split_spans(shard.tensors, shard.call.dim, self.layout.lengths)
         return [replace(shard, tensors=each) for each in pieces]
 
     # ---- forward
@@ -427,7 +437,8 @@ class ShardedScan:
         dim, x, begins = self.call.dim, shard.tensors.x, self.starts(lengths)
         begins = begins.to(x.device) if isinstance(begins, Tensor) else begins
         line = x.new_empty(1).expand([shard.length if d == dim else 1 for d in range(x.ndim)])
-        pieces = zip(cut(Inputs(line), dim, self.layout.lengths_of(shard.length)), self.layout.positions, strict=True)
+        spans = split_spans(Inputs(line), dim, self.layout.lengths_of(shard.length))
+        pieces = zip(spans, self.layout.positions, strict=True)
         of_spans: Any = [flags_along(None, offsets, piece.x, dim, self.call.chunk, begins[at]) for piece, at in pieces]
         flags = of_spans[0] if len(of_spans) == 1 else torch.cat(of_spans, dim)
         return begins, replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
@@ -437,7 +448,7 @@ class ShardedScan:
         if isinstance(self.repeat, RepeatedTwoPass):
             return self.repeat.finish(sent.shard.tensors, sent.carries[0])
         each = zip(self.parts(sent.shard), sent.carries, sent.starts, strict=True)
-        return joined([shards.finish(part, carry, start) for part, carry, start in each], self.call.dim)
+        return join_spans([shards.finish(part, carry, start) for part, carry, start in each], self.call.dim)
 
     def with_final(self, found: Outputs, final: Tensor) -> Outputs:
         """Return results, with the carry-out if the call asks for it."""
@@ -550,7 +561,7 @@ class ShardedScan:
         total = tuple(each if each.dtype == torch.bool else record_with(leaf, each) for each in total)
         states = self.in_order(trade(self.group, exchange, [each.expand(ranks, *each.shape) for each in total]))
         carries = shards.fold_recorded(valued, states, initial, self.layout.positions)
-        found = joined([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], self.call.dim)
+        found = join_spans([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], self.call.dim)
         return self.with_final(found, carries[0].final), total[0]
 
     def gradients(

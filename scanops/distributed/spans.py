@@ -20,13 +20,13 @@ __all__ = [
     "HEAD_TAIL",
     "Layout",
     "Table",
-    "cut",
-    "described",
+    "describe_table",
     "in_order_of",
-    "joined",
+    "join_spans",
     "layout_of",
-    "narrowed",
+    "narrow_operand",
     "span_table",
+    "split_spans",
 ]
 
 HEAD_TAIL = "head_tail"
@@ -87,7 +87,7 @@ def span_table(who: str, spans: Any, ranks: int, length: int) -> Table | None:
             raise _illegal(who, "an even number of items on each rank", f"spans={HEAD_TAIL!r} of {length} items")
         back = (2 * ranks - 1) * half
         return tuple(((r * half, (r + 1) * half), (back - r * half, back - (r - 1) * half)) for r in range(ranks))
-    table = _parsed(spans)
+    table = _parse(spans)
     if table is None or len(table) != ranks:
         raise _illegal(
             who, f"None, {HEAD_TAIL!r}, or pairs (start, stop) for each of {ranks} ranks", format_value(spans)
@@ -99,7 +99,7 @@ def span_table(who: str, spans: Any, ranks: int, length: int) -> Table | None:
     return table
 
 
-def _parsed(spans: Any) -> Table | None:
+def _parse(spans: Any) -> Table | None:
     try:
         return tuple(tuple((int(start), int(stop)) for start, stop in of_rank) for of_rank in spans)
     except (TypeError, ValueError):
@@ -136,12 +136,12 @@ def layout_of(who: str, table: Table | None, ranks: int, position: int, length: 
     )
 
 
-def described(table: Table | None) -> str:
+def describe_table(table: Table | None) -> str:
     """Return a table in words that are equal for equal layouts."""
     return "one a rank" if table is None else str(table)
 
 
-def cut(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
+def split_spans(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
     """Return views of each span of a rank's tensors; what is of size 1 along ``dim`` belongs to every span."""
     if len(lengths) == 1:
         return [tensors]
@@ -149,7 +149,7 @@ def cut(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
     return [
         tensors._replace(
             **{
-                name: narrowed(getattr(tensors, name), tensors.x.ndim, dim, *ends)
+                name: narrow_operand(getattr(tensors, name), tensors.x.ndim, dim, *ends)
                 for name in ("mask", "gate", "starts")
             },
             x=tensors.x.narrow(dim, ends[0], ends[1] - ends[0]),
@@ -158,7 +158,7 @@ def cut(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:
     ]
 
 
-def narrowed(operand: Tensor | None, rank: int, dim: int, start: int, stop: int) -> Tensor | None:
+def narrow_operand(operand: Tensor | None, rank: int, dim: int, start: int, stop: int) -> Tensor | None:
     """Return the items of an operand that broadcasts to ``rank`` dimensions between two places along ``dim``."""
     if operand is None:
         return None
@@ -166,7 +166,7 @@ def narrowed(operand: Tensor | None, rank: int, dim: int, start: int, stop: int)
     return operand if at < 0 or operand.shape[at] == 1 else operand.narrow(at, start, stop - start)
 
 
-def joined(results: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
+def join_spans(results: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
     """Return the results of all spans of a rank, one after the other."""
     return results[0] if len(results) == 1 else tuple(torch.cat(of, dim) for of in zip(*results, strict=True))
 

@@ -135,7 +135,7 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
     # What reached this rank in a linked scan is the carry-in of its lines, which the gradients of gates read.
     if keep[4] and kind.request.call.link is not None and initial is None:
         assert x is not None
-        initial = kind.request.call.link.received(kind.request, line_shape(x.shape, kind.request.call.dim))
+        initial = kind.request.call.link.read_carry_in(kind.request, line_shape(x.shape, kind.request.call.dim))
     # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
     read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
     kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
