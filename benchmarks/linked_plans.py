@@ -50,6 +50,8 @@ FORWARD: tuple[Numbers, ...] = (
     {"abreast": 32},
     {"group": 1, "stretch": 1},
     {"group": 8, "stretch": 1},
+    {"group": 8, "stretch": 1, "abreast": 16},
+    {"group": 16, "stretch": 1},
     {"group": 8, "stretch": 4},
     {"threads": 256, "items": 16, **WIDE},
     {"threads": 512, "items": 8, **WIDE},
@@ -70,6 +72,8 @@ FORWARD_HALVES: tuple[Numbers, ...] = (
     {"threads": 256, "items": 12, "stages": 1, "blocks": 2, "vector": 8, "columns": 128},
     {"threads": 256, "items": 16, "stages": 1, "blocks": 2, "vector": 4, "columns": 64},
     {"threads": 256, "items": 24, "stages": 1, "blocks": 1, "vector": 8, "columns": 64},
+    {"threads": 256, "items": 24, "stages": 1, "blocks": 1, "vector": 8, "columns": 64, "abreast": 16},
+    {"threads": 256, "items": 24, "stages": 1, "blocks": 1, "vector": 8, "columns": 64, "group": 8, "stretch": 1},
 )
 # Of gradients of recurrences, which read three operands and write two results.
 BACKWARD: tuple[Numbers, ...] = (
@@ -82,6 +86,8 @@ BACKWARD: tuple[Numbers, ...] = (
     {"threads": 256, "items": 8, "stages": 1, "blocks": 2, "group": 8, "stretch": 1, **WIDE},
     {"threads": 256, "items": 16, "stages": 1, "blocks": 1, "group": 32, "stretch": 4, **WIDE},
     {"threads": 256, "items": 16, "vector": 2, "columns": 32},
+    {"threads": 256, "items": 16, "vector": 2, "columns": 32, "abreast": 16},
+    {"threads": 256, "items": 16, "vector": 2, "columns": 64},
     {"threads": 256, "items": 4, "vector": 4, "columns": 64},
     {"threads": 128, "items": 8, "vector": 2, "columns": 32},
 )
@@ -91,6 +97,8 @@ BACKWARD_HALVES: tuple[Numbers, ...] = (
     {"threads": 256, "items": 8, "stages": 1, "blocks": 2, "vector": 4, "columns": 64},
     {"threads": 256, "items": 16, "stages": 1, "blocks": 1, "vector": 4, "columns": 64},
     {"threads": 256, "items": 16, "stages": 1, "blocks": 1, "vector": 8, "columns": 64},
+    {"threads": 256, "items": 16, "stages": 1, "blocks": 1, "vector": 8, "columns": 64, "abreast": 16},
+    {"threads": 256, "items": 16, "stages": 1, "blocks": 1, "vector": 8, "columns": 128},
 )
 FLOATS, HALVES = torch.float32, torch.bfloat16
 
@@ -119,8 +127,10 @@ JOBS = (
     Job(SMALL, "linear", HALVES, False, FORWARD_HALVES),
     Job(SMALL, "sum", FLOATS, False, FORWARD),
     Job(SMALL, "sum", HALVES, False, FORWARD_HALVES),
-    Job(LARGE, "linear", FLOATS, True, BACKWARD[:8]),
+    Job(LARGE, "linear", FLOATS, True, BACKWARD[:11]),
+    Job(LARGE, "linear", HALVES, True, BACKWARD_HALVES[8:]),
     Job(LARGE, "linear", FLOATS, False, FORWARD[:8]),
+    Job(LARGE, "linear", HALVES, False, FORWARD_HALVES[9:]),
     Job(LARGE, "sum", FLOATS, False, FORWARD[:8]),
 )
 EMULATED_JOBS = (

@@ -119,16 +119,39 @@ def plan(key: KernelKey) -> ColumnsLookbackPlan:
 
     Linked lines end a few column tiles at a time, as the next rank waits for them.
     """
-    spec, target = key.spec, key.architecture
     made = _plan(key)
-    if not spec.linked:
-        return made
-    if spec.saved and column_tile.column_width(spec) == spec.access_items:
-        shape = find_shape("columns_lookback linked gradient")
-        threads, items, columns, vector, group = shape.take(*TILE)
-        lanes = column_tile.lanes_across(spec, vector, columns // vector)
-        return replace(_fill(spec, target, vector, lanes, threads, items, shape, group=group), abreast=LINKED_ABREAST)
+    return _link(key, made) if key.spec.linked else made
+
+
+def _link(key: KernelKey, made: ColumnsLookbackPlan) -> ColumnsLookbackPlan:
+    """The plan of linked lines, from that of lines that end on this GPU."""
+    spec, target, vector = key.spec, key.architecture, column_tile.column_width(key.spec)
+    if vector == spec.access_items:
+        stages, halves = column_tile.can_stage(spec, target, vector), spec.out.bytes == spec.input.bytes == 2
+        if spec.saved or (halves and stages):
+            # Tiles of halves are staged: in registers, the rows of a tile are those of words of 4 bytes.
+            size = spec.out.bytes if stages else max(INT_BYTES, spec.out.bytes)
+            name = "gradient" if spec.saved else "half"
+            tile = _fill_shape(spec, target, find_shape(f"columns_lookback linked {name}", size))
+            if tile.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes:
+                return replace(tile, abreast=LINKED_ABREAST)
+        if column_tile.is_pair(spec):
+            group, stretch = find_shape("columns_lookback linked pair").take("group", "stretch")
+            return replace(made, abreast=LINKED_ABREAST, group=group, stretch=stretch)
     return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH)
+
+
+def _fill_shape(spec: ScanSpec, target: Target, shape: Shape) -> ColumnsLookbackPlan:
+    """The plan of a shape, with fewer rows where operands do not fit in shared memory."""
+    threads, items, columns, vector, group, stretch, stages, blocks = shape.take(*TILE, "stretch", "stages", "blocks")
+    if stages:
+        resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
+        items = min(items, resident // (threads * vector * sum(source.dtype.bytes for source in spec.streams)))
+    lanes = column_tile.lanes_across(spec, vector, columns // vector)
+    return _fill(
+        spec, target, vector, lanes, threads, max(1, items), shape,
+        stages=stages, blocks=blocks, group=group, stretch=stretch,
+    )  # fmt: skip
 
 
 def _plan(key: KernelKey) -> ColumnsLookbackPlan:

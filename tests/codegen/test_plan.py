@@ -204,7 +204,8 @@ def test_a_launch_follows_from_data(slug: str, tmp_path: Path) -> None:
     launch = Launch.read(json.loads(json.dumps(plan.launch._asdict())))
     assert launch == plan.launch
     text = render(plan).replace(HEADER, HEADER + RECORDED, 1)
-    declared = re.search(rf"^{launch.kernel}\(([^)]*)\) {{", text, re.MULTILINE)[1].split(",")  # type: ignore[index]
+    without_comments = re.sub("//.*", "", text)
+    declared = re.search(rf"^{launch.kernel}\(([^)]*)\) {{", without_comments, re.MULTILINE)[1].split(",")  # type: ignore[index]
     assert [NAMED.get(each.split()[-1], each.split()[-1]) for each in declared] == list(launch.parameters)
     (unit,) = units_of([plan], takes_stream=True) if set(launch.parameters).isdisjoint(NOT_EXPORTED) else (None,)
     text += ("#if 1" + unit.text.partition(HOST_SIDE)[2]).replace("scanops_error_string", "words") if unit else ""
