@@ -131,27 +131,29 @@ def _link(key: KernelKey, made: ColumnsLookbackPlan) -> ColumnsLookbackPlan:
         if spec.saved or (halves and stages):
             # Tiles of halves are staged: in registers, the rows of a tile are those of words of 4 bytes.
             size = spec.out.bytes if stages else max(INT_BYTES, spec.out.bytes)
-            name = "gradient" if spec.saved else "half"
+            name = "gradient" if spec.saved else "half pair" if column_tile.is_pair(spec) else "half"
             tile = _fill_shape(spec, target, find_shape(f"columns_lookback linked {name}", size))
             if tile.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes:
-                return replace(tile, abreast=LINKED_ABREAST)
+                return tile
         if column_tile.is_pair(spec):
-            group, stretch = find_shape("columns_lookback linked pair").take("group", "stretch")
-            return replace(made, abreast=LINKED_ABREAST, group=group, stretch=stretch)
+            group, stretch, abreast = find_shape("columns_lookback linked pair").take("group", "stretch", "abreast")
+            return replace(made, abreast=abreast, group=group, stretch=stretch)
     return replace(made, abreast=LINKED_ABREAST, group=GROUP, stretch=STRETCH)
 
 
 def _fill_shape(spec: ScanSpec, target: Target, shape: Shape) -> ColumnsLookbackPlan:
     """The plan of a shape, with fewer rows where operands do not fit in shared memory."""
-    threads, items, columns, vector, group, stretch, stages, blocks = shape.take(*TILE, "stretch", "stages", "blocks")
+    threads, items, columns, vector, group = shape.take(*TILE)
+    stretch, abreast, stages, blocks = shape.take("stretch", "abreast", "stages", "blocks")
     if stages:
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
         items = min(items, resident // (threads * vector * sum(source.dtype.bytes for source in spec.streams)))
     lanes = column_tile.lanes_across(spec, vector, columns // vector)
-    return _fill(
+    made = _fill(
         spec, target, vector, lanes, threads, max(1, items), shape,
         stages=stages, blocks=blocks, group=group, stretch=stretch,
     )  # fmt: skip
+    return replace(made, abreast=abreast)
 
 
 def _plan(key: KernelKey) -> ColumnsLookbackPlan:

@@ -11,7 +11,8 @@ import torch
 import scanops
 import scanops.distributed as sd
 from scanops.codegen.spec import ScanSpec
-from scanops.distributed import shards
+from scanops.distributed import exchange, shards
+from scanops.distributed.exchange import RepeatedExchange, Turn
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
@@ -132,3 +133,38 @@ def test_what_has_no_pairs() -> None:
     spec = ScanSpec(op="linear", dtype="float32", gate="float32", length=8, final=True, totals=True)
     assert ScanSpec.parse(spec.slug) == spec
     assert spec.carry.name == "complex64"
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_repeated_backward_passes_wait_until_they_were_compared(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    """As on a GPU, where a comparison waits for the device: with check="first" the first of equal exchanges alone."""
+    monkeypatch.setattr(
+        Turn,
+        "_must_wait",
+        lambda turn: check == "always" or turn.message.digest not in turn.ledger.compared,
+    )
+    monkeypatch.setattr(exchange, "compare_later", lambda ledger, frames, turn: None)
+    waited: list[tuple[int, bool]] = []
+    send = RepeatedExchange._send
+
+    def note(self: RepeatedExchange, compute: Any, number: int) -> Any:
+        waited.append((threading.get_ident(), self._waits))
+        return send(self, compute, number)
+
+    monkeypatch.setattr(RepeatedExchange, "_send", note)
+
+    def job(rank: int, group: Any) -> list[bool]:
+        x = torch.ones(2, 50, requires_grad=True)
+        for _ in range(4):
+            y = sd.cumsum(x, 1, group=group, method="twopass", check=check)
+            (gradient,) = torch.autograd.grad(y.sum(), x)
+            torch.testing.assert_close(gradient[0], torch.arange(100.0, 0, -1).chunk(RANKS)[rank])
+        return [waits for thread, waits in waited if thread == threading.get_ident()]
+
+    for waits in on_threads(job):
+        forward, backward = waits[::2], waits[1::2]
+        assert len(waits) >= 6
+        if check == "always":
+            assert all(waits)
+        else:
+            assert sum(forward) + sum(backward) <= 1, waits
