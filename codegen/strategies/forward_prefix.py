@@ -34,7 +34,7 @@ def forward_prefix_of(gradient: ScanSpec) -> ForwardPrefix:
     wide = accumulator_of(gradient.accumulator).name
     op, item = gradient.operator.before
     lifted = tuple(source for source in gradient.sources if source.pointer in ("g", "m"))
-    gate = lifted[0].dtype.read.format(x="g")
+    gate = next(source for source in lifted if source.pointer == "g").dtype.read.format(x="g")
     spec = ScanSpec(op=op, dtype=wide, length=gradient.length, at_most=gradient.at_most)
     element = f"lift(forward_item((Value)({gate}), {'m' if gradient.mask else 'true'}))"
     return ForwardPrefix(spec=spec, code=fragments(spec), lifted=lifted, item=item, element=element)
