@@ -24,11 +24,12 @@ from tests.torch_integration.rows import flat
 
 
 def functions_of(call: Callable[[], object]) -> list[str]:
-    """Return the names of the Python functions of scanops that a call runs."""
+    """Return the names of the Python functions of scanops that a call runs, but for those that keep workspaces."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and str(frame.f_globals.get("__name__")).startswith("scanops"):
+        module = str(frame.f_globals.get("__name__"))
+        if event == "call" and module.startswith("scanops") and module != "scanops.runtime.workspaces":
             found.append(frame.f_code.co_name)
 
     sys.setprofile(note)
