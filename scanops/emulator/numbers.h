@@ -6,6 +6,13 @@
 [[maybe_unused]] static inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 [[maybe_unused]] static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
+// For each byte of a and b, 1 where a's is less.
+[[maybe_unused]] static inline unsigned __vsetltu4(unsigned a, unsigned b) {
+    unsigned found = 0;
+    for (int n = 0; n < 32; n += 8) found |= static_cast<unsigned>((a >> n & 255) < (b >> n & 255)) << n;
+    return found;
+}
+
 // A word out of two, `shift` modulo 32 bits from the top of both and from the bottom.
 [[maybe_unused]] static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32 | low) << (shift & 31)) >> 32);
