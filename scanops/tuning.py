@@ -106,7 +106,7 @@ def read(path: Path) -> dict[EntryKey, TuningEntry]:
     try:
         if str(path) == os.devnull or not path.exists():
             return {}
-        return _parsed(path, read_file(os.path.realpath(path), MAX_BYTES, trusted=False))
+        return _parse(path, read_file(os.path.realpath(path), MAX_BYTES, trusted=False))
     except OSError as problem:
         raise _bad(path, "a file that this user can read", problem.strerror or str(problem)) from problem
 
@@ -121,7 +121,7 @@ def write(path: Path, entries: Iterable[TuningEntry]) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(path: Path, data: bytes) -> dict[EntryKey, TuningEntry]:
+def _parse(path: Path, data: bytes) -> dict[EntryKey, TuningEntry]:
     """Return the entries of a file that holds ``data``. Raises BadTuning, which names the entry, for any other."""
     where, found = "the file", dict[EntryKey, TuningEntry]()
     try:

@@ -17,13 +17,12 @@ from scanops.distributed.groups import Group
 from scanops.distributed.sharded_scan import How, key_of, scan_shards
 from scanops.distributed.shards import is_exchanged
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import follow, serve
+from scanops.ops.dispatch import run
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.checks import check_dim
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, check_request
-from scanops.requests.torch_state import runs_kernels
 from scanops.torch_private import at_tracing
 
 __all__ = ["scan_placed"]
@@ -74,7 +73,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
             once = _Once.apply(found[-1], along.position == 0)  # type: ignore[no-untyped-call]
             found = (*found[:-1], once)
     else:
-        found = serve(call, read, eager=True) if runs_kernels(read.flat) else follow(call, read)
+        found = run(call, read)
     results = found[:-1] if call.final else found
     whole = [_wrap(each, shape, mesh, placements, axis is None and dim) for each in results]
     if call.final and call.per_segment:

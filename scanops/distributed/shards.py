@@ -26,7 +26,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator, find_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import call_of, follow, serve
+from scanops.ops.dispatch import call_of, run
 from scanops.requests.call import Call
 from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape
@@ -180,7 +180,7 @@ def scan_local(call: Call, x: Tensor, out: Tensor | None = None, **others: Tenso
         if found is not None:
             return found
     call, given, eager = call_of(tensors, outs, options)
-    results = serve(call, given, outs, eager=True) if eager else follow(call, given, outs)
+    results = run(call, given, outs, eager=eager)
     return results if call.final or len(outs) > 1 else results[0]
 
 

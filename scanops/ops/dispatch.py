@@ -188,29 +188,21 @@ def run(
         if plain and is_followed(given.flat) and not is_derived():
             return _operator(call, given)
         return compose(call, given, run)
-    return _run_on_shards(call, given, outs) if is_placed else follow(call, given, outs)
+    if not is_placed and not is_followed(given.flat):
+        return serve(call, given, outs, eager=False)
+    scan = _scan_placed if is_placed else _operator
+    if all([out is None for out in outs]):  # checked where the operator is computed
+        return scan(call, given)
+    request = check_request(call, given, outs)
+    dtype = None if request.operator.indices else request.dtype
+    return deliver(scan(replace(call, dtype=dtype), given), request)
 
 
-def _run_on_shards(call: Call, given: Inputs, outs: Tensors) -> Outputs:
+def _scan_placed(call: Call, given: Inputs) -> Outputs:
     """Return the results of a scan of DTensors."""
     load_late("scanops.distributed.placed")  # which takes long to import
-    scan_placed: Callable[..., Outputs] = LATE["scanops.distributed.placed"].scan_placed
-    if all([out is None for out in outs]):
-        return scan_placed(call, given)
-    request = check_request(call, given, outs)
-    dtype = None if request.operator.indices else request.dtype
-    return deliver(scan_placed(replace(call, dtype=dtype), given), request)
-
-
-def follow(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
-    """Return the results by the fallback, or by the operator where torch follows the code."""
-    if not is_followed(given.flat):
-        return serve(call, given, outs, eager=False)
-    if all([out is None for out in outs]):  # checked where the operator is computed
-        return _operator(call, given)
-    request = check_request(call, given, outs)
-    dtype = None if request.operator.indices else request.dtype
-    return deliver(_operator(replace(call, dtype=dtype), given), request)
+    found: Outputs = LATE["scanops.distributed.placed"].scan_placed(call, given)
+    return found
 
 
 def is_followed(inputs: tuple[Any, ...]) -> bool:

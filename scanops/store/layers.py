@@ -168,11 +168,11 @@ def verify_signature(root: Path) -> SignedPack:
 
     Raises BadSignature or BadStoreEntry if no trusted key signed it.
     """
-    return _examined(root, environment.require_signed())
+    return _examine_pack(root, environment.require_signed())
 
 
 @functools.lru_cache(maxsize=64)
-def _examined(root: Path, file: Path | None) -> SignedPack:
+def _examine_pack(root: Path, file: Path | None) -> SignedPack:
     data, signer = import_late("scanops.store.signatures").check(root, keys())
     return SignedPack(signer, parse(data, root)["entries"])
 

@@ -28,7 +28,7 @@ def call() -> Call:
     """The command in this process, as if its output were piped, with changes to the environment."""
 
     def run(*words: str, input: str | None = None, **environment: str) -> Result:
-        layers._examined.cache_clear()
+        layers._examine_pack.cache_clear()
         return CliRunner().invoke(main, words, input=input, env=environment)
 
     return run
