@@ -57,7 +57,7 @@ def check_requests(own: Rank, count: int) -> str:
         length = there.given["x"].shape[there.dim]
         wanted = answer(scanops, there, there.given, torch.arange(length, device=own.device))
         for _ in range(2):  # the second call is made of what the first has found
-            found = answer(sd, there, there.local(own.rank), there.places(own.rank).to(own.device), **there.how)
+            found = answer(sd, there, there.local(own.rank), there.places(own.rank), **there.how)
             wrong = difference(there, found, wanted, own.rank, sum_over_ranks)
             assert not wrong, f"{wrong}: {request.told()}"
         typed, done = typed + isinstance(found, str), done + 1

@@ -87,8 +87,9 @@ class Request(NamedTuple):
         return " ".join(f"{op} along {self.dim} {given} {self.how or self.table} {self.twice}".split())
 
     def places(self, rank: int) -> Tensor:
-        """The items of a rank."""
-        return torch.cat([torch.arange(start, stop) for start, stop in self.table[rank]])
+        """The items of a rank, on the device of x."""
+        device = self.given["x"].device
+        return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.table[rank]])
 
     def part(self, name: str, each: Any, rank: int) -> Any:
         """A rank's part of an operand, which broadcasts to x's shape."""

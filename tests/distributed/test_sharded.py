@@ -146,3 +146,14 @@ dist.destroy_process_group()
 def test_no_process_group_ends_with_the_interpreter(tmp_path: Path) -> None:
     """Its threads might then abort the process."""
     assert ran(sys.executable, "-c", HELD, tmp_path, PYTHONPATH=str(ROOT)).stdout == "gone\n"
+
+
+def test_a_rank_cuts_its_part_on_the_device_of_the_items() -> None:
+    """Benchmarks compare calls on GPUs, where an index that is on the CPU selects nothing."""
+    request = small_request(0, 2, "chunk", "mask initial", ("linear", False))
+    there = request._replace(given={name: each.to("meta") for name, each in request.given.items()})
+    for rank in range(2):
+        assert there.places(rank).is_meta
+        assert {name: each.shape for name, each in there.local(rank).items()} == {
+            name: each.shape for name, each in request.local(rank).items()
+        }
