@@ -11,7 +11,9 @@ from torch import Tensor
 
 from scanops.distributed import shards
 from scanops.distributed.spans import join_spans
+from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, needs_of
+from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, RequestKind, Tensors
 from scanops.torch_private import saved_tensors_hooks
 
@@ -89,11 +91,17 @@ class TwoPass(torch.autograd.Function):
         return (None, None, *found, of_initial.sum_to_size(initial.shape).to(initial.dtype), None, None)
 
 
-class LinkedWork(NamedTuple):
+class LinkedWork:
     """The forward pass of a scan of linked lines, and the sharded call that it computes."""
 
-    work: Any  # of ScanFunction
-    scan: Scan
+    __slots__ = ("carry_in", "initial", "needs", "scan", "work")
+
+    def __init__(self, work: Any, scan: Scan, initial: complex | None, needs: Sequence[bool]) -> None:
+        self.work = work  # of ScanFunction
+        self.scan = scan
+        self.initial = initial  # of the whole line, where it is a number
+        self.needs = (*needs[:3], needs[3] and self.reads_initial)  # of this rank's backward pass
+        self.carry_in: Tensor | None = None  # what reached this rank, where its backward pass reads that
 
     @property
     def kind(self) -> RequestKind:
@@ -101,52 +109,81 @@ class LinkedWork(NamedTuple):
         kind: RequestKind = self.work.kind
         return kind
 
+    @property
+    def reads_initial(self) -> bool:
+        """Whether this rank's kernel begins with the initial value: that of the first rank in scan order."""
+        return self.kind.shapes[3] is not None
+
     def compute(self, tensors: Tensors) -> Outputs:
-        """Launch on an operator's six tensors."""
-        found: Outputs = self.work.compute(tensors)
+        """Launch on an operator's six tensors, the last of which is the initial value of the whole line."""
+        found: Outputs = self.work.compute(tensors if self.reads_initial else (*tensors[:5], None))
+        kind = self.kind
+        if keeps(kind, self.needs)[4] and not self.reads_initial:
+            request = kind.request
+            self.carry_in = request.call.link.read_carry_in(request, line_shape(found[0].shape, request.call.dim))
         return found
 
 
 class OnePass(ScanFunction):
     """A scan of linked lines, whose backward pass is the kernels of ``ScanFunction``'s: scans of linked lines.
 
-    Where a backward pass is itself recorded, the call is composed of scans and exchanges as that of ``TwoPass``.
+    The initial value is an input of the node on every rank, with a gradient of zeros on all but the first in scan
+    order. Where a backward pass is itself recorded, the call is composed of scans and exchanges as that of ``TwoPass``.
     """
 
     @classmethod
-    def record_linked(cls, scan: Scan, work: Any, tensors: Tensors) -> Outputs:
-        """Return the results of ``work``, whose gradients are those of a sharded call."""
-        return cls.record(LinkedWork(work, scan), tensors)
+    def record_linked(cls, scan: Scan, work: Any, tensors: Tensors, initial: Tensor | complex | None) -> Outputs:
+        """Return the results of ``work``, whose gradients are those of a sharded call.
+
+        ``initial`` is that of the whole line; ``tensors`` are the operator's six, as this rank's kernel reads them.
+        """
+        number = None if isinstance(initial, Tensor) else initial
+        if number is None and tensors[5] is None:
+            tensors = (*tensors[:5], initial)  # type: ignore[arg-type]
+        needs = [each is not None and each.requires_grad for each in Inputs(*tensors).differentiable]  # type: ignore[arg-type]
+        return cls.record(LinkedWork(work, scan, number, needs), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        ScanFunction.setup_context(ctx, inputs, output)
-        (_, ctx.scan), x, mask, gate, starts, _, ctx.initial = inputs
-        ctx.number, ctx.device = ctx.scan.group.ledger.count, x.device
-        ctx.noted = ctx.scan.group.ledger.log.count
+        work, x, mask, gate, starts, offsets, initial = inputs
+        own = initial if work.reads_initial else work.carry_in
+        ScanFunction.setup_context(ctx, (work, x, mask, gate, starts, offsets, own), output)
+        ctx.scan, ctx.initial, ctx.needs, ctx.device = work.scan, work.initial, work.needs, x.device
+        ctx.number, ctx.noted = ctx.scan.group.ledger.count, ctx.scan.group.ledger.log.count
+        ctx.like_initial = None if initial is None else (initial.shape, initial.dtype)
         if ctx.nothing is None:  # what no kernel reads is for derivatives of higher order
-            ctx.save_for_backward(*ctx.to_save, x, mask, gate, starts)
+            ctx.save_for_backward(*ctx.to_save, x, mask, gate, starts, initial)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> Any:
-        *saved, x, mask, gate, starts = (*ctx.nothing, *[None] * 4) if ctx.nothing is not None else ctx.saved_tensors
-        shape, dtype = ctx.kind.shapes[0]
-        grad = torch.zeros(shape, dtype=ctx.scan.result, device=ctx.device) if given[0] is None else given[0]
-        needs = needs_of(ctx)
+        kind, scan, needs = ctx.kind, ctx.scan, needs_of(ctx)
+        *saved, x, mask, gate, starts, initial = (
+            (*ctx.nothing, *[None] * 5) if ctx.nothing is not None else ctx.saved_tensors
+        )
+        shape, dtype = kind.shapes[0]
+        grad = torch.zeros(shape, dtype=scan.result, device=ctx.device) if given[0] is None else given[0]
         if torch.is_grad_enabled():
             x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
-            shard = ctx.scan.shard_with(Inputs(x, mask, gate, starts))
-            found = ctx.scan.gradients(
-                shard, (x, mask, gate, None), ctx.initial, (*needs[:3], False), (grad,), ctx.number
+            if initial is None and needs[3]:
+                shape, dtype = ctx.like_initial
+                initial = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_()
+            shard = scan.shard_with(Inputs(x, mask, gate, starts))
+            of_final = given[1] if len(given) > 1 else None
+            found = scan.gradients(
+                shard, (x, mask, gate, initial), ctx.initial, needs, (grad, of_final)[: 1 + scan.final], ctx.number
             )
-            return (None, *found[:3], None, None, None)
-        ctx.scan.group.ledger.log.note_launch(ctx.scan.backward_message, ctx.noted)
+            return (None, *found[:3], None, None, found[3])
+        scan.group.ledger.log.note_launch(scan.backward_message, ctx.noted)
         try:
-            found = backward_pass(ctx.kind, needs, (grad, None, *saved), ctx.policy)[0]
+            found = backward_pass(kind, ctx.needs, (grad, given[-1] if kind.final else None, *saved), ctx.policy)[0]
         except Exception:  # whatever it is: kernels of other ranks wait for this one's
-            ctx.kind.request.call.link.abandon()
+            kind.request.call.link.abandon()
             raise
-        return (None, *found[:3], None, None, None)
+        of_initial = found[3]
+        if needs[3] and of_initial is None:
+            shape, dtype = ctx.like_initial
+            of_initial = torch.zeros(shape, dtype=dtype, device=ctx.device)
+        return (None, *found[:3], None, None, of_initial)
 
 
 def _of_plain_sum(

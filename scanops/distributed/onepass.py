@@ -39,11 +39,11 @@ OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "prod", "linear")  # those whose backward passes are scans of linked lines
 
 
-def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: int, *, recorded: bool) -> str:
+def choose_method(method: str, shard: Shard, ranks: int, spans: int, *, recorded: bool) -> str:
     """Return ``"onepass"`` or ``"twopass"``. Raises UnsupportedRequest for a method that does not serve the call."""
     if method == "twopass" or ranks == 1:
         return "twopass"
-    problem = _problem_of(shard, given, spans, recorded=recorded)
+    problem = _problem_of(shard, spans, recorded=recorded)
     if method == "onepass":
         if problem is None:
             return "onepass"
@@ -60,10 +60,9 @@ def choose_method(method: str, shard: Shard, given: Inputs, ranks: int, spans: i
     return "onepass" if problem is None and is_faster else "twopass"
 
 
-def _problem_of(shard: Shard, given: Inputs, spans: int, *, recorded: bool) -> str | None:
+def _problem_of(shard: Shard, spans: int, *, recorded: bool) -> str | None:
     """Return what keeps a call from one pass, in words; None if nothing does."""
-    call, tensors, initial = shard.call, shard.tensors, given.initial
-    carried = isinstance(initial, Tensor) and initial.requires_grad
+    call, tensors = shard.call, shard.tensors
     for holds, words in (
         (call.op not in OPERATORS, f"op={call.op!r}"),
         (shard.final, "return_final=True"),
@@ -74,7 +73,6 @@ def _problem_of(shard: Shard, given: Inputs, spans: int, *, recorded: bool) -> s
         (recorded and call.op not in RECORDED, f"gradients of op={call.op!r}"),
         (recorded and call.op == "linear" and tensors.mask is not None, "gradients of op='linear' beside a mask"),
         (recorded and call.op != "sum" and tensors.starts is not None, f"gradients of op={call.op!r} beside segments"),
-        (recorded and carried, "gradients of initial"),
         (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
     ):
         if holds:
@@ -149,9 +147,8 @@ class LinkedScan(NamedTuple):
         self.known.launcher.link.log.note_launch(self.message)
         if self.scan is None:
             return self.known.launcher.outputs(given.flat)
-        if given.initial is not None and not self.starts_line:
-            given = given._replace(initial=None)
-        found: tuple[Tensor, ...] = self.scan.record(self.known, given[:TENSORS])
+        own = given if self.starts_line else given._replace(initial=None)
+        found: tuple[Tensor, ...] = self.scan.record(given.initial, self.known, own[:TENSORS])
         return found
 
 
@@ -164,9 +161,10 @@ def make_repeat(message: Message, call: Call, given: Inputs, scan: Any) -> Linke
 
 
 def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, ...]:
-    """Return the results of a linked call; ``record``: what makes its node of autograd, as for ``serve``.
+    """Return this rank's results of a linked call; ``record``: what makes its node of autograd, as for ``serve``.
 
-    A rank without items hands on what it receives, by a neutral item.
+    The first rank in scan order may give ``initial``, and the last one ask for the carry-out, ``call.final``; the ranks
+    between have neither. A rank without items hands on what it receives, by a neutral item.
     """
     if given.x.shape[call.dim]:
         return _serve(call, given, record)
@@ -178,8 +176,8 @@ def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, 
         return torch.cat([each.expand(shape), torch.full_like(x, value, dtype=each.dtype)], call.dim)
 
     gate, mask, starts = lengthen(given.gate, 1), lengthen(given.mask, 1), lengthen(given.starts, 0)
-    (y,) = _serve(call, given._replace(x=x, gate=gate, mask=mask, starts=starts), record)
-    return (y.narrow(call.dim, 0, 0),)
+    y, *final = _serve(call, given._replace(x=x, gate=gate, mask=mask, starts=starts), record)
+    return (y.narrow(call.dim, 0, 0), *final)
 
 
 def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:

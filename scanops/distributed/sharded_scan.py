@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -174,7 +175,7 @@ def prepare(
         dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
         number_gate=number_gate,
-        method=onepass.choose_method(how.method, shard, given, group.size, layout.width, recorded=recorded),
+        method=onepass.choose_method(how.method, shard, group.size, layout.width, recorded=recorded),
     )
 
 
@@ -319,16 +320,19 @@ class ShardedScan:
         """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""
         call = replace(self.call, link=link)
         read = tensors._replace(initial=given.initial) if self.is_first else tensors
-        found = onepass.scan_linked(call, read, self.record if self.recorded else None)
+        found = onepass.scan_linked(call, read, partial(self.record, given.initial) if self.recorded else None)
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":
             self.repeat = onepass.make_repeat(self.message, call, read, self if self.recorded else None)
         return found
 
-    def record(self, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:
-        """Return the results of kernels that hand on the states of lines, recorded by autograd."""
-        return autograd_nodes.OnePass.record_linked(self, work, tensors)
+    def record(self, initial: Initial, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:
+        """Return the results of kernels that hand on the states of lines, recorded by autograd.
+
+        ``initial`` is that of the whole line, which the first rank's ``tensors`` hold.
+        """
+        return autograd_nodes.OnePass.record_linked(self, work, tensors, initial)
 
     def shard_with(self, tensors: Inputs) -> Shard:
         """Return the shard of these tensors."""
@@ -559,7 +563,11 @@ class ShardedScan:
         leaf = next((each for each in read if isinstance(each, Tensor) and each.requires_grad), shard.tensors.x)
         # Those of an empty shard may be constants, but ranks exchange the same gradients.
         total = tuple(each if each.dtype == torch.bool else record_with(leaf, each) for each in total)
-        states = self.in_order(trade(self.group, exchange, [each.expand(ranks, *each.shape) for each in total]))
+        # The initial value travels from the first rank, so that its whole gradient is there.
+        first = [initial.expand(shard.lines)] if isinstance(initial, Tensor) else []
+        traded = trade(self.group, exchange, [each.expand(ranks, *each.shape) for each in (*total, *first)])
+        states = self.in_order(traded[: len(total)])
+        initial = traded[-1][self.layout.rows[0] // self.layout.width] if first else initial
         carries = shards.fold_recorded(valued, states, initial, self.layout.positions)
         found = join_spans([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], self.call.dim)
         return self.with_final(found, carries[0].final), total[0]

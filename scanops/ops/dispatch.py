@@ -331,7 +331,7 @@ def repeat(
 
 def _compute(work: First | call_cache.Known, given: AnyInputs, record: Callable[..., Outputs] | None) -> Outputs:
     """Return the results of a forward pass, recorded by autograd where a gradient is wanted."""
-    if not given.differentiates:
+    if record is None and not given.differentiates:
         return work.compute(given.flat)
     if isinstance(given, Inputs):
         return (record or ScanFunction.record)(work, given.flat)

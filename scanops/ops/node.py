@@ -23,7 +23,6 @@ from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, sum_to
 from scanops.ops.linearised import knows, pull_back, push_forward
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
-from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.requests.torch_state import has_kernels, is_derived, is_memory, is_transformed, runs_kernels, torch_kernels
 from scanops.runtime import call_cache
@@ -132,10 +131,6 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
     kind = work.kind
     indices = output[1] if kind.indexed else None
     keep = keeps(kind.inclusive or kind, needs_of(ctx))
-    # What reached this rank in a linked scan is the carry-in of its lines, which the gradients of gates read.
-    if keep[4] and kind.request.call.link is not None and initial is None:
-        assert x is not None
-        initial = kind.request.call.link.read_carry_in(kind.request, line_shape(x.shape, kind.request.call.dim))
     # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
     read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
     kept = (*(each if wanted else None for each, wanted in read), starts, offsets)

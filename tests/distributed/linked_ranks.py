@@ -6,6 +6,8 @@ import itertools
 import os
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 import scanops
 import scanops.distributed as sd
-from scanops.distributed import call_log, links
+from scanops.distributed import call_log, links, onepass
 from scanops.distributed.groups import group_of
+from scanops.distributed.sharded_scan import How, prepare
 from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs
 
 RANKS = 3
 # (op, shape, dim, lengths of the shards, keywords); small whole numbers, so that results are exact
@@ -90,6 +95,93 @@ def results_and_gradients(rank: int) -> None:
                 first = torch.autograd.grad((y * y).sum(), tensors[: 2 if op == "linear" else 1], create_graph=True)
                 seconds.append(torch.autograd.grad(sum((each * each).sum() for each in first), tensors[0])[0])
         torch.testing.assert_close(seconds[0], seconds[1].split(lengths, dim)[rank])
+
+
+def ends_of_lines(rank: int) -> None:
+    """The first rank's carry-in and the last one's carry-out, which no rank between has; and their gradients."""
+    make = torch.Generator().manual_seed(3)
+    for op, shape, dim, lengths, (reverse, exclusive), dtype in (
+        ("sum", (5, 1200), 1, (1, 1198, 1), (False, False), FLOATS),
+        ("sum", (3, 40, 8), 1, (0, 1, 39), (True, True), HALVES),
+        ("linear", (3, 700, 8), 1, (200, 0, 500), (True, False), FLOATS),
+        ("linear", (3, 90), 1, (50, 40, 0), (False, True), FLOATS),
+        ("prod", (4, 90), 1, (30, 31, 29), (False, False), FLOATS),
+    ):
+        x, gate, weight = (torch.rand(shape, generator=make).to(dtype) + (op == "prod") / 2 for _ in range(3))
+        lines = [size for d, size in enumerate(shape) if d != dim]
+        h, of_final = (torch.rand(lines, generator=make) for _ in range(2))
+        leaves = [x, *[gate] * (op == "linear"), h]
+        whole = [each.clone().requires_grad_() for each in leaves]
+        y, final = scanned(
+            scanops, op, whole[0], whole[1], dim, initial=whole[-1], reverse=reverse, exclusive=exclusive,
+            return_final=True,
+        )  # fmt: skip
+        wanted = torch.autograd.grad((y * weight).sum() + (final * of_final).sum(), whole)
+        cut = [each.split(lengths, dim)[rank].contiguous() for each in (x, gate, weight, y, *wanted[:-1])]
+        own = [each.detach().requires_grad_() for each in (*cut[: len(leaves) - 1], h)]
+        given = Inputs(own[0], None, own[1] if op == "linear" else None, initial=own[-1])
+        with scanops.emulate():
+            scan = prepare("scan", Call(op, dim, reverse, exclusive), given, group_of(None), How("onepass"))
+        is_first, is_last = rank == (2 if reverse else 0), rank == (0 if reverse else 2)
+        for _ in range(2):
+            with scanops.emulate():
+                link = onepass.link_of(scan.group, scan.message, x)
+                call = replace(scan.call, link=link, final=is_last)
+                read = given if is_first else given._replace(initial=None)
+                found = onepass.scan_linked(call, read, partial(scan.record, given.initial))
+                assert len(found) == 1 + is_last
+                loss = (found[0] * cut[2]).sum() + sum((each * of_final).sum() for each in found[1:])
+                own_gradients = torch.autograd.grad(loss, own)
+            expected = (cut[3], *cut[4:], wanted[-1] if is_first else torch.zeros_like(h), *[final] * is_last)
+            for mine, theirs in zip((found[0], *own_gradients, *found[1:]), expected, strict=True):
+                close = {"rtol": 1e-2, "atol": 1e-1} if dtype == HALVES else {"rtol": 1e-4, "atol": 1e-4}
+                torch.testing.assert_close(mine, theirs, msg=lambda m, case=(op, shape): f"{case} {m}", **close)
+
+
+def gradients_of_carries(rank: int) -> None:
+    """Those of the initial value, of any shape, are on the first rank in scan order; also where it alone has any."""
+    make = torch.Generator().manual_seed(4)
+    cases: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+        ("sum", (5, 1200), (1, 1198, 1), (5,), {}),
+        ("sum", (2, 9), (1, 1, 7), (), {"reverse": True}),
+        ("linear", (2, 9, 3), (0, 1, 8), (2, 1), {"reverse": True, "exclusive": True}),
+        ("linear", (3, 700, 8), (200, 0, 500), (3, 8), {}),
+        ("prod", (4, 90), (30, 0, 60), (4,), {"reverse": True}),
+    )
+    for (op, shape, lengths, lines, options), wants in itertools.product(cases, ("all", "initial")):
+        x, gate, weight = (torch.rand(shape, generator=make) for _ in range(3))
+        h = torch.rand(lines, generator=make)
+
+        def differentiate(
+            module: Any, cut: Any, order: int, op: str = op, x: Any = x, gate: Any = gate, h: Any = h,
+            weight: Any = weight, wants: str = wants, **how: Any,
+        ) -> list[torch.Tensor]:  # fmt: skip
+            wide = torch.float64 if order == 2 else FLOATS
+            x, gate, weight, h = (each.to(wide) for each in (cut(x), cut(gate), cut(weight), h.clone()))
+            leaves = [h, *([x, *[gate] * (op == "linear")] if wants == "all" else [])]
+            for each in leaves:
+                each.requires_grad_()
+            y = scanned(module, op, x, gate, 1, initial=h, **how)
+            found = torch.autograd.grad((y * y * weight).sum(), leaves, create_graph=order == 2)
+            if order == 2:
+                first = found
+                found = (*first, *torch.autograd.grad(sum((each * each).sum() for each in first), leaves))
+            return [y.detach(), *(each.detach() for each in found)]
+
+        def cut(each: torch.Tensor, lengths: Any = lengths) -> torch.Tensor:
+            return each.split(lengths, 1)[rank].contiguous()
+
+        is_first = rank == (2 if options.get("reverse") else 0)
+        for order in (1, 2) if shape[1] == 9 else (1,):  # float64 takes seconds to compile
+            wanted = differentiate(scanops, torch.Tensor.clone, order, **options)
+            with scanops.emulate():
+                for _ in range(2):
+                    found = differentiate(sd, cut, order, method="onepass", **options)
+                    for mine, theirs in zip(found, wanted, strict=True):
+                        own = cut(theirs) if theirs.shape == shape else theirs if is_first else torch.zeros_like(theirs)
+                        torch.testing.assert_close(
+                            mine, own, rtol=1e-4, atol=1e-4, msg=lambda m, case=(op, shape, order): f"{case} {m}"
+                        )
 
 
 def gradients_of_other_calls(rank: int) -> None:
@@ -181,10 +273,6 @@ def other_calls(rank: int) -> None:
             (
                 "gradients of op='linear' beside segments",
                 lambda: sd.linear_scan(gate, x.clone().requires_grad_(), 1, segment_starts=starts, method="onepass"),
-            ),
-            (
-                "gradients of initial",
-                lambda: sd.cumsum(x, 1, initial=torch.ones(4).requires_grad_(), method="onepass"),
             ),
         ):
             with pytest.raises(UnsupportedRequest, match=problem):
@@ -316,6 +404,8 @@ def work(rank: int, folder: str) -> None:
     PAIRS.extend(dist.new_group(ranks) for ranks in ([0, 1], [2]))
     LATE = dist.new_group([0, 1])
     results_and_gradients(rank)
+    ends_of_lines(rank)
+    gradients_of_carries(rank)
     gradients_of_other_calls(rank)
     repeated_calls(rank)
     repeated_calls_that_differ(rank)
