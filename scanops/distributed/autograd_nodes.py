@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from scanops.distributed import shards
+from scanops.distributed.onepass import SharedFinal
 from scanops.distributed.spans import join_spans
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, needs_of
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, RequestKind, Tensors
+from scanops.runtime.policies import resumed
 from scanops.torch_private import saved_tensors_hooks
 
 Scan = Any  # scanops.distributed.sharded_scan.ShardedScan, which makes the nodes
@@ -94,11 +96,14 @@ class TwoPass(torch.autograd.Function):
 class LinkedWork:
     """The forward pass of a scan of linked lines, and the sharded call that it computes."""
 
-    __slots__ = ("carry_in", "initial", "needs", "scan", "work")
+    __slots__ = ("carry_in", "final", "initial", "needs", "scan", "work")
 
-    def __init__(self, work: Any, scan: Scan, initial: complex | None, needs: Sequence[bool]) -> None:
+    def __init__(
+        self, work: Any, scan: Scan, initial: complex | None, final: SharedFinal | None, needs: Sequence[bool]
+    ) -> None:
         self.work = work  # of ScanFunction
         self.scan = scan
+        self.final = final  # what hands the carry-out to all ranks
         self.initial = initial  # of the whole line, where it is a number
         self.needs = (*needs[:3], needs[3] and self.reads_initial)  # of this rank's backward pass
         self.carry_in: Tensor | None = None  # what reached this rank, where its backward pass reads that
@@ -121,7 +126,7 @@ class LinkedWork:
         if keeps(kind, self.needs)[4] and not self.reads_initial:
             request = kind.request
             self.carry_in = request.call.link.read_carry_in(request, line_shape(found[0].shape, request.call.dim))
-        return found
+        return found if self.final is None else self.final.complete(found)
 
 
 class OnePass(ScanFunction):
@@ -132,16 +137,19 @@ class OnePass(ScanFunction):
     """
 
     @classmethod
-    def record_linked(cls, scan: Scan, work: Any, tensors: Tensors, initial: Tensor | complex | None) -> Outputs:
+    def record_linked(
+        cls, scan: Scan, work: Any, tensors: Tensors, initial: Tensor | complex | None, final: SharedFinal | None
+    ) -> Outputs:
         """Return the results of ``work``, whose gradients are those of a sharded call.
 
-        ``initial`` is that of the whole line; ``tensors`` are the operator's six, as this rank's kernel reads them.
+        ``initial`` is that of the whole line; ``tensors`` are the operator's six, as this rank's kernel reads them;
+        ``final`` hands the carry-out to all ranks.
         """
         number = None if isinstance(initial, Tensor) else initial
         if number is None and tensors[5] is None:
             tensors = (*tensors[:5], initial)  # type: ignore[arg-type]
         needs = [each is not None and each.requires_grad for each in Inputs(*tensors).differentiable]  # type: ignore[arg-type]
-        return cls.record(LinkedWork(work, scan, number, needs), tensors)
+        return cls.record(LinkedWork(work, scan, number, final, needs), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
@@ -149,6 +157,7 @@ class OnePass(ScanFunction):
         own = initial if work.reads_initial else work.carry_in
         ScanFunction.setup_context(ctx, (work, x, mask, gate, starts, offsets, own), output)
         ctx.scan, ctx.initial, ctx.needs, ctx.device = work.scan, work.initial, work.needs, x.device
+        ctx.final = work.final
         ctx.number, ctx.noted = ctx.scan.group.ledger.count, ctx.scan.group.ledger.log.count
         ctx.like_initial = None if initial is None else (initial.shape, initial.dtype)
         if ctx.nothing is None:  # what no kernel reads is for derivatives of higher order
@@ -175,7 +184,12 @@ class OnePass(ScanFunction):
             return (None, *found[:3], None, None, found[3])
         scan.group.ledger.log.note_launch(scan.backward_message, ctx.noted)
         try:
-            found = backward_pass(kind, ctx.needs, (grad, given[-1] if kind.final else None, *saved), ctx.policy)[0]
+            of_final = given[1] if kind.final else None
+            if ctx.final is not None:  # on all ranks, whether their losses depend on it or not
+                with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
+                    of_line = ctx.final.add_up(given[1], grad)
+                of_final = of_line if kind.final else None
+            found = backward_pass(kind, ctx.needs, (grad, of_final, *saved), ctx.policy)[0]
         except Exception:  # whatever it is: kernels of other ranks wait for this one's
             kind.request.call.link.abandon()
             raise

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from scanops.codegen.dtypes import dtype_named
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import Message, difference
 from scanops.distributed.groups import Group, is_captured
@@ -29,11 +30,13 @@ from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 from scanops.ops.dispatch import serve
 from scanops.ops.schema import TENSORS
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs
+from scanops.requests.geometry import ALIGNMENT
+from scanops.requests.request import Inputs, Tensors
 from scanops.requests.torch_state import has_kernels
 from scanops.runtime import call_cache, native
+from scanops.runtime.launcher import Launcher
 
-__all__ = ["LinkedScan", "choose_method", "link_of", "make_repeat", "scan_linked"]
+__all__ = ["LinkedScan", "SharedFinal", "choose_method", "launch_linked", "link_of", "make_repeat", "scan_linked"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "prod", "linear")  # those whose backward passes are scans of linked lines
@@ -50,7 +53,7 @@ def choose_method(method: str, shard: Shard, ranks: int, spans: int, *, recorded
         raise UnsupportedRequest(
             f"{shard.call.name}: method 'onepass' does not serve this call: {problem}",
             allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}; with gradients of "
-            f"{', '.join(RECORDED)}; without offsets and return_final",
+            f"{', '.join(RECORDED)}; without offsets",
             value=f"op={shard.call.op!r}, {problem}",
             hint="leave method out: 'twopass' serves every call",
         )
@@ -65,7 +68,6 @@ def _problem_of(shard: Shard, spans: int, *, recorded: bool) -> str | None:
     call, tensors = shard.call, shard.tensors
     for holds, words in (
         (call.op not in OPERATORS, f"op={call.op!r}"),
-        (shard.final, "return_final=True"),
         (tensors.offsets is not None, "offsets given"),
         (spans > 1, "several spans on a rank"),
         (call.compensated, "accumulate='compensated'"),
@@ -133,6 +135,68 @@ def _make_link(group: Group, device: torch.device) -> Link | Literal[False]:
     return link
 
 
+class SharedFinal:
+    """The carry-out of a line on all ranks: the last rank in scan order has it, and hands it on against that order.
+
+    The others add zeros to its bits, in a scan of linked lines of one item. The gradients that ranks give to it add up
+    in scan order, on the last rank. So the ranks exchange it as they do states, and no collective runs.
+    """
+
+    def __init__(self, link: Link, call: Call, carry: torch.dtype, lines: torch.Size) -> None:
+        self.link, self.carry, self.lines = link, carry, lines
+        bits = torch.int64 if carry.itemsize == 8 else torch.int32
+        self._spread = Call("sum", 0, not call.reverse, dtype=bits, link=link)
+        self._add_up = Call("sum", 0, call.reverse, dtype=carry, link=link)
+        self._zeros: Tensor | None = None
+        self._launches: dict[Call, tuple[int, Launcher]] = {}  # and the generation of the call cache that held each
+
+    def complete(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the results of a rank with the carry-out of the line, which the last rank's have at their end."""
+        y, *final = found
+        return y, self._spread_bits(final[0] if final else None, y)
+
+    def add_up(self, gradient: Tensor | None, like: Tensor) -> Tensor:
+        """Return, on the last rank, the sum of the gradients that ranks give to the carry-out; None counts as zeros."""
+        if gradient is None:
+            gradient = torch.zeros(self.lines, dtype=self.carry, device=like.device)
+        gradient = gradient.to(self.carry).resolve_neg().contiguous()
+        if gradient.data_ptr() % ALIGNMENT:
+            gradient = gradient.clone()
+        return self._scan(self._add_up, gradient.view(1, -1)).view(self.lines)
+
+    def _spread_bits(self, final: Tensor | None, like: Tensor) -> Tensor:
+        bits = self._spread.result
+        narrow = {1: torch.int8, 2: torch.int16}.get(self.carry.itemsize, bits)
+        if final is not None:
+            own = final.reshape(1, -1).view(narrow).to(bits)
+        elif self._zeros is not None:
+            own = self._zeros
+        else:
+            own = torch.zeros((1, self.lines.numel()), dtype=bits, device=like.device)
+            if not is_captured(own):  # a CUDA graph fills its own at each replay
+                self._zeros = own
+        return self._scan(self._spread, own).to(narrow).view(self.carry).view(self.lines)
+
+    def _scan(self, call: Call, x: Tensor) -> Tensor:
+        generation, launcher = self._launches.get(call, (0, None))
+        if launcher is not None and generation == native.generation():
+            return launch_linked(launcher, (x,))[0]
+        (y,) = _serve(call, Inputs(x), None)
+        known = call_cache.recall(call, Inputs(x))[1]
+        if known is not None and known.launcher.own:
+            self._launches[call] = native.generation(), known.launcher
+        return y
+
+
+def launch_linked(launcher: Launcher, tensors: Tensors) -> tuple[Tensor, ...]:
+    """Return the results of a known launch; where it fails, kernels of other ranks wait for it no longer."""
+    try:
+        return launcher.outputs(tensors)
+    except Exception:
+        launcher.link.abandon()
+        raise
+
+
 class LinkedScan(NamedTuple):
     """The launch that served a call in one pass: equal calls are it again."""
 
@@ -140,24 +204,26 @@ class LinkedScan(NamedTuple):
     known: call_cache.Known
     generation: int  # of the call cache that held it
     starts_line: bool  # whether this rank's kernel reads the carry-in
+    final: SharedFinal | None  # of calls that return the carry-out
     scan: Any  # the ShardedScan whose gradients are recorded; None where they are not
 
     def run(self, given: Inputs) -> tuple[Tensor, ...]:
         """Return the results for tensors like those of that call."""
         self.known.launcher.link.log.note_launch(self.message)
         if self.scan is None:
-            return self.known.launcher.outputs(given.flat)
+            found = launch_linked(self.known.launcher, given.flat)
+            return found if self.final is None else self.final.complete(found)
         own = given if self.starts_line else given._replace(initial=None)
-        found: tuple[Tensor, ...] = self.scan.record(given.initial, self.known, own[:TENSORS])
-        return found
+        recorded: tuple[Tensor, ...] = self.scan.record(given.initial, self.final, self.known, own[:TENSORS])
+        return recorded
 
 
-def make_repeat(message: Message, call: Call, given: Inputs, scan: Any) -> LinkedScan | None:
+def make_repeat(message: Message, call: Call, given: Inputs, final: SharedFinal | None, scan: Any) -> LinkedScan | None:
     """Return the launch of a call that the call cache holds; None where equal calls are checked every time."""
     known = call_cache.recall(call, given)[1]
     if known is None or not known.launcher.own:
         return None
-    return LinkedScan(message, known, native.generation(), given.initial is not None, scan)
+    return LinkedScan(message, known, native.generation(), given.initial is not None, final, scan)
 
 
 def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, ...]:
@@ -168,7 +234,8 @@ def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, 
     """
     if given.x.shape[call.dim]:
         return _serve(call, given, record)
-    shape, x = given.x.shape, torch.cat([given.x, _neutral_items(call, given.x)], call.dim)
+    shape, x = given.x.shape, given.x.to(call.result)  # which holds the neutral item
+    x = torch.cat([x, _neutral_items(call, x)], call.dim)
 
     def lengthen(each: Tensor | None, value: int) -> Tensor | None:
         if each is None:
@@ -193,7 +260,6 @@ def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:
 def _neutral_items(call: Call, x: Tensor) -> Tensor:
     """Return an item for each line that changes no state."""
     shape = [1 if d == call.dim else size for d, size in enumerate(x.shape)]
-    info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
-    least, most = (-math.inf, math.inf) if x.is_floating_point() else (info.min, info.max)
-    value = {"prod": 1, "max": least, "min": most, "logcumsumexp": -math.inf}.get(call.op, 0)
+    row = dtype_named(x.dtype)
+    value = {"prod": 1, "max": row.lowest, "min": row.highest, "logcumsumexp": -math.inf}.get(call.op, 0)
     return torch.full(shape, value, dtype=x.dtype, device=x.device)

@@ -41,8 +41,8 @@ from scanops.distributed.spans import (
 from scanops.distributed.trade import Exchange, trade
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.call import Call
-from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs
+from scanops.requests.geometry import ALIGNMENT, line_shape
+from scanops.requests.request import NAMES, Inputs
 from scanops.requests.segments import check_offsets, flags_along
 from scanops.requests.torch_state import is_transformed
 from scanops.runtime import native
@@ -203,6 +203,8 @@ def _parts(given: Inputs, shard: Shard) -> dict[str, str]:
     """Describe a call: what has to be equal on all ranks, in words for a message."""
     row, call, tensors, initial, offsets = shard.row, shard.call, shard.tensors, given.initial, given.offsets
     differentiable = tensors._replace(initial=initial if isinstance(initial, Tensor) else None)
+    pairs = zip(NAMES, differentiable.differentiable, strict=True) if differentiable.differentiates else ()
+    wanted = [name for name, each in pairs if each is not None and each.requires_grad]
     return {
         "operator": f"{row.name} {row.lift} {row.combine} {row.identity}",
         "dimension": f"dim={call.dim} of {tensors.x.ndim}",
@@ -213,7 +215,7 @@ def _parts(given: Inputs, shard: Shard) -> dict[str, str]:
         "operands": ", ".join(name for name in ("mask", "gate", "starts") if getattr(tensors, name) is not None),
         "initial": f"{tuple(initial.shape)} {initial.dtype}" if isinstance(initial, Tensor) else f"{initial}",
         "offsets": "" if offsets is None else f"offsets of shape {tuple(offsets.shape)}",
-        "gradients": f"gradients={differentiable.differentiates}",
+        "gradients": f"gradients of {', '.join(wanted) or 'nothing'}",
     }
 
 
@@ -248,6 +250,7 @@ class ShardedScan:
     method: str = "twopass"  # or "onepass"
     number_gate: Tensor | None = None  # the gate as a tensor, where it was given as a number
     repeat: Repeat | None = None  # what an equal call was made of, for the next one
+    shared_final: onepass.SharedFinal | None = None  # of calls in one pass that return the carry-out
 
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors that the call was prepared for."""
@@ -318,21 +321,29 @@ class ShardedScan:
 
     def run_linked(self, link: Link, tensors: Inputs, given: Inputs) -> Outputs:
         """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""
-        call = replace(self.call, link=link)
+        call = replace(self.call, link=link, final=self.final and self.is_last, dtype=self.result)
         read = tensors._replace(initial=given.initial) if self.is_first else tensors
-        found = onepass.scan_linked(call, read, partial(self.record, given.initial) if self.recorded else None)
+        final, lines = self.shared_final, line_shape(self.shape, call.dim)
+        if self.final and (final is None or final.link is not link):
+            self.shared_final = final = onepass.SharedFinal(link, call, self.carry, lines)
+        found = onepass.scan_linked(call, read, partial(self.record, given.initial, final) if self.recorded else None)
+        if final is not None and not self.recorded:
+            found = final.complete(found)
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":
-            self.repeat = onepass.make_repeat(self.message, call, read, self if self.recorded else None)
+            self.repeat = onepass.make_repeat(self.message, call, read, final, self if self.recorded else None)
         return found
 
-    def record(self, initial: Initial, work: Any, tensors: tuple[Tensor | None, ...]) -> Outputs:
+    def record(
+        self, initial: Initial, final: onepass.SharedFinal | None, work: Any, tensors: tuple[Tensor | None, ...]
+    ) -> Outputs:
         """Return the results of kernels that hand on the states of lines, recorded by autograd.
 
-        ``initial`` is that of the whole line, which the first rank's ``tensors`` hold.
+        ``initial`` is that of the whole line, which the first rank's ``tensors`` hold. ``final`` hands the carry-out
+        to all ranks; None where it stays on the last one, or is not asked for.
         """
-        return autograd_nodes.OnePass.record_linked(self, work, tensors, initial)
+        return autograd_nodes.OnePass.record_linked(self, work, tensors, initial, final)
 
     def shard_with(self, tensors: Inputs) -> Shard:
         """Return the shard of these tensors."""
@@ -342,6 +353,11 @@ class ShardedScan:
     def is_first(self) -> bool:
         """Whether this rank has the first span in scan order, which the initial value enters."""
         return 0 in self.layout.positions
+
+    @lazy
+    def is_last(self) -> bool:
+        """Whether this rank has the last span in scan order, whose carry-out is that of the line."""
+        return len(self.layout.rows) - 1 in self.layout.positions
 
     @lazy
     def backward_message(self) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 import time
@@ -126,9 +127,9 @@ def ends_of_lines(rank: int) -> None:
         for _ in range(2):
             with scanops.emulate():
                 link = onepass.link_of(scan.group, scan.message, x)
-                call = replace(scan.call, link=link, final=is_last)
+                call = replace(scan.call, link=link, final=is_last, dtype=scan.result)
                 read = given if is_first else given._replace(initial=None)
-                found = onepass.scan_linked(call, read, partial(scan.record, given.initial))
+                found = onepass.scan_linked(call, read, partial(scan.record, given.initial, None))
                 assert len(found) == 1 + is_last
                 loss = (found[0] * cut[2]).sum() + sum((each * of_final).sum() for each in found[1:])
                 own_gradients = torch.autograd.grad(loss, own)
@@ -138,50 +139,63 @@ def ends_of_lines(rank: int) -> None:
                 torch.testing.assert_close(mine, theirs, msg=lambda m, case=(op, shape): f"{case} {m}", **close)
 
 
-def gradients_of_carries(rank: int) -> None:
-    """Those of the initial value, of any shape, are on the first rank in scan order; also where it alone has any."""
+def carries_and_their_gradients(rank: int) -> None:
+    """The carry-out is the same on all ranks, of which one does not use it; gradients of the initial value are on one.
+
+    Also where nothing but the initial value has a gradient.
+    """
     make = torch.Generator().manual_seed(4)
     cases: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
         ("sum", (5, 1200), (1, 1198, 1), (5,), {}),
         ("sum", (2, 9), (1, 1, 7), (), {"reverse": True}),
         ("linear", (2, 9, 3), (0, 1, 8), (2, 1), {"reverse": True, "exclusive": True}),
         ("linear", (3, 700, 8), (200, 0, 500), (3, 8), {}),
-        ("prod", (4, 90), (30, 0, 60), (4,), {"reverse": True}),
+        ("prod", (4, 90), (30, 60, 0), (4,), {"exclusive": True}),
     )
-    for (op, shape, lengths, lines, options), wants in itertools.product(cases, ("all", "initial")):
+    for (op, shape, lengths, lines, options), wants, ends in itertools.product(
+        cases, ("all", "initial"), (False, True)
+    ):
         x, gate, weight = (torch.rand(shape, generator=make) for _ in range(3))
-        h = torch.rand(lines, generator=make)
+        h, of_final = torch.rand(lines, generator=make), torch.rand(shape[:1] + shape[2:], generator=make)
 
         def differentiate(
-            module: Any, cut: Any, order: int, op: str = op, x: Any = x, gate: Any = gate, h: Any = h,
-            weight: Any = weight, wants: str = wants, **how: Any,
+            module: Any, cut: Any, order: int, part: float, op: str = op, x: Any = x, gate: Any = gate, h: Any = h,
+            weight: Any = weight, wants: str = wants, ends: bool = ends, of_final: Any = of_final, **how: Any,
         ) -> list[torch.Tensor]:  # fmt: skip
             wide = torch.float64 if order == 2 else FLOATS
             x, gate, weight, h = (each.to(wide) for each in (cut(x), cut(gate), cut(weight), h.clone()))
             leaves = [h, *([x, *[gate] * (op == "linear")] if wants == "all" else [])]
             for each in leaves:
                 each.requires_grad_()
-            y = scanned(module, op, x, gate, 1, initial=h, **how)
-            found = torch.autograd.grad((y * y * weight).sum(), leaves, create_graph=order == 2)
+            found = scanned(module, op, x, gate, 1, initial=h, return_final=ends, **how)
+            y, *final = found if ends else (found,)
+            loss = (y * y * weight).sum()
+            if part:
+                loss = loss + sum((each * each * of_final).sum() * part for each in final)
+            gradients = torch.autograd.grad(loss, leaves, create_graph=order == 2)
             if order == 2:
-                first = found
-                found = (*first, *torch.autograd.grad(sum((each * each).sum() for each in first), leaves))
-            return [y.detach(), *(each.detach() for each in found)]
+                first = gradients
+                gradients = (*first, *torch.autograd.grad(sum((each * each).sum() for each in first), leaves))
+            return [each.detach() for each in (y, *gradients, *final)]
 
         def cut(each: torch.Tensor, lengths: Any = lengths) -> torch.Tensor:
             return each.split(lengths, 1)[rank].contiguous()
 
         is_first = rank == (2 if options.get("reverse") else 0)
         for order in (1, 2) if shape[1] == 9 else (1,):  # float64 takes seconds to compile
-            wanted = differentiate(scanops, torch.Tensor.clone, order, **options)
+            wanted = differentiate(scanops, torch.Tensor.clone, order, 1.0, **options)
             with scanops.emulate():
                 for _ in range(2):
-                    found = differentiate(sd, cut, order, method="onepass", **options)
-                    for mine, theirs in zip(found, wanted, strict=True):
-                        own = cut(theirs) if theirs.shape == shape else theirs if is_first else torch.zeros_like(theirs)
+                    found = differentiate(sd, cut, order, (0.25, 0, 0.75)[rank], method="onepass", **options)
+                    for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+                        is_initial = mine.shape == h.shape and not (ends and k == len(found) - 1)
+                        own = cut(theirs) if theirs.shape == shape else theirs
+                        own = torch.zeros_like(own) if is_initial and not is_first else own
                         torch.testing.assert_close(
-                            mine, own, rtol=1e-4, atol=1e-4, msg=lambda m, case=(op, shape, order): f"{case} {m}"
+                            mine, own, rtol=1e-4, atol=1e-4, msg=lambda m, case=(op, shape, order, k): f"{case} {m}"
                         )
+                    if ends:
+                        assert all(torch.equal(each, found[-1]) for each in _gathered(found[-1].contiguous()))
 
 
 def gradients_of_other_calls(rank: int) -> None:
@@ -255,6 +269,23 @@ def other_calls(rank: int) -> None:
             }
             y = sd.cumsum(x.chunk(3, 1)[rank].contiguous(), 1, method="onepass", **cut)
             assert torch.equal(y, scanops.cumsum(x, 1, **options).chunk(3, 1)[rank]), options
+        for op, dtype in (
+            ("sum", HALVES), ("max", torch.int8), ("min", torch.float16), ("max", torch.bool), ("sum", torch.int64),
+            ("logcumsumexp", torch.float64), ("max", torch.float8_e4m3fn),
+        ):  # fmt: skip
+            for options in ({}, {"reverse": True, "exclusive": True}):
+                values = x.to(dtype) if dtype != torch.bool else x > 2
+                cut = values.split((100, 200, 0), 1)[rank]
+                for _ in range(2):
+                    y, final = sd.scan(cut, op, 1, return_final=True, method="onepass", **options)
+                    wanted, end = scanops.scan(values, op, 1, return_final=True, **options)
+                    torch.testing.assert_close(y, wanted.split((100, 200, 0), 1)[rank])
+                    torch.testing.assert_close(final, end)
+        nothing = torch.zeros(1, 300, dtype=torch.bool)
+        for op in ("max", "min"):  # of whole numbers, in a dtype with infinities
+            cut = [each.split((300, 0, 0), 1)[rank].contiguous() for each in (x.int(), nothing)]
+            given = {"mask": cut[1], "dtype": FLOATS, "return_final": True}
+            assert (sd.scan(cut[0], op, 1, **given, method="onepass")[1].abs() == math.inf).all()
         turned = torch.complex(x, x).conj().imag  # a view that is negated when it is read
         y = sd.cumsum(turned[:3].chunk(3, 1)[rank], 1, method="onepass")
         assert torch.equal(y, -scanops.cumsum(x[:3], 1).chunk(3, 1)[rank])
@@ -267,7 +298,6 @@ def other_calls(rank: int) -> None:
             assert torch.equal(y, many.cumsum(1).chunk(3, 1)[rank])
         dist.barrier()  # a rank that refuses a call ends the waits of others
         for problem, call in (
-            ("return_final=True", lambda: sd.cumsum(x, 1, return_final=True, method="onepass")),
             ("op='cummax'", lambda: sd.cummax(x, 1, method="onepass")),
             ("gradients of op='max'", lambda: sd.scan(x.clone().requires_grad_(), "max", 1, method="onepass")),
             (
@@ -291,14 +321,15 @@ def repeated_calls(rank: int) -> None:
     with scanops.emulate():
         for times in range(1, 5):
             for turn, start in enumerate((torch.arange(4.0), None)):
-                y = sd.linear_scan(gate, x * times, 1, initial=start, method="onepass")
+                y, final = sd.linear_scan(gate, x * times, 1, initial=start, return_final=True, method="onepass")
                 whole = [torch.cat(_gathered(each), 1) for each in (gate, x * times)]
-                assert torch.equal(y, scanops.linear_scan(*whole, 1, initial=start).chunk(3, 1)[rank])
+                wanted, end = scanops.linear_scan(*whole, 1, initial=start, return_final=True)
+                assert torch.equal(y, wanted.chunk(3, 1)[rank]) and torch.equal(final, end)
                 assert list(calls.values())[turn].repeat is not None
         scan = next(iter(calls.values()))
         scanops.runtime.call_cache.forget()
         before = scan.repeat
-        y = sd.linear_scan(gate, x, 1, initial=torch.arange(4.0), method="onepass")
+        sd.linear_scan(gate, x, 1, initial=torch.arange(4.0), return_final=True, method="onepass")
         assert scan.repeat is not before
         assert scan.repeat.generation > before.generation
 
@@ -405,7 +436,7 @@ def work(rank: int, folder: str) -> None:
     LATE = dist.new_group([0, 1])
     results_and_gradients(rank)
     ends_of_lines(rank)
-    gradients_of_carries(rank)
+    carries_and_their_gradients(rank)
     gradients_of_other_calls(rank)
     repeated_calls(rank)
     repeated_calls_that_differ(rank)
