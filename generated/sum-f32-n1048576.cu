@@ -6,7 +6,7 @@
 //          few rows of 1048576: each is split over several blocks at once
 // numbers  measured: split, any GPU
 // target   sm_90
-// content  sha256 2e3a825e18687a14 of everything below this banner
+// content  sha256 8af8f5c16969d1d1 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -572,7 +572,10 @@ sum_f32_n1048576_split(  // no __restrict__: an operand may be an output, such a
 
     // ---- totals of the warps
     if (lane == kWarpThreads - 1) warp_aggregate[warp] = total;
-    if (threadIdx.x == 0) epoch = epoch_of(ticket), advance_epoch(tile_status, ticket, gridDim.x - 1);
+    if (threadIdx.x == 0) {
+        epoch = epoch_of(ticket);
+        advance_epoch(tile_status, ticket, gridDim.x - 1);
+    }
     __syncthreads();
     const State totals = scan_lanes<kBlockWarps>(lane < warps ? warp_aggregate[lane] : identity(), lane);
     State prefix = warp_prefix(totals, warp);

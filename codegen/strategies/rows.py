@@ -113,6 +113,11 @@ class RowPlan(Plan):
         return self.spec.streams[::-1] if full else self.spec.streams
 
     @property
+    def least_blocks(self) -> int:
+        """The resident blocks that launch bounds ask for; 0 for no such bound."""
+        return int(getattr(self, "one_block_per_sm", False) or self.spec.views)
+
+    @property
     def load_header(self) -> str:
         """The header of a thread's loads: of operands that lie as the output, of others, or of both."""
         streams = [source for source in self.spec.streams if source not in self.spec.next_starts]
