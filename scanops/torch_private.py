@@ -6,8 +6,9 @@ tested by tests/torch_integration/test_patch.py. The native call path is built a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -96,6 +97,29 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
 
 # The process group of a name, which operators have in its place; a build of torch without torch.distributed has none.
 group_named: Callable[[str], Any] = private("distributed.distributed_c10d._resolve_process_group", lambda _: None)
+_c10d: Any = private("distributed.distributed_c10d", torch)
+
+
+def make_process_group(name: str, ranks: Sequence[int], backend: str, timeout: timedelta) -> Any:
+    """Return a process group of these ranks of the world, in this order, without any other rank.
+
+    ``dist.new_group`` names groups by how many each process has made, which differs between ranks, and splits an NCCL
+    communicator that is bound to a device, which all of its ranks would have to do.
+    """
+    own = list(ranks).index(_c10d.get_rank())
+    group, _ = _c10d._new_process_group_helper(
+        len(ranks), own, list(ranks), _c10d.Backend(backend), _c10d._get_default_store(), name, timeout=timeout
+    )
+    _c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group
+
+
+def timeout_of(group: Any, device: torch.device) -> timedelta:
+    """Return how long the backend of a process group waits for other ranks."""
+    found: timedelta = group._get_backend(device).options._timeout
+    return found
+
+
 _numbers: dict[str, bool] = {}  # settings of Dynamo while numbers are constants
 
 

@@ -67,7 +67,8 @@ class BlockPlan(RowPlan):
         (H200).
         """
         if not self.spec.linked or self.one_block_per_sm or self.spec.gate is not None:
-            return RowPlan.least_blocks.fget(self)  # type: ignore[attr-defined]
+            blocks: int = RowPlan.least_blocks.fget(self)  # type: ignore[attr-defined]
+            return blocks
         spare = 0 if self.boundary else ESTIMATED_ABOVE
         registers = rows.registers_of(self.spec, self.items, self.vectors) - spare
         blocks = occupancy(self.target, threads=self.threads, registers=registers).blocks

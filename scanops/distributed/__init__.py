@@ -74,8 +74,8 @@ def scan(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -147,8 +147,8 @@ def cumsum(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -220,8 +220,8 @@ def cumprod(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -293,8 +293,8 @@ def logcumsumexp(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -371,8 +371,8 @@ def linear_scan(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. b has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as b is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -444,8 +444,8 @@ def cummax(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -516,8 +516,8 @@ def cummin(
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass needs GPUs of one host and reads every item
-            once; auto takes it where it serves the call and moves fewer bytes.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
+            one another's memory on each host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a

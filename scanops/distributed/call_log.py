@@ -15,6 +15,7 @@ import ctypes
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -36,8 +37,13 @@ KINDS = ("in one pass", "in two passes", "compared on all ranks first")
 class CallLog:
     """The calls that this rank and the others have made, of which each has to be the same on all."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, whole: Group | None = None, first: int = 0) -> None:
+        # ``whole``: the group whose calls these are, where ``group`` is those of its ranks that share memory, from its
+        # position ``first`` on.
         self.group, self.rank, self.count = group, group.members[group.position], 0
+        self.whole = group if whole is None else whole
+        self._names = list(range(group.size)) if whole is None else list(whole.members[first : first + group.size])
+        self.inspections: list[Callable[[], None]] = []  # what else raises for earlier calls of the group
         self._kept = map_shared_words(group, REFUSED + 1)
         words = [(ctypes.c_uint64 * (REFUSED + 1)).from_address(each.data_ptr()) for each in self._kept]
         self._own = words[self.rank]
@@ -65,13 +71,17 @@ class CallLog:
 
     def raise_refusal(self, who: str) -> None:
         """Raise PeerMismatch if another rank has found a difference that this one has not come to."""
-        refused = [f"rank {rank}: call {theirs[REFUSED]}" for rank, theirs in self._others if theirs[REFUSED]]
+        refused = [
+            f"rank {self._names[rank]}: call {theirs[REFUSED]}" for rank, theirs in self._others if theirs[REFUSED]
+        ]
         if refused and self._failure is None:
             self._failure = self._mismatch(f"{who}: ranks differ in a later call", ", ".join(refused))
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
     def _note(self, message: Message, kind: int, which: tuple[int, ...] = ()) -> None:
+        for inspect in self.inspections:
+            inspect()
         with self._lock:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
@@ -97,7 +107,7 @@ class CallLog:
     def _refuse(self, message: Message, rank: int, number: int) -> NoReturn:
         """Let the other ranks hear that the calls of this number differ, and raise it."""
         self._own[REFUSED] = number
-        for link in filter(None, self.group.ledger.links.values()):
+        for link in filter(None, self.whole.ledger.links.values()):
             link.abandon()
         theirs = dict(self._others)[rank]
         (mine, of_other), is_joined = (each[number % NOTES * 2 + 1] for each in (self._own, theirs)), False
@@ -105,14 +115,15 @@ class CallLog:
             time.sleep(REFUSAL_SECONDS)  # that rank has found the difference as well by then, or waits in a collective
             is_joined = not theirs[REFUSED]
         own, other = self._known.get(mine, message), self._known.get(of_other)
-        said = {self.rank: own.parts, rank: {"function": "a call that this rank has not made"}}
+        here, there = self._names[self.rank], self._names[rank]
+        said = {here: own.parts, there: {"function": "a call that this rank has not made"}}
         if is_joined and of_other & 3 == COMPARISON:
-            words = self.group.gather_words((own.digest, own.parts, ""))
-            said = {self.group.members[position]: parts for position, (_, parts, _) in enumerate(words)}
+            words = self.whole.gather_words((own.digest, own.parts, ""))
+            said = {self.whole.members[position]: parts for position, (_, parts, _) in enumerate(words)}
         elif other is not None:
-            said[rank] = other.parts
+            said[there] = other.parts
         for each in said:
-            how = f"call {number}, {KINDS[(mine if each == self.rank else of_other) & 3]}"
+            how = f"call {number}, {KINDS[(mine if each == here else of_other) & 3]}"
             said[each] = {**said[each], "order of backward passes, method or check": how}
         said = dict(sorted(said.items()))
         differ, values = difference(list(said.values()))
@@ -121,7 +132,7 @@ class CallLog:
             f"call {number}, " + ", ".join(f"rank {each}: {value}" for each, value in zip(said, values, strict=True)),
         )
         if is_joined and of_other & 3 == EXCHANGE and mine & 3 != EXCHANGE:
-            Turn(self.group, self.group.ledger, own, self.group.device_of(None)).refuse(self._failure)
+            Turn(self.whole, self.whole.ledger, own, self.whole.device_of(None)).refuse(self._failure)
         raise self._failure
 
     def _mismatch(self, words: str, value: str) -> PeerMismatch:

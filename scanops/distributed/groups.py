@@ -22,7 +22,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerLost, UnsupportedRequest, format_value
 
-__all__ = ["Group", "Ledger", "bytes_of_tensor", "group_of", "is_captured", "pack", "padding", "size_of", "unpack"]
+__all__ = [
+    "Group",
+    "Ledger",
+    "bytes_of_tensor",
+    "group_of",
+    "is_captured",
+    "pack",
+    "padding",
+    "run_collective",
+    "size_of",
+    "unpack",
+]
 
 UNIT = 16  # bytes: states begin on multiples of it, so that a view in any dtype is legal
 # The latter's name until torch 2.13.
@@ -49,9 +60,11 @@ class Ledger:
         self.calls: dict[Any, Any] = {}  # prepared calls, by what is equal of equal calls
         self.headers: dict[Any, Tensor] = {}  # on a GPU, by their numbers
         self.device: torch.device | None = None  # of the tensors of the last exchange
-        # For method "onepass": the memory of peers by order of ranks and device, False where ranks have none; and the
-        # calls of all ranks, None before the first of these.
+        # For method "onepass": the links or nodes of this rank by order of ranks and device, False where ranks have
+        # none; which of those have none because the ranks of a node do not follow one another; and the calls of all
+        # ranks, None before the first of these.
         self.links: dict[Any, Any] = {}
+        self.scattered: set[Any] = set()
         self.log: Any = None
 
 
@@ -127,34 +140,36 @@ class Group(NamedTuple):
     def gather_words(self, own: Any) -> list[Any]:
         """Return an object of each rank, by position."""
         said: list[Any] = [None] * self.size
-        self._run(lambda: dist.all_gather_object(said, own, group=self.process_group))
+        run_collective(lambda: dist.all_gather_object(said, own, group=self.process_group))
         return [said[member] for member in self.members]
 
     def _gather_bytes(self, row: Tensor) -> Tensor:
         """Return the row of each rank, by its rank in the group."""
         found = row.new_empty(self.size * len(row))
-        self._run(lambda: _gather(found, row, group=self.process_group))
+        run_collective(lambda: _gather(found, row, group=self.process_group))
         return found.reshape(self.size, -1)
 
     def _trade_bytes(self, rows: Tensor) -> Tensor:
         """Return the row for this rank of each rank, by its rank in the group."""
         found = torch.empty_like(rows)
-        self._run(lambda: dist.all_to_all_single(found, rows, group=self.process_group))
+        run_collective(lambda: dist.all_to_all_single(found, rows, group=self.process_group))
         return found
 
-    def _run(self, collective: Callable[[], object]) -> None:
-        try:
-            collective()
-        except _OWN_PROBLEMS:
-            raise
-        except RuntimeError as problem:  # of every backend, also after its timeout
-            raise PeerLost(
-                "a rank of the process group exited, or did not respond within the timeout of the group",
-                allowed="all ranks of the group in the same call, within the group's timeout",
-                value=str(problem),
-                hint="end this process: a group that has lost a rank serves no further call; a longer timeout is an "
-                "argument of init_process_group",
-            ) from problem
+
+def run_collective(collective: Callable[[], object]) -> None:
+    """Communicate. Raises PeerLost where the backend says that a rank has ended or is late."""
+    try:
+        collective()
+    except _OWN_PROBLEMS:
+        raise
+    except RuntimeError as problem:  # of every backend, also after its timeout
+        raise PeerLost(
+            "a rank of the process group exited, or did not respond within the timeout of the group",
+            allowed="all ranks of the group in the same call, within the group's timeout",
+            value=str(problem),
+            hint="end this process: a group that has lost a rank serves no further call; a longer timeout is an "
+            "argument of init_process_group",
+        ) from problem
 
 
 def is_captured(x: object) -> bool:

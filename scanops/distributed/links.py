@@ -39,14 +39,8 @@ class Memory(NamedTuple):
     addresses: tuple[int, ...]  # by rank in the group
     half: int  # words of half an inbox
     own: torch.Tensor  # this rank's
-    kept: Any  # what keeps the others mapped: torch's handle, or tensors
-
-    def peers(self) -> list[torch.Tensor]:
-        """Return the heads of the memories of all ranks."""
-        if isinstance(self.kept, list):
-            return self.kept
-        ranks = range(len(self.addresses))
-        return [self.kept.get_buffer(rank, (HEAD_WORDS,), torch.int64) for rank in ranks]
+    heads: list[torch.Tensor]  # of the memories of all ranks, their first HEAD_WORDS words
+    kept: Any  # what keeps the others mapped
 
 
 class Link:
@@ -90,8 +84,12 @@ class Link:
     def abandon(self) -> None:
         """Let kernels of other ranks end their waits: this rank does not make the call that they wait for."""
         for memory in self._memories:
-            for tensor in memory.peers():
-                tensor[HAS_FAILED] = 1
+            for head in memory.heads:
+                head[HAS_FAILED] = 1
+
+    def failure_word(self, rank: int) -> torch.Tensor:
+        """Return the word of a rank that says whether it has waited in vain, of the memory in use; others may write."""
+        return self._memories[-1].heads[rank][HAS_FAILED : HAS_FAILED + 1]
 
     def enter(self) -> None:
         """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
@@ -155,10 +153,13 @@ def _on_gpus(link: Link, half: int) -> Memory:
             value=str(problem).partition("\n")[0],
             hint="leave method out, or pass method='twopass'",
         ) from problem
-    return Memory(tuple(handle.buffer_ptrs), half, memory, handle)
+    ranks = range(len(handle.buffer_ptrs))
+    heads = [handle.get_buffer(rank, (HEAD_WORDS,), torch.int64) for rank in ranks]
+    return Memory(tuple(handle.buffer_ptrs), half, memory, heads, handle)
 
 
 def _on_cpu(link: Link, half: int) -> Memory:
     """Memory that processes of one host share, for emulated kernels."""
     mapped = map_shared_words(link.log.group, HEAD_WORDS + 2 * half)
-    return Memory(tuple(each.data_ptr() for each in mapped), half, mapped[dist.get_rank(link.process_group)], mapped)
+    addresses, own = tuple(each.data_ptr() for each in mapped), mapped[dist.get_rank(link.process_group)]
+    return Memory(addresses, half, own, [each[:HEAD_WORDS] for each in mapped], mapped)

@@ -13,18 +13,19 @@ between GPUs.
 from __future__ import annotations
 
 import math
-import socket
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from scanops import environment
 from scanops.codegen.dtypes import dtype_named
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import Message, difference
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
-from scanops.distributed.method_costs import compare_methods, count_fronts
+from scanops.distributed.method_costs import Load, choose_bands, compare_methods, count_fronts
+from scanops.distributed.nodes import Nodes, are_contiguous, make_nodes
 from scanops.distributed.shards import Shard
 from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 from scanops.ops.dispatch import serve
@@ -36,7 +37,16 @@ from scanops.requests.torch_state import has_kernels
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import Launcher
 
-__all__ = ["LinkedScan", "SharedFinal", "choose_method", "launch_linked", "link_of", "make_repeat", "scan_linked"]
+__all__ = [
+    "LinkedScan",
+    "SharedFinal",
+    "add_neutral_items",
+    "choose_method",
+    "launch_linked",
+    "link_of",
+    "make_repeat",
+    "scan_linked",
+]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 RECORDED = ("sum", "prod", "linear")  # those whose backward passes are scans of linked lines
@@ -82,18 +92,56 @@ def _problem_of(shard: Shard, spans: int, *, recorded: bool) -> str | None:
     return None
 
 
-def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
-    """Return this rank's link, None where ranks do not reach one another's memory.
+def link_of(
+    group: Group, message: Message, x: Tensor, load: Load, *, is_required: bool, unserved: str | None
+) -> Link | Nodes | None:
+    """Return what connects this rank to others, None where a call takes two passes.
 
-    Ranks compare a call at the first of its kind, and at every call with ``check="always"``; other calls are noted in
-    the call log. Raises PeerMismatch.
+    Ranks of one node have links, ranks of several nodes links and borders. Ranks compare a call at the first of its
+    kind, and at every call with ``check="always"``; other calls are noted in the call log. ``is_required``: whether the
+    caller asked for one pass; ``unserved``: what keeps a call from one pass over nodes, in words. Raises PeerMismatch,
+    and UnsupportedRequest for a call that requires one pass over nodes that have none.
     """
     ledger, key = group.ledger, (group.members, x.device)
-    is_new, link = message.digest not in ledger.compared, ledger.links.get(key)
-    if message.check != "always" and not (is_new and message.check == "first") and link is not None:
-        if link:
-            link.log.note_launch(message)
-        return link or None
+    link: Link | Nodes | Literal[False] | None = ledger.links.get(key)
+    is_new = message.digest not in (link.bands if isinstance(link, Nodes) else ledger.compared)
+    # Over nodes ranks agree on the number of bands as well, whatever they compare.
+    is_compared = message.check == "always" or (is_new and (message.check == "first" or isinstance(link, Nodes)))
+    if link is None or is_compared:
+        names, sizes = _compare(group, message, x, load, is_new=is_new)
+        if link is None:
+            link = _make_link(group, x.device) if len(set(names)) == 1 else make_nodes(group, x.device, names) or False
+            ledger.links[key] = link
+            if not are_contiguous(names):
+                ledger.scattered.add(key)
+        if isinstance(link, Nodes):
+            bands = _count_bands(link, load, max(sizes), is_required=is_required)
+            link.bands.setdefault(message.digest, 0 if unserved else bands)
+    if isinstance(link, Nodes) and unserved and is_required:
+        raise UnsupportedRequest(
+            f"{message.who}: method 'onepass' over several nodes does not serve this call: {unserved}",
+            allowed="calls without gradients and return_final, or ranks of one node",
+            value=f"{unserved}, {link.count} nodes",
+            hint="leave method out: 'twopass' serves every call",
+        )
+    if key in ledger.scattered and is_required:
+        raise UnsupportedRequest(
+            f"{message.who}: method 'onepass' needs nodes whose ranks follow one another in the order of the shards",
+            allowed="an order in which all ranks of a node come one after the other",
+            value=f"this rank is at position {group.position} of {group.size}, on node {environment.node()!r}",
+            hint="order the ranks by host, pass a DeviceMesh in such an order, or leave method out",
+        )
+    if not link or (isinstance(link, Nodes) and not link.bands[message.digest]):
+        return None
+    if not is_compared:
+        link.log.note_launch(message)
+    return link
+
+
+def _compare(
+    group: Group, message: Message, x: Tensor, load: Load, *, is_new: bool
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Compare a call on all ranks; return the node and the bytes of each rank, by position. Raises PeerMismatch."""
     if is_captured(x):
         raise UnsupportedRequest(
             f"{message.who}: ranks cannot compare a call that a CUDA graph captures",
@@ -101,9 +149,9 @@ def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
             value=f"check={message.check!r}, made before: {not is_new}",
             hint="make the same call once before the capture, on every rank",
         )
-    if ledger.log is not None:
-        ledger.log.note_comparison(message)
-    said = group.gather_words((message.digest, message.parts, socket.gethostname()))
+    if group.ledger.log is not None:
+        group.ledger.log.note_comparison(message)
+    said = group.gather_words((message.digest, message.parts, (environment.node(), load.size)))
     if len({digest for digest, _, _ in said}) > 1:
         differ, values = difference([parts for _, parts, _ in said])
         value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
@@ -113,11 +161,15 @@ def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
             value=format_value(value).strip("'\""),
             hint="make the same call, in the same order of calls, on every rank of the group",
         )
-    ledger.compared.add(message.digest)
-    if link is None:
-        link = _make_link(group, x.device) if len({host for _, _, host in said}) == 1 else False
-        ledger.links[key] = link
-    return link or None
+    group.ledger.compared.add(message.digest)
+    names, sizes = zip(*(place for _, _, place in said), strict=True)
+    return names, sizes
+
+
+def _count_bands(nodes: Nodes, load: Load, largest: int, *, is_required: bool) -> int:
+    """Return the number of bands that a call is cut into, 0 where two passes take less time."""
+    bands, costs = choose_bands(load, largest, nodes.most_ranks, nodes.count)
+    return bands if is_required or costs.onepass <= costs.twopass else 0
 
 
 def _make_link(group: Group, device: torch.device) -> Link | Literal[False]:
@@ -234,6 +286,12 @@ def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, 
     """
     if given.x.shape[call.dim]:
         return _serve(call, given, record)
+    y, *final = _serve(call, add_neutral_items(call, given), record)
+    return (y.narrow(call.dim, 0, 0), *final)
+
+
+def add_neutral_items(call: Call, given: Inputs) -> Inputs:
+    """Return the tensors of a rank without items with an item for each line that changes no state."""
     shape, x = given.x.shape, given.x.to(call.result)  # which holds the neutral item
     x = torch.cat([x, _neutral_items(call, x)], call.dim)
 
@@ -243,8 +301,7 @@ def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, 
         return torch.cat([each.expand(shape), torch.full_like(x, value, dtype=each.dtype)], call.dim)
 
     gate, mask, starts = lengthen(given.gate, 1), lengthen(given.mask, 1), lengthen(given.starts, 0)
-    y, *final = _serve(call, given._replace(x=x, gate=gate, mask=mask, starts=starts), record)
-    return (y.narrow(call.dim, 0, 0), *final)
+    return given._replace(x=x, gate=gate, mask=mask, starts=starts)
 
 
 def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:
@@ -258,7 +315,6 @@ def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:
 
 
 def _neutral_items(call: Call, x: Tensor) -> Tensor:
-    """Return an item for each line that changes no state."""
     shape = [1 if d == call.dim else size for d, size in enumerate(x.shape)]
     row = dtype_named(x.dtype)
     value = {"prod": 1, "max": row.lowest, "min": row.highest, "logcumsumexp": -math.inf}.get(call.op, 0)

@@ -28,6 +28,9 @@ from scanops.distributed.exchange import (
 )
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
+from scanops.distributed.method_costs import Load, count_fronts
+from scanops.distributed.nodes import Nodes
+from scanops.distributed.pipeline import BandedScan, count_cuts
 from scanops.distributed.shards import Carry, Shard, record_with
 from scanops.distributed.spans import (
     Layout,
@@ -176,7 +179,17 @@ def prepare(
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
         number_gate=number_gate,
         method=onepass.choose_method(how.method, shard, group.size, layout.width, recorded=recorded),
+        is_onepass_required=how.method == "onepass",
+        load=_load_of(shard),
     )
+
+
+def _load_of(shard: Shard) -> Load:
+    """Return what one pass over a shard costs."""
+    (x, mask, gate, *_), dim = shard.tensors, shard.call.dim
+    read = sum(each.numel() * each.itemsize for each in (x, mask, gate) if each is not None)
+    size = read + x.numel() * shard.result.itemsize
+    return Load(count_fronts(x.shape, dim), count_cuts(x.shape, dim), size, shard.row.gated)
 
 
 def _check_call(call: Call, given: Inputs, how: How) -> Shard:
@@ -248,6 +261,9 @@ class ShardedScan:
     dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
     recorded: bool  # whether autograd records the call
     method: str = "twopass"  # or "onepass"
+    is_onepass_required: bool = False  # whether the caller asked for one pass
+    load: Load | None = None  # what one pass costs on this rank
+    banded: BandedScan | None = None  # of one pass over nodes: the launches of an equal call
     number_gate: Tensor | None = None  # the gate as a tensor, where it was given as a number
     repeat: Repeat | None = None  # what an equal call was made of, for the next one
     shared_final: onepass.SharedFinal | None = None  # of calls in one pass that return the carry-out
@@ -273,7 +289,9 @@ class ShardedScan:
                 turn.begin()
                 self._check_offsets(given.offsets, turn.lengths())
             return self.without_lines(shard, initial)
-        if self.method == "onepass" and (link := onepass.link_of(self.group, self.message, x)) is not None:
+        if self.method == "onepass" and (link := self.find_link(x)) is not None:
+            if isinstance(link, Nodes):
+                return self.run_nodes(link, tensors, given)
             return self.run_linked(link, tensors, given)
         if self.recorded:
             found = self.record_twopass(given._replace(x=x, mask=mask, gate=gate))
@@ -318,6 +336,32 @@ class ShardedScan:
             and self.group.device_of(tensors.x) == tensors.x.device
             and not (tensors.x.is_cuda and (self.message.check == "always" or is_captured(tensors.x)))
         )
+
+    def find_link(self, x: Tensor) -> Link | Nodes | None:
+        """Return what connects this rank to others, None where the call takes two passes."""
+        assert self.load is not None
+        unserved = "gradients" if self.recorded else "return_final=True" if self.final else None
+        return onepass.link_of(
+            self.group, self.message, x, self.load, is_required=self.is_onepass_required, unserved=unserved
+        )
+
+    def run_nodes(self, nodes: Nodes, tensors: Inputs, given: Inputs) -> Outputs:
+        """Return the results by kernels and messages between nodes; ``given`` is what ``run`` was given."""
+        plain: Any = [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in tensors[:5]]
+        read = Inputs(*plain)._replace(initial=given.initial if self.is_first else None)
+        call, is_empty = replace(self.call, dtype=self.result), not self.shape[self.call.dim]
+        if is_empty:
+            read = onepass.add_neutral_items(call, read)
+        banded = self.banded
+        if banded is None or not banded.serves(read):
+            banded = BandedScan(nodes, self.message, call, self.carry, read)
+        found = banded.scan(read)
+        self.banded = banded if banded.is_repeatable else None
+        # Equal calls are repeated where the kernels read their tensors as they were given.
+        kept = all(mine is theirs for mine, theirs in zip(read[:5], given[:5], strict=True))
+        if kept and self.number_gate is None and self.message.check != "always":
+            self.repeat = self.banded
+        return (found.narrow(self.call.dim, 0, 0),) if is_empty else (found,)
 
     def run_linked(self, link: Link, tensors: Inputs, given: Inputs) -> Outputs:
         """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""

@@ -196,15 +196,23 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
 
     Returns the results, and the launch that computed them: None where there were no items.
     """
-    device = device_of(request.x)
     outs = places_for(request)
     if not request.shape.numel():
         left = request.call.complete or request.call.fusion is not None
         return None if left else (launch(None, request, outs), None)
-    spec = request.spec(outs[0])
+    launcher = bind_launcher(request, outs[0], is_awaited=request.call.link is not None)
+    return None if launcher is None else (launch(launcher, request, outs), launcher)
+
+
+def bind_launcher(request: Request, out: torch.Tensor, *, is_awaited: bool) -> Launcher | None:
+    """Return the launch that computes a request into ``out``; None where PyTorch is to compute it.
+
+    ``is_awaited``: whether other ranks wait for this one's kernel. Raises UnsupportedRequest then, where there is none.
+    """
+    device, spec = device_of(request.x), request.spec(out)
     kernel, key = kernel_for(spec, request.line_shape.numel(), device)
     if kernel is None:
-        if request.call.link is not None:  # other ranks wait for this one's kernel
+        if is_awaited:
             raise UnsupportedRequest(
                 f"{request.call.name}: no kernel of {spec} for {device.target}, which method 'onepass' needs",
                 allowed="a policy that builds kernels, or a store that holds this one",
@@ -212,5 +220,4 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
                 hint=f"build it first: scanops build {spec} --target {device.target}, or pass method='twopass'",
             )
         return None
-    launcher = Launcher(kernel, request, device, key)
-    return launch(launcher, request, outs), launcher
+    return Launcher(kernel, request, device, key)

@@ -126,7 +126,7 @@ def ends_of_lines(rank: int) -> None:
         is_first, is_last = rank == (2 if reverse else 0), rank == (0 if reverse else 2)
         for _ in range(2):
             with scanops.emulate():
-                link = onepass.link_of(scan.group, scan.message, x)
+                link = scan.find_link(x)
                 call = replace(scan.call, link=link, final=is_last, dtype=scan.result)
                 read = given if is_first else given._replace(initial=None)
                 found = onepass.scan_linked(call, read, partial(scan.record, given.initial, None))
