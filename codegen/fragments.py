@@ -109,9 +109,7 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         begin=_begin(spec, value) if spec.saved_results else "",
         start=_start(spec) if spec.saved_results else "",
         second=_narrow(spec, spec.out, operator.second) if operator.second else "",
-        final=f"{spec.carry.storage}{{state.value, state.gate}}"
-        if spec.totals
-        else _narrow(spec, spec.carry, operator.carried or operator.project),
+        final=_pair(spec) if spec.totals else _narrow(spec, spec.carry, operator.carried or operator.project),
         result=_narrow(spec, spec.out, operator.project),
         quick=_narrow(spec, spec.out, operator.quick[1]) if operator.quick else "",
         halves=spec.out.bytes < INT_BYTES and not spec.final,
@@ -119,6 +117,13 @@ def _of_row(spec: ScanSpec, row: type) -> Fragments:
         state_bytes=state_bytes,
         held_bytes=held_bytes,
     )
+
+
+def _pair(spec: ScanSpec) -> str:
+    """The value of a recurrence and the product of its gates: finite, so that times a carry of 0 it is 0."""
+    most = "3.402823466e+38f" if spec.carry.name == "complex64" else "1.7976931348623157e+308"
+    product = f"state.gate > {most} ? {most} : state.gate < -{most} ? -{most} : state.gate"
+    return f"{spec.carry.storage}{{state.value, {product}}}"
 
 
 def _state_bytes(spec: ScanSpec, types: tuple[str, ...]) -> int:

@@ -89,7 +89,7 @@ class TwoPass(torch.autograd.Function):
             found, of_initial = _of_others(ctx, shard, own, saved, pieces, of_final, needs)
         if not needs[3]:
             return (None, None, *found, None, None, None)
-        of_initial = of_initial if scan.is_first else torch.zeros_like(of_initial)  # the first rank's alone
+        of_initial = of_initial.clone() if scan.is_first else torch.zeros_like(of_initial)  # the first rank's alone
         return (None, None, *found, of_initial.sum_to_size(initial.shape).to(initial.dtype), None, None)
 
 
@@ -236,7 +236,7 @@ def _of_others(
     def compute() -> Outputs:
         if not made:
             made.append(_own_scans(scan, shard, befores, needs[:3]))
-        entries, slopes, zero = [], [], torch.zeros_like(total[0][0])
+        entries, slopes, zero = [], [], torch.zeros_like(total[0][0], dtype=shard.carry)
         for k, part in enumerate(scan.parts(shard.valued)):
             before = made[0].befores[k]
             if before is None:

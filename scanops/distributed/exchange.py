@@ -9,29 +9,38 @@ ones when they have arrived: at the next exchange of the group.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from scanops.distributed.groups import Group, Ledger, bytes_of_tensor, is_captured, pack, padding, size_of, unpack
+from scanops.distributed.groups import Group, Ledger, is_captured, pack, size_of, unpack
+from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
+from scanops.torch_private import raw_stream
 
-__all__ = ["CHECKS", "Message", "RepeatedExchange", "Turn", "digest_of", "take_turn"]
+__all__ = ["CHECKS", "Lane", "Message", "RepeatedExchange", "Turn", "digest_of", "take_turn"]
 
 CHECKS = ("first", "always", "never")
 FIELDS = 8
 DIGEST, NUMBER, STATUS, LENGTH, OFFSETS, BODY, WAITS, TRADES = range(FIELDS)
 HEADER = 8 * FIELDS  # bytes
+_NUMBERS = struct.Struct(f"={FIELDS}q")
 FRAME = 2048  # bytes
 _EQUAL = (DIGEST, NUMBER, OFFSETS, BODY, TRADES)  # the fields that must be equal on all ranks
 ONCE = -1  # of TRADES: a body is traded, and nothing is sent back; else the bytes of what is sent back, 0: gathered
 MOST_UNREAD = 64  # comparisons on a GPU, before the next exchange waits for the first of them
 MOST_HEADERS = 1024
+# Memory that an exchange keeps for the next one: of so many streams, and so many bytes that it receives.
+MOST_LANES, KEPT_BYTES = 4, 1 << 18
+Headers = Sequence[Sequence[int]]  # of all ranks
 Model = Sequence[tuple[Sequence[int], torch.dtype]]  # shape and dtype of each state of a rank
 States = tuple[Tensor, ...]
 # An all_to_all by blocks of lines moves twice a rank's states, an all_gather those of all others.
@@ -81,7 +90,7 @@ def route_of(model: Model, ranks: int, *, rides: bool, blocks: tuple[Model, Mode
     return Route(HEADER + size)
 
 
-def are_alike(headers: list[list[int]]) -> bool:
+def are_alike(headers: Headers) -> bool:
     """Return whether the headers of all ranks are those of one call, which none refuses."""
     first = headers[0]
     if first[STATUS]:
@@ -91,32 +100,60 @@ def are_alike(headers: list[list[int]]) -> bool:
     return not any(h[STATUS] for h in headers) and all(h[k] == first[k] for h in headers for k in _EQUAL)
 
 
-def compare_later(ledger: Ledger, frames: Tensor, turn: Callable[[], Turn]) -> None:
-    """Let the next exchange compare frames that are on a GPU; ``turn`` returns the one that raises a mismatch."""
-    if ledger.spare and ledger.spare[-1][1].shape == frames.shape:
-        arrived, copy = ledger.spare.pop()
-    else:
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copy = torch.empty(frames.shape, dtype=torch.uint8, pin_memory=True)
-    copy.copy_(frames, non_blocking=True)
-    arrived.record(torch.cuda.current_stream(frames.device))
-    ledger.unread.append((arrived, copy, turn))
+class PinnedFrames:
+    """Memory of the CPU that the frames of an exchange are copied to, and whether they have arrived."""
+
+    __slots__ = ("arrived", "frames", "memory")
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.frames = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        self.memory = memory_of(self.frames)
+
+
+def memory_of(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor on the CPU, without copies, as long as the tensor lives."""
+    return (ctypes.c_char * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
+
+
+def read_headers(memory: Any, ranks: int) -> Headers:
+    """Return the headers of as many frames in the memory of the CPU."""
+    size = len(memory) // ranks
+    return [_NUMBERS.unpack_from(memory, rank * size) for rank in range(ranks)]
+
+
+def compare_later(
+    ledger: Ledger, frames: Tensor, differ: Callable[[Headers, Tensor], NoReturn], stream: Any = None
+) -> None:
+    """Let a later exchange compare frames that are on a GPU; ``differ`` raises PeerMismatch for headers and frames.
+
+    The frames are those of the current stream, which is ``stream`` where that is given.
+    """
+    spare = ledger.spare
+    pinned = spare.pop() if spare and spare[-1].frames.shape == frames.shape else PinnedFrames(frames.shape)
+    pinned.frames.copy_(frames, non_blocking=True)
+    pinned.arrived.record(torch.cuda.current_stream(frames.device) if stream is None else stream)
+    ledger.unread.append((pinned, differ))
 
 
 def read_unread(ledger: Ledger) -> None:
-    """Compare the frames that have arrived from the GPU. Raises PeerMismatch."""
+    """Compare the frames that have arrived from the GPU, which this waits for where many have not.
+
+    Raises PeerMismatch.
+    """
     unread = ledger.unread
     while unread:
-        arrived, copy, turn = unread[0]
-        if len(unread) < MOST_UNREAD and not arrived.query():
-            return
-        arrived.synchronize()
+        pinned, differ = unread[0]
+        if not pinned.arrived.query():
+            if len(unread) < MOST_UNREAD:
+                return
+            pinned.arrived.synchronize()
         unread.popleft()
-        headers = copy[:, :HEADER].contiguous().view(torch.int64).tolist()
+        headers = read_headers(pinned.memory, len(pinned.frames))
         if not are_alike(headers):
             unread.clear()
-            turn().raise_mismatch(headers, copy, ask=False, late=True)
-        ledger.spare.append((arrived, copy))
+            differ(headers, pinned.frames)
+        ledger.spare.append(pinned)
 
 
 @contextmanager
@@ -175,7 +212,7 @@ class Turn:
         self.length = 0  # of this rank's shard
         self.offsets: Tensor | int = 0  # a digest of the positions of segments
         self.frames: Tensor | None = None
-        self.headers: list[list[int]] | None = None  # of all ranks, by position, where they have been read
+        self.headers: Headers | None = None  # of all ranks, by position, where they have been read
         self._body = self._trades = 0
         self.waits = self._must_wait()
 
@@ -210,7 +247,7 @@ class Turn:
             self.ledger.compared.add(self.message.digest)
         elif not is_captured:
             assert self.frames is not None
-            compare_later(self.ledger, self.frames, lambda: self)
+            compare_later(self.ledger, self.frames, self.raise_late)
 
     def refuse(self, problem: Exception) -> NoReturn:
         """Let the other ranks hear that this one does not make the call, and raise the problem."""
@@ -266,19 +303,23 @@ class Turn:
         self.ledger.count += 1
         self.frames = self.group.gather(row)
 
-    def _read_headers(self) -> list[list[int]]:
+    def _read_headers(self) -> Headers:
         if self.headers is None:
             assert self.frames is not None
             self.headers = self.frames[:, :HEADER].contiguous().view(torch.int64).tolist()
         return self.headers
 
-    def raise_difference(self, headers: list[list[int]]) -> NoReturn:
+    def raise_difference(self, headers: Headers) -> NoReturn:
         """Make the collectives of the ranks that go on, and raise PeerMismatch."""
         assert self.frames is not None
         joined = self._join_rest(headers)
         self.raise_mismatch(headers, self.frames, ask=not joined)
 
-    def raise_mismatch(self, headers: list[list[int]], frames: Tensor, *, ask: bool, late: bool = False) -> NoReturn:
+    def raise_late(self, headers: Headers, frames: Tensor) -> NoReturn:
+        """Raise PeerMismatch for an exchange that was not compared before the call ended."""
+        self.raise_mismatch(headers, frames, ask=False, late=True)
+
+    def raise_mismatch(self, headers: Headers, frames: Tensor, *, ask: bool, late: bool = False) -> NoReturn:
         """Raise PeerMismatch for headers that differ; ``ask``: whether ranks tell one another what they call."""
         refused = [rank for rank, header in enumerate(headers) if header[STATUS]]
         who, parts, when = self.message.who, self.message.parts, " in an earlier call" if late else ""
@@ -308,7 +349,7 @@ class Turn:
             f"{who}: ranks differ in {differ}", allowed=allowed, value=format_value(value).strip("'\""), hint=hint
         )
 
-    def _join_rest(self, headers: list[list[int]]) -> bool:
+    def _join_rest(self, headers: Headers) -> bool:
         """Make the collectives of the ranks that go on without having read the frames; return whether there are any."""
         going = [header for header in headers if not header[WAITS] and not header[STATUS]]
         if not going:
@@ -393,36 +434,72 @@ class Turn:
                 self.raise_mismatch(headers, rows, ask=False)
 
 
+class Lane:
+    """Memory of a repeated exchange for the calls of one stream, or of one thread that exchanges on the CPU.
+
+    Launches on a stream follow one another, and an exchange on the CPU ends before the next one of its thread.
+    """
+
+    __slots__ = ("found", "frame", "frames", "memory", "number", "own", "row", "rows", "states", "stream", "views")
+
+    def __init__(self, exchange: RepeatedExchange) -> None:
+        device, ranks, body = exchange.device, exchange.group.size, exchange.route.body
+        self.stream = None if device.type == "cpu" else torch.cuda.current_stream(device)
+        self.row = torch.zeros(body or FRAME, dtype=torch.uint8, device=device)  # of this rank
+        self.rows = torch.empty(ranks * self.row.numel(), dtype=torch.uint8, device=device)  # by rank in the group
+        self.row[:HEADER].copy_(exchange.header)
+        # What is exchanged first: the same, or the header alone.
+        self.frame, self.frames = self.row, self.rows
+        if body:
+            self.frame = torch.zeros(FRAME, dtype=torch.uint8, device=device)
+            self.frames = torch.empty(ranks * FRAME, dtype=torch.uint8, device=device)
+            self.frame[:HEADER].copy_(exchange.header)
+        self.memory = memory_of(self.frames) if device.type == "cpu" else None
+        self.frames = self.frames.view(ranks, FRAME)
+        self.number = self.frame.view(torch.int64)[NUMBER]
+        # The states of this rank, which are computed into the row, and those of all ranks.
+        of_rank = self.rows.view(ranks, -1)
+        self.found = of_rank if exchange.order is None else torch.empty_like(of_rank)
+        self.own = tuple(each[0] for each in unpack(self.row.unsqueeze(0), exchange.model, HEADER))
+        self.states = unpack(self.found, exchange.model, HEADER)
+        self.views = exchange.view(self.states)
+
+
 class RepeatedExchange:
-    """The exchange of calls that differ in their tensors alone: header, padding and sizes are made once."""
+    """The exchange of calls that differ in their tensors alone: headers and memory are made once.
+
+    ``rows`` are the positions of ranks in scan order. States lie in this order, or the other way round where
+    ``is_backwards``: where the order is that of memory backwards, unless they are ``flagged``, as flags are read in one
+    direction. ``view`` makes what callers keep of the states.
+    """
 
     def __init__(
-        self, group: Group, message: Message, device: torch.device, length: int, model: Model, route: Route
-    ) -> None:
+        self, group: Group, message: Message, device: torch.device, length: int, model: Model, route: Route,
+        rows: Sequence[int], view: Callable[[States], Any], *, flagged: bool = False,
+    ) -> None:  # fmt: skip
         self.group, self.message, self.device, self.length, self.model = group, message, device, length, model
-        self.ledger, self._route = group.ledger, route
+        self.ledger, self.route, self.view = group.ledger, route, view
         turn = self._turn(0)
-        self._header, self._waits = turn.header(0), turn.waits
-        # Behind each state up to the next multiple of its unit, and behind the last up to the end of the frame.
-        sizes = [(size_of(*each), size_of(*each, unit=1)) for each in model]
-        self._between = [padding(whole - size, device) if whole > size else None for whole, size in sizes]
-        used = 0 if self._route.body else bytes_of(model)
-        self._end = padding(FRAME - HEADER - used, device)
-        self._number = torch.zeros(FIELDS, dtype=torch.int64, device=device)
-        self._number[NUMBER] = 1
+        self.header, self._waits = turn.header(0), turn.waits
+        order, rising = [group.members[row] for row in rows], list(range(group.size))
+        self.is_backwards = order == rising[::-1] and not flagged
+        is_plain = self.is_backwards or order == rising
+        self.order = None if is_plain else torch.tensor(order, device=device)
+        self._lanes: dict[Any, Lane] = {}
 
     def _turn(self, number: int) -> Turn:
         """The same exchange by its parts: what raises where ranks differ or one of them has failed."""
         turn = Turn(self.group, self.ledger, self.message, self.device)
         turn.number, turn.length = number, self.length
-        turn.plan(self._route)
+        turn.plan(self.route)
         return turn
 
-    def send(self, compute: Callable[[], States], number: int = 0) -> States | None:
-        """Return the states of every rank, stacked by position; of this rank they are what ``compute`` returns.
+    def send(self, compute: Callable[[States], States], number: int = 0) -> Lane | None:
+        """Exchange the states that ``compute`` returns, into the tensors that it is given where it can.
 
-        ``number`` is that of the forward pass, in a backward pass. None while another thread holds the group: nothing
-        was exchanged. Raises PeerMismatch.
+        Return the memory with the states of every rank, good until the next exchange of the stream. ``number`` is that
+        of the forward pass, in a backward pass. None while another thread holds the group: nothing was exchanged.
+        Raises PeerMismatch.
         """
         ledger = self.ledger
         if not ledger.lock.acquire(blocking=False):
@@ -442,52 +519,72 @@ class RepeatedExchange:
                 ledger.owner = None
             ledger.lock.release()
 
-    def _send(self, compute: Callable[[], States], number: int) -> States:
-        ledger, header, frames = self.ledger, self._header, None
+    def _send(self, compute: Callable[[States], States], number: int) -> Lane:
+        ledger, has_body = self.ledger, self.route.body > 0
         ledger.device = self.device
         if ledger.unread:
             read_unread(ledger)
+        lane = self._find_lane()
         if number:
-            header = header.view(torch.int64).add(self._number, alpha=number).view(torch.uint8)
-        if self._route.body:
+            lane.number.fill_(number)
+        if has_body:
             ledger.count += 1
-            frames = self.group.gather(torch.cat([header, self._end]))
-            self._compare(frames, number)
+            self.group.gather_into(lane.frames.view(-1), lane.frame)
+            self._compare(lane, number)
         try:
-            states = compute()
+            for state, place in zip(compute(lane.own), lane.own, strict=True):
+                if state is not place:
+                    place.copy_(state)
         except Exception as problem:  # whatever it is: the others wait for this rank's states
             turn = self._turn(number)
-            turn.frames = frames
+            turn.frames = self._by_position(lane.frames) if has_body else None
             turn.refuse(problem)
-        parts = [header]
-        for state, between in zip(states, self._between, strict=True):
-            parts.append(bytes_of_tensor(state))
-            if between is not None:
-                parts.append(between)
-        if not self._route.body:
+        if not has_body:
             ledger.count += 1
-            parts.append(self._end)
-        rows = self.group.gather(torch.cat(parts))
-        if not self._route.body:
-            self._compare(rows, number)
+        self.group.gather_into(lane.rows, lane.row)
+        if self.order is not None:
+            torch.index_select(lane.rows.view(lane.found.shape), 0, self.order, out=lane.found)
+        if not has_body:
+            self._compare(lane, number)
         elif self._waits:
             turn = self._turn(number)
-            turn.frames = frames
-            turn.compare_body(rows)
+            turn.frames = self._by_position(lane.frames)
+            turn.compare_body(self._by_position(lane.rows.view(lane.found.shape)))
         if self._waits:  # a call that was compared is compared later from here on
             ledger.compared.add(self.message.digest)
             self._waits = self._turn(number).waits
-        return unpack(rows, self.model, HEADER)
+        return lane
 
-    def _compare(self, frames: Tensor, number: int) -> None:
+    def _find_lane(self) -> Lane:
+        key = threading.get_ident(), 0 if self.device.type == "cpu" else raw_stream(self.device.index)
+        lane = self._lanes.get(key)
+        if lane is None:
+            with torch.inference_mode(False), torch.no_grad():
+                lane = Lane(self)
+            if lane.rows.numel() <= KEPT_BYTES:
+                if len(self._lanes) >= MOST_LANES:
+                    self._lanes.clear()
+                self._lanes[key] = lane
+        return lane
+
+    def _raise_late(self, number: int, headers: Headers, frames: Tensor) -> NoReturn:
+        headers = [headers[member] for member in self.group.members]
+        self._turn(number).raise_late(headers, self._by_position(frames))
+
+    def _by_position(self, rows: Tensor) -> Tensor:
+        return in_order_of(self.group.members, rows)
+
+    def _compare(self, lane: Lane, number: int) -> None:
         if not self._waits:
-            compare_later(self.ledger, frames, lambda: self._turn(number))
+            compare_later(self.ledger, lane.frames, partial(self._raise_late, number), lane.stream)
             return
-        headers = frames[:, :HEADER].contiguous().view(torch.int64).tolist()
+        frames = lane.frames if lane.memory is not None else lane.frames.cpu()
+        headers = read_headers(lane.memory or memory_of(frames), self.group.size)
         if not are_alike(headers):
             turn = self._turn(number)
-            turn.frames, turn.headers = frames, headers
-            turn.raise_difference(headers)
+            turn.frames = self._by_position(frames)
+            turn.headers = [headers[member] for member in self.group.members]
+            turn.raise_difference(turn.headers)
 
 
 def refuse(group: Group, message: Message, problem: Exception, x: object) -> NoReturn:

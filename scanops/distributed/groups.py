@@ -130,7 +130,13 @@ class Group(NamedTuple):
 
     def gather(self, row: Tensor) -> Tensor:
         """Return the row of bytes of each rank, by position."""
-        return in_order_of(self.members, self._gather_bytes(row))
+        found = row.new_empty(self.size * row.numel())
+        self.gather_into(found, row)
+        return in_order_of(self.members, found.view(self.size, -1))
+
+    def gather_into(self, found: Tensor, row: Tensor) -> None:
+        """Write the row of bytes of each rank, one after the other by rank in the group."""
+        run_collective(lambda: _gather(found, row, group=self.process_group))
 
     def trade(self, rows: Tensor) -> Tensor:
         """Send row r to the rank at position r; return the row that each rank has for this one, by position."""
@@ -142,12 +148,6 @@ class Group(NamedTuple):
         said: list[Any] = [None] * self.size
         run_collective(lambda: dist.all_gather_object(said, own, group=self.process_group))
         return [said[member] for member in self.members]
-
-    def _gather_bytes(self, row: Tensor) -> Tensor:
-        """Return the row of each rank, by its rank in the group."""
-        found = row.new_empty(self.size * len(row))
-        run_collective(lambda: _gather(found, row, group=self.process_group))
-        return found.reshape(self.size, -1)
 
     def _trade_bytes(self, rows: Tensor) -> Tensor:
         """Return the row for this rank of each rank, by its rank in the group."""

@@ -432,7 +432,10 @@ class ShardedScan:
 
     def send_forward(self, shard: Shard, initial: Initial) -> Sent:
         """Exchange states; return the carry into each span of this rank."""
-        if isinstance(self.repeat, RepeatedTwoPass) and (repeated := self.repeat.send(shard.tensors, initial)):
+        keep = self.recorded and not shard.is_plain_sum
+        if isinstance(self.repeat, RepeatedTwoPass) and (
+            repeated := self.repeat.send(shard.tensors, initial, keep=keep)
+        ):
             carry, own, number = repeated
             return Sent(shard, tuple([each.unsqueeze(0) for each in own]), [carry], [0], number)
         offsets, indices = shard.tensors.offsets, bool(shard.row.indices)
@@ -665,67 +668,94 @@ class Repeat(Protocol):
     def run(self, given: Inputs) -> Outputs | None: ...
 
 
+class Folding(NamedTuple):
+    """Views of the states of all ranks, and where their scan over the ranks is written."""
+
+    value: Tensor
+    other: Tensor | None  # products of gates, or slopes
+    third: Tensor | None  # head flags, or the gradients of the carry-out
+    after: Tensor
+    before: Tensor | None  # of ``after``, behind the rank before this one; None where there is none
+    last: Tensor  # of ``after``, behind the last rank
+
+
 class RepeatedTwoPass:
     """What repeats a call in two passes: its scans of one GPU and its exchanges, made once."""
 
     def __init__(self, scan: ShardedScan, shard: Shard, initial: Initial) -> None:
         call, (x, _, gate, *_) = shard.call, shard.tensors
         self.generation = native.generation()
-        self._scan, self._position = scan, scan.layout.positions[0]
+        self._scan, self._shard, self._position = scan, shard.without_memory(), scan.layout.positions[0]
         self._lines, self._carry, self._device = shard.lines, scan.carry, x.device
         self._totals = shards.find_totals(shard, shards.RepeatedScan)
-        self._exchange = RepeatedExchange(
-            scan.group, scan.message, x.device, shard.length, shard.model, scan.forward_route(shard)[1]
-        )
-        self._fold = shards.RepeatedScan(shards.over_ranks(shard))
+        route = scan.forward_route(shard)[1]
+        self._exchange = self._exchange_of(scan.message, shard.model, route, self._view_states)
+        over_ranks = shards.over_ranks(shard, reverse=self._exchange.is_backwards)
+        self._fold, self._fold_dtype = shards.RepeatedScan(over_ranks), over_ranks.dtype or scan.carry
+        self._fold_carry = scan.carry if gate is None else shard.wide  # the dtype of its carry-in
         self._finish = shards.RepeatedScan(call)
-        self._is_backwards = scan.layout.rows[0] > 0
         # A carry-in that is a number, as the scans of states and of items read it.
         self._number: Tensor | None = None
         self._first: Tensor | None = None
         if initial is not None and not isinstance(initial, Tensor):
-            dtype = scan.carry if gate is None else shard.wide
-            self._number = torch.full((), initial, dtype=dtype, device=x.device)
+            self._number = torch.full((), initial, dtype=self._fold_carry, device=x.device)
             self._first = _first_of(initial, shard, scan.carry)
         self._backward: RepeatedExchange | None = None
         self._fold_back: shards.RepeatedScan | None = None
         self.entry = shards.RepeatedScan(shards.call_of_entry(shard), varies=True) if shard.row.gated else None
         self.scan_back = shards.RepeatedScan(scan.call_back, varies=True)  # of the gradient of a plain sum
 
+    def _exchange_of(
+        self, message: Message, model: Any, route: Route, view: Callable[[Outputs], Folding]
+    ) -> RepeatedExchange:
+        shard, rows, flagged = self._shard, self._scan.layout.rows, self._shard.tensors.starts is not None
+        return RepeatedExchange(
+            self._scan.group, message, self._device, shard.length, model, route, rows, view, flagged=flagged
+        )
+
+    def _place_of(self, position: int) -> int:
+        """Return where the state at a position of scan order is among those of all ranks."""
+        return position if not self._exchange.is_backwards else self._scan.group.size - 1 - position
+
+    def _view_states(self, states: Outputs) -> Folding:
+        value, other, begins = shards.split_states(self._shard, states)
+        after = torch.empty(value.shape, dtype=self._fold_dtype, device=value.device)
+        before = after[self._place_of(self._position - 1)] if self._position else None
+        return Folding(value, other, begins, after, before, after[self._place_of(len(after) - 1)])
+
     def run(self, given: Inputs) -> Outputs | None:
         """Return the outputs for tensors like those of the call; None where it has to be made by its parts."""
-        if is_captured(given.x):
-            return None
         if self._scan.recorded:
-            return self._scan.record_twopass(given)
+            return None if is_captured(given.x) else self._scan.record_twopass(given)
         sent = self.send(given, given.initial)
         if sent is None:
             return None
         found = self.finish(given, sent[0])
         return (*found, sent[0].final) if self._scan.final else found
 
-    def send(self, given: Inputs, initial: Initial) -> tuple[Carry, Outputs, int] | None:
-        """Exchange states; return the carry into this shard, its states, and the number of the exchange."""
-        own: list[Tensor] = []
+    def send(self, given: Inputs, initial: Initial, *, keep: bool = False) -> tuple[Carry, Outputs, int] | None:
+        """Exchange states; return the carry into this shard, its states, and the number of the exchange.
 
-        def compute() -> Outputs:
-            own.extend(self._totals(*given[:4]))
-            return tuple(own)
-
-        states = None if is_captured(given.x) else self._exchange.send(compute)
-        if states is None:
+        The carry-out is the caller's; the others are good until the next exchange, or longer with ``keep``.
+        """
+        lane = None if is_captured(given.x) else self._exchange.send(partial(self._totals, *given[:4]))
+        if lane is None:
             return None
-        first = initial.expand(self._lines) if isinstance(initial, Tensor) else self._first
-        before, final = first, None
+        fold: Folding = lane.views
+        before, final = self._first, None
+        if isinstance(initial, Tensor) and not self._position:
+            before = initial.to(self._carry).expand(self._lines).contiguous()
         if self._position or self._scan.final:
-            value, *others = [each.flip(0) for each in states] if self._is_backwards else states
-            starts = others.pop() if given.starts is not None else None
-            gate = others[0] if others else None
-            initial = initial if isinstance(initial, Tensor) else self._number
-            (after,) = self._fold(value, None, gate, starts, None, initial)
-            before = after[self._position - 1].to(self._carry) if self._position else first
-            final = after[-1].to(self._carry)
-        return Carry(before, final), tuple(own), self._exchange.ledger.count  # type: ignore[arg-type]
+            first = initial.to(self._fold_carry) if isinstance(initial, Tensor) else self._number
+            (after,) = self._fold(fold.value, None, fold.other, fold.third, None, first, outs=(fold.after,))
+            if after is not fold.after:
+                fold.after.copy_(after)
+            if fold.before is not None:
+                before = fold.before if self._fold_dtype == self._carry else fold.before.to(self._carry)
+                before = before.clone() if keep else before
+            final = fold.last.to(self._carry, copy=True) if self._scan.final else None
+        own = tuple([each.clone() for each in lane.own]) if keep else lane.own
+        return Carry(before, final), own, self._exchange.ledger.count  # type: ignore[arg-type]
 
     def finish(self, given: Inputs, carry: Carry) -> Outputs:
         """Return the results of the shard."""
@@ -734,28 +764,38 @@ class RepeatedTwoPass:
     def send_backward(
         self, compute: Callable[[], Outputs], number: int, model: Any, route: Route
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the gradients of the carry out of this shard and of the initial value, as ``fold_back``."""
+        """Return the gradients of the carry out of this shard and of the initial value, as ``fold_back``.
+
+        They are good until the next exchange.
+        """
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
         if self._backward is None:
-            of_forward = self._exchange
-            self._backward = RepeatedExchange(
-                of_forward.group, self._scan.backward_message, self._device, of_forward.length, model, route
-            )
-        states = self._backward.send(compute, number)
-        if states is None:
+            self._backward = self._exchange_of(self._scan.backward_message, model, route, self._view_gradients)
+        lane = self._backward.send(lambda own: tuple([each.squeeze(0) for each in compute()]), number)
+        if lane is None:
             return None
-        entries, *others = [each.flip(0) for each in states] if self._is_backwards else states
-        of_final = others.pop().sum(0) if self._scan.final else None
-        slopes = others[0] if others else None
+        fold: Folding = lane.views
         if self._fold_back is None:
-            self._fold_back = shards.RepeatedScan(shards.call_back(slopes, entries))
-        (into,) = self._fold_back(entries, None, slopes, None, None, of_final)
-        if slopes is not None:
-            into = into.to(entries.dtype)
-        if self._position + 1 < len(into):
-            return into[self._position + 1], into[0]
-        return torch.zeros_like(into[0]) if of_final is None else of_final, into[0]
+            call = shards.call_back(fold.other, fold.value)
+            self._fold_back = shards.RepeatedScan(replace(call, reverse=not self._backward.is_backwards))
+        of_final = None if fold.third is None else fold.third.sum(0)
+        (after,) = self._fold_back(fold.value, None, fold.other, None, None, of_final, outs=(fold.after,))
+        if after is not fold.after:
+            fold.after.copy_(after)
+        of_initial = fold.last.to(self._carry)
+        if fold.before is not None:
+            return fold.before.to(self._carry), of_initial
+        return torch.zeros_like(of_initial) if of_final is None else of_final, of_initial
+
+    def _view_gradients(self, states: Outputs) -> Folding:
+        entries, *others = states
+        of_final = others.pop() if self._scan.final else None
+        slopes, ranks = others[0] if others else None, len(entries)
+        dtype = entries.dtype if slopes is None else slopes.dtype
+        after, behind = torch.empty(entries.shape, dtype=dtype, device=entries.device), self._position + 1
+        before = after[self._place_of(behind)] if behind < ranks else None
+        return Folding(entries, slopes, of_final, after, before, after[self._place_of(0)])
 
 
 def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:

@@ -34,6 +34,7 @@ from scanops.requests.request import Inputs, Request, check_request
 from scanops.requests.segments import check_starts
 from scanops.requests.torch_state import autocast, runs_kernels
 from scanops.runtime import call_cache, native
+from scanops.runtime.launcher import Launcher
 
 __all__ = [
     "Carry",
@@ -49,6 +50,7 @@ __all__ = [
     "record_with",
     "shard_of",
     "slope",
+    "split_states",
     "totals",
 ]
 
@@ -56,11 +58,11 @@ States = tuple[Tensor, ...]
 OTHERS = ("mask", "gate", "starts", "offsets", "initial")  # the tensors of a scan beside x
 # Reductions that read a shard once, where autograd does not record: in the dtype of the carry.
 REDUCED: dict[str, Callable[..., Tensor]] = {
-    "sum": lambda x, dim, dtype: x.sum(dim, dtype=dtype),
-    "prod": lambda x, dim, dtype: x.prod(dim, dtype=dtype),
-    "max": lambda x, dim, dtype: x.amax(dim).to(dtype),
-    "min": lambda x, dim, dtype: x.amin(dim).to(dtype),
-    "logcumsumexp": lambda x, dim, dtype: x.to(dtype).logsumexp(dim),
+    "sum": lambda x, dim, dtype, out: torch.sum(x, dim, dtype=dtype, out=out),
+    "prod": lambda x, dim, dtype, out: torch.prod(x, dim, dtype=dtype, out=out),
+    "max": lambda x, dim, dtype, out: torch.amax(x, dim, out=out) if x.dtype == dtype else x.amax(dim).to(dtype),
+    "min": lambda x, dim, dtype, out: torch.amin(x, dim, out=out) if x.dtype == dtype else x.amin(dim).to(dtype),
+    "logcumsumexp": lambda x, dim, dtype, out: torch.logsumexp(x.to(dtype), dim, out=out),
 }
 _REDUCIBLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -111,11 +113,26 @@ class Shard:
         return torch.float64
 
     @property
+    def is_paired(self) -> bool:
+        """Whether a state is the value and the product of the gates as the parts of one complex number."""
+        flagged = self.tensors.starts is not None or self.tensors.offsets is not None
+        return self.row.name == "linear" and self.carry.is_floating_point and not (flagged or self.call.compensated)
+
+    @property
     def model(self) -> list[tuple[torch.Size, torch.dtype]]:
         """Shape and dtype of each tensor of ``totals``."""
+        if self.is_paired:
+            return [(self.lines, torch.complex128)]
         others = [self.wide] * self.row.gated + [torch.int64] * bool(self.row.indices)
         others += [torch.bool] * (self.tensors.starts is not None or self.tensors.offsets is not None)
         return [(self.lines, each) for each in (self.carry, *others)]
+
+    def without_memory(self) -> Shard:
+        """Return the shard of tensors without memory, for what asks for no more than shapes and dtypes."""
+        meta = [
+            None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta") for each in self.tensors
+        ]
+        return replace(self, tensors=Inputs(*meta))  # type: ignore[arg-type]
 
 
 class Carry(NamedTuple):
@@ -191,17 +208,24 @@ class RepeatedScan:
     dtype and alignment each time.
     """
 
-    __slots__ = ("_call", "_facts", "_launch", "_options", "_varies")
+    __slots__ = ("_call", "_facts", "_launcher", "_options", "_varies")
 
     def __init__(self, call: Call, *, varies: bool = False) -> None:
         self._call, self._options, self._varies = call, call.options(), varies
-        self._launch: Callable[[Any], States] | None = None
+        self._launcher: Launcher | None = None
         self._facts: Any = None
 
-    def __call__(self, *tensors: Tensor | None) -> States:
-        """Return the results for x, mask, gate, starts, offsets and initial."""
-        if self._launch is not None and (not self._varies or call_cache.facts(tensors) == self._facts):
-            return self._launch(tensors)
+    def __call__(self, *tensors: Tensor | None, outs: States = ()) -> States:
+        """Return the results for x, mask, gate, starts, offsets and initial.
+
+        They are in ``outs``, tensors of the same shapes and dtypes, where a launch has written them there.
+        """
+        launcher = self._launcher
+        if launcher is not None and (not self._varies or call_cache.facts(tensors) == self._facts):
+            if not outs:
+                return launcher.outputs(tensors)
+            launcher(tensors, outs)
+            return outs
         launcher = None
         if self._call.totals:
             found, launcher = reduce_pairs(self._call, Inputs(*tensors))  # type: ignore[arg-type]
@@ -211,12 +235,12 @@ class RepeatedScan:
             known = call_cache.recall(call, given)[1] if eager else None
             launcher = known and known.launcher
         if launcher is not None and launcher.own:
-            self._launch, self._facts = launcher.outputs, call_cache.facts(tensors) if self._varies else None
+            self._launcher, self._facts = launcher, call_cache.facts(tensors) if self._varies else None
         return found
 
 
-def _scan_six(call: Call, *tensors: Tensor | None) -> States:
-    """The results for x, mask, gate, starts, offsets and initial."""
+def _scan_six(call: Call, *tensors: Tensor | None, outs: States = ()) -> States:
+    """The results for x, mask, gate, starts, offsets and initial: in no case in ``outs``."""
     if call.totals:
         return reduce_pairs(call, Inputs(*tensors))[0]  # type: ignore[arg-type]
     found = scan_local(call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
@@ -238,9 +262,10 @@ def reduce_pairs(call: Call, given: Inputs) -> tuple[States, Any]:
 def totals(shard: Shard, *, recorded: bool = False) -> States:
     """Return the state of each line of the shard alone, as ``Shard.model`` describes them.
 
-    The value; of recurrences also the product of the gates; of ``cummax`` and ``cummin`` also the index in the shard,
-    -1 for none; with segments also whether one begins in the shard, which hides what is carried in. ``recorded``:
-    whether gradients are taken of the states, and so follow the operator's own rules.
+    The value; of recurrences also the product of the gates, in pairs with the values where ``Shard.is_paired``; of
+    ``cummax`` and ``cummin`` also the index in the shard, -1 for none; with segments also whether one begins in the
+    shard, which hides what is carried in. ``recorded``: whether gradients are taken of the states, which so follow the
+    operator's own rules, and are in no pairs.
     """
     return find_totals(shard, partial(partial, _scan_six), recorded=recorded)(*shard.tensors[:4])
 
@@ -250,34 +275,48 @@ def find_totals(
 ) -> Callable[..., States]:
     """Return the function of x, mask, gate and starts that computes the states of ``totals``, for such tensors.
 
-    ``scan_by`` returns the function of six tensors that computes a call. Recurrences read gates and items once, where a
-    kernel can read them: its state is the value and the product of the gates. It accumulates in float64.
+    It writes those to the tensors ``into`` that can be written there, and returns all. ``scan_by`` returns the function
+    of six tensors that computes a call. Recurrences read gates and items once, where a kernel can read them: its state
+    is the value and the product of the gates. It accumulates in float64.
     """
     call, row, carry, six = shard.call, shard.row, shard.carry, (None, None)
     _, mask, _, starts, *_ = shard.tensors
     is_reduced = not recorded and mask is starts is None and not call.compensated and _is_reducible(shard)
     selects = mask is not None and mask.dtype == torch.bool
-    has_pairs = not recorded and _has_pairs(shard)
+    is_paired = not recorded and shard.is_paired
+    has_pairs = is_paired and _has_pairs(shard)
     scan, scan_pairs = scan_by(replace(call, exclusive=False, final=True)), scan_by(_call_of_pairs(shard))
-    shard = replace(shard, tensors=_without_memory(shard.tensors))
+    shard = shard.without_memory()
 
-    def find(x: Tensor, mask: Tensor | None, gate: Tensor | None, starts: Tensor | None) -> States:
-        if has_pairs and (pairs := scan_pairs(x, mask, gate, starts, *six)):
-            value, product = torch.view_as_real(pairs[0]).unbind(-1)
-            return value.to(carry), _finite(product)
+    def find(x: Tensor, mask: Tensor | None, gate: Tensor | None, starts: Tensor | None, into: States = ()) -> States:
+        if has_pairs and (pairs := scan_pairs(x, mask, gate, starts, *six, outs=into)):
+            return pairs
         if row.indices:
             found = _last_of(replace(shard, tensors=shard.tensors._replace(x=x, mask=mask, starts=starts)))
         elif is_reduced:
-            found = (REDUCED[row.name](x, call.dim, carry),)
+            found = (REDUCED[row.name](x, call.dim, carry, into[0] if into else None),)
         else:
             found = (scan(x, mask, gate, starts, *six)[1].to(carry),)
         if gate is not None:
             found = (*found, _product_of_gates(shard, gate.expand(x.shape), mask if selects else None))
+        if is_paired:
+            value, product = found
+            return (torch.complex(value.double(), product),)
         if starts is not None:
             found = (*found, starts.expand(x.shape).any(call.dim))
         return found
 
     return find
+
+
+def split_states(shard: Shard, states: States) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the values of states, the products of gates or the indices, and whether segments begin."""
+    if shard.is_paired:
+        value, product = torch.view_as_real(states[0]).unbind(-1)
+        return value, product, None
+    value, *others = states
+    begins = others.pop() if shard.tensors.starts is not None else None
+    return value, others[0] if others else None, begins
 
 
 def _has_pairs(shard: Shard) -> bool:
@@ -306,18 +345,14 @@ def call_of_entry(shard: Shard) -> Call:
     return _call_of_pairs(shard, "linear" if shard.call.exclusive else "linear_gradient_of_terms", turned=True)
 
 
-def _without_memory(tensors: Inputs) -> Inputs:
-    """Tensors of the same shapes and dtypes, for what asks no more of them."""
-    meta = [None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors]
-    return Inputs(*meta)  # type: ignore[arg-type]
-
-
-def over_ranks(shard: Shard) -> Call:
+def over_ranks(shard: Shard, *, reverse: bool = False) -> Call:
     """Return the scan of the states of all ranks, but for those with indices, which have the dtype of items."""
+    if shard.is_paired:
+        return Call(shard.call.op, 0, reverse, dtype=shard.carry, accumulate="float64")
     if shard.row.gated:
-        return Call(shard.call.op, 0, dtype=shard.wide)
+        return Call(shard.call.op, 0, reverse, dtype=shard.wide)
     dtype = None if shard.row.indices else shard.carry
-    return replace(shard.call, dim=0, reverse=False, exclusive=False, dtype=dtype)
+    return replace(shard.call, dim=0, reverse=reverse, exclusive=False, dtype=dtype)
 
 
 class Folded(NamedTuple):
@@ -329,20 +364,18 @@ class Folded(NamedTuple):
 
 def fold(shard: Shard, states: States, initial: Tensor | complex | None, starts: Sequence[int] | Tensor) -> Folded:
     """Return the states of the line from those of all shards, in scan order; ``starts``: where shards begin."""
-    value, *others = states
-    begins = others.pop() if shard.tensors.starts is not None else None
+    value, other, begins = split_states(shard, states)
     call = over_ranks(shard)
     given: dict[str, Any] = {"starts": begins, "initial": initial}
     if shard.row.indices:
-        indices = others[0]
+        indices = other
+        assert indices is not None
         after, ranks = scan_local(call, value, mask=indices >= 0, **given)[:2]
         begin = starts if isinstance(starts, Tensor) else torch.tensor(starts, device=value.device)
         places = indices + begin.to(indices.device).reshape(-1, *[1] * (indices.ndim - 1))
         return Folded(after, torch.where(ranks >= 0, places.gather(0, ranks.clamp(min=0)), -1))
-    if shard.row.gated:
-        after = scan_local(call, value, gate=others[0], **given)
-        return Folded(after.to(shard.carry))
-    return Folded(scan_local(call, value, **given))
+    after = scan_local(call, value, gate=other, **given)
+    return Folded(after.to(shard.carry))
 
 
 def fold_recorded(
@@ -355,7 +388,7 @@ def fold_recorded(
     """
     value, *others = states
     begins = others.pop() if shard.tensors.starts is not None else None
-    call = over_ranks(shard)
+    call = Call(shard.call.op, 0, dtype=shard.wide) if shard.row.gated else over_ranks(shard)
     gate = others[0] if others else None
     after = scan_local(call, value, gate=gate, starts=begins, initial=initial)
     first = scan_local(
@@ -446,9 +479,9 @@ def entry(
 
 def slope(shard: Shard, total: States, before: Tensor) -> Tensor:
     """Return the derivative of the shard's carry-out by its carry-in, conjugated as gradients are, one per line."""
-    value, *others = total
-    if shard.row.gated:
-        found = others[0].conj()
+    value, product, begins = split_states(shard, total)
+    if product is not None:
+        found = product.conj()
     elif shard.row.name == "sum":
         found = torch.ones_like(value)
     else:
@@ -458,7 +491,8 @@ def slope(shard: Shard, total: States, before: Tensor) -> Tensor:
             after = scan_local(call, value.unsqueeze(0), mask=_mask_filled(shard), initial=leaf)
         (found,) = torch.autograd.grad(after, leaf, torch.ones_like(after), materialize_grads=True)
     if shard.tensors.starts is not None:
-        found = torch.where(others[-1], 0, found)
+        assert begins is not None
+        found = torch.where(begins, 0, found)
     return found
 
 

@@ -26,6 +26,7 @@ from tests.distributed.kinds import every_kind
 from tests.numbers.oracle import AFFINE as COMPOUND_STATE
 
 DTYPE = torch.float64
+CALLS = 3  # of each request: the first finds what the others repeat
 
 
 def requests(ranks: int) -> list[Request]:
@@ -76,8 +77,8 @@ class Threads(Group):
     def gather_words(self, own: Any) -> list[Any]:
         return self.everyones(own)
 
-    def _gather_bytes(self, row: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.everyones(row))
+    def gather_into(self, found: torch.Tensor, row: torch.Tensor) -> None:
+        found.copy_(torch.cat(self.everyones(row.clone())))
 
     def _trade_bytes(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.stack([each[self.position] for each in self.everyones(rows)])
@@ -91,9 +92,10 @@ def by_threads(request: Request) -> None:
     def rank_of(rank: int) -> None:
         group = Threads(Seat(meeting), tuple(range(ranks)), rank)
         try:
-            found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
-            wrong = difference(request, found, wanted, rank, lambda each: sum(group.everyones(each)))  # type: ignore[return-value]
-            assert not wrong, wrong
+            for _ in range(CALLS):
+                found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
+                wrong = difference(request, found, wanted, rank, lambda each: sum(group.everyones(each)))  # type: ignore[return-value]
+                assert not wrong, wrong
         except Exception as problem:
             problems.append(problem)
             meeting.barrier.abort()
@@ -126,9 +128,10 @@ def every_request(rank: int, wanted: Expected) -> None:
         for seed, request in enumerate(requests(world)):
             if rank >= world or (world != 3 and seed % 7 != world % 7):
                 continue
-            found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
-            wrong = difference(request, found, wanted[seed], rank, partial(summed_over, group))
-            assert not wrong, f"rank {rank} of {request.told()}: {wrong}"
+            for _ in range(CALLS if world == 3 else 1):
+                found = answer(sd, request, request.local(rank), request.places(rank), group=group, **request.how)
+                wrong = difference(request, found, wanted[seed], rank, partial(summed_over, group))
+                assert not wrong, f"rank {rank} of {request.told()}: {wrong}"
 
 
 def calls_that_differ(rank: int, wanted: Expected) -> None:

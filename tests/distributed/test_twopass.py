@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ import scanops.distributed as sd
 from scanops.codegen.spec import ScanSpec
 from scanops.distributed import exchange, shards
 from scanops.distributed.exchange import RepeatedExchange, Turn
-from scanops.errors import UnsupportedRequest
+from scanops.distributed.groups import Group
+from scanops.errors import PeerMismatch, UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
 from scanops.runtime.launcher import Launcher
@@ -22,19 +25,19 @@ from tests.distributed.ranks import Meeting, Seat, Threads
 RANKS = 2
 
 
-def on_threads(job: Any) -> list[Any]:
+def on_threads(job: Any, ranks: int = RANKS) -> list[Any]:
     """What ``job(rank, group)`` returns on ranks that are threads, which emulate kernels."""
-    meeting, found, problems = Meeting(RANKS), [None] * RANKS, []
+    meeting, found, problems = Meeting(ranks), [None] * ranks, []
 
     def work(rank: int) -> None:
         try:
             with scanops.emulate():
-                found[rank] = job(rank, Threads(Seat(meeting), tuple(range(RANKS)), rank))
+                found[rank] = job(rank, Threads(Seat(meeting), tuple(range(ranks)), rank))
         except Exception as problem:
             problems.append(problem)
             meeting.barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(RANKS)]
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -143,7 +146,7 @@ def test_repeated_backward_passes_wait_until_they_were_compared(monkeypatch: pyt
         "_must_wait",
         lambda turn: check == "always" or turn.message.digest not in turn.ledger.compared,
     )
-    monkeypatch.setattr(exchange, "compare_later", lambda ledger, frames, turn: None)
+    monkeypatch.setattr(exchange, "compare_later", lambda *_: None)
     waited: list[tuple[int, bool]] = []
     send = RepeatedExchange._send
 
@@ -168,3 +171,152 @@ def test_repeated_backward_passes_wait_until_they_were_compared(monkeypatch: pyt
             assert all(waits)
         else:
             assert sum(forward) + sum(backward) <= 1, waits
+
+
+class Echo(Group):
+    """Ranks that all have the states of this one, which no operator of torch moves."""
+
+    @property
+    def backends(self) -> str:
+        return "cpu:echo"
+
+    def gather_into(self, found: torch.Tensor, row: torch.Tensor) -> None:
+        for rank in range(self.size):
+            ctypes.memmove(found.data_ptr() + rank * row.numel(), row.data_ptr(), row.numel())
+
+
+def count_operators(job: Any) -> Counter[str]:
+    """The operators of torch that a job calls, without those that operators call."""
+    with torch.autograd.profiler.profile() as profile:
+        job()
+    events = [each for each in profile.function_events if each.name.startswith("aten::")]
+    return Counter(
+        each.name.removeprefix("aten::")
+        for each in events
+        if each.cpu_parent is None or not each.cpu_parent.name.startswith("aten::")
+    )
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("name", ["sum", "linear"])
+def test_operators_of_a_repeated_call(name: str, position: int) -> None:
+    """Beside the collective and the launches: a host that calls many waits for none of them, and yet for each."""
+    x, a, gy = torch.rand(3, 8, 32)
+    group = Echo(object, (0, 1), position)
+
+    def call(*leaves: torch.Tensor) -> torch.Tensor:
+        if name == "sum":
+            return sd.cumsum(leaves[-1], 1, group=group, method="twopass")
+        return sd.linear_scan(*leaves, 1, group=group, method="twopass")
+
+    def differentiate() -> None:
+        leaves = [each.clone().requires_grad_() for each in ([x] if name == "sum" else [a, x])]
+        torch.autograd.grad(call(*leaves), leaves, gy)
+
+    with scanops.emulate():
+        for job, most in ((lambda: call(a, x), OPERATORS[name][0]), (differentiate, OPERATORS[name][1])):
+            for _ in range(3):
+                job()
+            found = count_operators(job)
+            assert sum(found.values()) <= most, found
+
+
+OPERATORS = {"sum": (2, 30), "linear": (1, 50)}  # of a call, and of a call with its gradients
+
+
+def test_what_a_caller_keeps_is_no_memory_of_the_exchange() -> None:
+    """Results, carry-outs, gradients and saved tensors of a call stay as they are when equal calls follow."""
+
+    def job(rank: int, group: Any) -> None:
+        calls = []
+        for k in range(1, 6):
+            a, b, h = torch.full((2, 8), 0.5), torch.full((2, 8), float(k)), torch.full((2,), float(k))
+            leaves = [each.requires_grad_() for each in (a, b, h)]
+            y, final = sd.linear_scan(a, b, 1, initial=h, return_final=True, group=group, method="twopass")
+            plain = sd.cumsum(b.detach(), 1, return_final=True, group=group, method="twopass")
+            calls.append((k, leaves, y, final, plain))
+        gradients = [
+            torch.autograd.grad([y, final], leaves, [torch.full_like(y, float(k)), torch.full_like(final, float(k))])
+            for k, leaves, y, final, _ in calls
+        ]
+        first = (calls[0][2], calls[0][3], calls[0][4][0], calls[0][4][1], *gradients[0])
+        for (k, _, y, final, plain), grads in zip(calls, gradients, strict=True):
+            for degree, one, each in zip((1, 1, 1, 1, 2, 1, 1), first, (y, final, *plain, *grads), strict=True):
+                torch.testing.assert_close(each, k**degree * one)
+
+    on_threads(job)
+
+
+@pytest.mark.parametrize("table", [(((3, 5),), ((0, 3),), ((5, 8),)), (((5, 8),), ((3, 5),), ((0, 3),))])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_repeated_calls_of_any_order_of_ranks(table: Any, reverse: bool) -> None:
+    make = torch.Generator().manual_seed(0)
+    a, b = torch.rand(2, 3, 8, generator=make)
+    flags = torch.rand(3, 8, generator=make) < 0.3
+    for starts in (None, flags):
+        h, final = scanops.linear_scan(a, b, 1, reverse=reverse, segment_starts=starts, return_final=True)
+
+        def job(rank: int, group: Any, starts: Any = starts, h: Any = h, final: Any = final) -> None:
+            ((begin, end),) = table[rank]
+            own = [None if each is None else each[:, begin:end].contiguous() for each in (a, b, starts)]
+            given = {"segment_starts": own[2], "reverse": reverse, "return_final": True, "spans": table}
+            for _ in range(3):
+                mine, last = sd.linear_scan(*own[:2], 1, group=group, method="twopass", **given)
+                torch.testing.assert_close(mine, h[:, begin:end])
+                torch.testing.assert_close(last, final)
+
+        on_threads(job, len(table))
+
+
+class Arrived:
+    """Frames on the CPU in place of pinned memory, which have arrived when they are asked for a second time."""
+
+    made: ClassVar[list[Arrived]] = []
+
+    def __init__(self, shape: Any) -> None:
+        self.frames = torch.empty(shape, dtype=torch.uint8)
+        self.memory = exchange.memory_of(self.frames)
+        self.asked, self.arrived = 0, self
+        Arrived.made.append(self)
+
+    def record(self, stream: Any) -> None:
+        self.asked = 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+    def synchronize(self) -> None:
+        raise AssertionError("a call waits for the GPU")
+
+
+def test_calls_that_differ_are_found_later_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a rank goes on, and compares an exchange when its frames have arrived."""
+    monkeypatch.setattr(Turn, "_must_wait", lambda turn: turn.message.digest not in turn.ledger.compared)
+    monkeypatch.setattr(exchange, "PinnedFrames", Arrived)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    Arrived.made.clear()
+
+    def job(rank: int, group: Any) -> None:
+        x = torch.ones(2, 5)
+        calls = [lambda: sd.cumsum(x, 1, group=group, method="twopass"), lambda: sd.cumprod(x, 1, group=group)]
+        for call in calls * 20:
+            call()
+        calls[rank]()  # these differ, and nobody waits for the answer
+        with pytest.raises(PeerMismatch, match=r"ranks make different calls in an earlier call(.|\n)*ranks \[[01]\]"):
+            for _ in range(3):
+                calls[0]()
+
+    on_threads(job)
+    assert len(Arrived.made) <= 8  # memory of comparisons is used again
+
+
+def test_products_of_gates_that_overflow_are_finite() -> None:
+    """A carry of 0 passes a shard whose product of gates no float64 holds: 0 times infinity would be none."""
+    a, b = torch.full((2, 64), 1e30), torch.zeros(2, 64)
+
+    def job(rank: int, group: Any) -> None:
+        for _ in range(3):
+            assert torch.equal(sd.linear_scan(a, b, 1, group=group, method="twopass"), b)
+
+    on_threads(job)
