@@ -126,7 +126,7 @@ class LinkedWork:
         if keeps(kind, self.needs)[4] and not self.reads_initial:
             request = kind.request
             self.carry_in = request.call.link.read_carry_in(request, line_shape(found[0].shape, request.call.dim))
-        return found if self.final is None else self.final.complete(found)
+        return found if self.final is None else self.final.share(found)
 
 
 class OnePass(ScanFunction):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from scanops import environment
+from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import Message, difference
@@ -49,21 +50,24 @@ __all__ = [
 ]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
-RECORDED = ("sum", "prod", "linear")  # those whose backward passes are scans of linked lines
 
 
-def choose_method(method: str, shard: Shard, ranks: int, spans: int, *, recorded: bool) -> str:
-    """Return ``"onepass"`` or ``"twopass"``. Raises UnsupportedRequest for a method that does not serve the call."""
+def choose_method(
+    method: str, shard: Shard, ranks: int, spans: int, *, recorded: bool, of_initial: bool = False
+) -> str:
+    """Return ``"onepass"`` or ``"twopass"``. Raises UnsupportedRequest for a method that does not serve the call.
+
+    ``recorded``: whether autograd records the call; ``of_initial``: whether for the gradient of the initial value, too.
+    """
     if method == "twopass" or ranks == 1:
         return "twopass"
-    problem = _problem_of(shard, spans, recorded=recorded)
+    problem = _problem_of(shard, spans, recorded=recorded, of_initial=of_initial)
     if method == "onepass":
         if problem is None:
             return "onepass"
         raise UnsupportedRequest(
             f"{shard.call.name}: method 'onepass' does not serve this call: {problem}",
-            allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}; with gradients of "
-            f"{', '.join(RECORDED)}; without offsets",
+            allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}, without offsets",
             value=f"op={shard.call.op!r}, {problem}",
             hint="leave method out: 'twopass' serves every call",
         )
@@ -73,17 +77,17 @@ def choose_method(method: str, shard: Shard, ranks: int, spans: int, *, recorded
     return "onepass" if problem is None and is_faster else "twopass"
 
 
-def _problem_of(shard: Shard, spans: int, *, recorded: bool) -> str | None:
+def _problem_of(shard: Shard, spans: int, *, recorded: bool, of_initial: bool) -> str | None:
     """Return what keeps a call from one pass, in words; None if nothing does."""
-    call, tensors = shard.call, shard.tensors
+    call, tensors, gradient = shard.call, shard.tensors, shard.row.gradient or Gradient()
     for holds, words in (
         (call.op not in OPERATORS, f"op={call.op!r}"),
         (tensors.offsets is not None, "offsets given"),
         (spans > 1, "several spans on a rank"),
         (call.compensated, "accumulate='compensated'"),
         (shard.carry.is_complex, f"carries of {shard.carry}"),
-        (recorded and call.op not in RECORDED, f"gradients of op={call.op!r}"),
-        (recorded and call.op == "linear" and tensors.mask is not None, "gradients of op='linear' beside a mask"),
+        (recorded and shard.final and not gradient.begins, f"gradients of return_final of op={call.op!r}"),
+        (recorded and of_initial and not gradient.ends, f"gradients of initial of op={call.op!r}"),
         (recorded and call.op != "sum" and tensors.starts is not None, f"gradients of op={call.op!r} beside segments"),
         (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
     ):
@@ -202,7 +206,7 @@ class SharedFinal:
         self._zeros: Tensor | None = None
         self._launches: dict[Call, tuple[int, Launcher]] = {}  # and the generation of the call cache that held each
 
-    def complete(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def share(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the results of a rank with the carry-out of the line, which the last rank's have at their end."""
         y, *final = found
         return y, self._spread_bits(final[0] if final else None, y)
@@ -264,7 +268,7 @@ class LinkedScan(NamedTuple):
         self.known.launcher.link.log.note_launch(self.message)
         if self.scan is None:
             found = launch_linked(self.known.launcher, given.flat)
-            return found if self.final is None else self.final.complete(found)
+            return found if self.final is None else self.final.share(found)
         own = given if self.starts_line else given._replace(initial=None)
         recorded: tuple[Tensor, ...] = self.scan.record(given.initial, self.final, self.known, own[:TENSORS])
         return recorded
@@ -292,7 +296,11 @@ def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, 
 
 def add_neutral_items(call: Call, given: Inputs) -> Inputs:
     """Return the tensors of a rank without items with an item for each line that changes no state."""
-    shape, x = given.x.shape, given.x.to(call.result)  # which holds the neutral item
+    x, mask = given.x, given.mask
+    if call.op in ("max", "min"):  # items that are masked out are the only ones that never give the value
+        x, mask = (x, mask) if mask is None or mask.dtype == torch.bool else (x * mask, None)
+        mask = torch.zeros((), dtype=torch.bool, device=x.device) if mask is None else mask
+    shape, x = x.shape, x.to(call.result)  # which holds the neutral item
     x = torch.cat([x, _neutral_items(call, x)], call.dim)
 
     def lengthen(each: Tensor | None, value: int) -> Tensor | None:
@@ -300,8 +308,8 @@ def add_neutral_items(call: Call, given: Inputs) -> Inputs:
             return None
         return torch.cat([each.expand(shape), torch.full_like(x, value, dtype=each.dtype)], call.dim)
 
-    gate, mask, starts = lengthen(given.gate, 1), lengthen(given.mask, 1), lengthen(given.starts, 0)
-    return given._replace(x=x, gate=gate, mask=mask, starts=starts)
+    mask = lengthen(mask, 0 if mask is not None and mask.dtype == torch.bool else 1)
+    return given._replace(x=x, mask=mask, gate=lengthen(given.gate, 1), starts=lengthen(given.starts, 0))
 
 
 def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:

@@ -178,7 +178,14 @@ def prepare(
         dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
         number_gate=number_gate,
-        method=onepass.choose_method(how.method, shard, group.size, layout.width, recorded=recorded),
+        method=onepass.choose_method(
+            how.method,
+            shard,
+            group.size,
+            layout.width,
+            recorded=recorded,
+            of_initial=carry_in is not None and carry_in.requires_grad,
+        ),
         is_onepass_required=how.method == "onepass",
         load=_load_of(shard),
     )
@@ -372,7 +379,7 @@ class ShardedScan:
             self.shared_final = final = onepass.SharedFinal(link, call, self.carry, lines)
         found = onepass.scan_linked(call, read, partial(self.record, given.initial, final) if self.recorded else None)
         if final is not None and not self.recorded:
-            found = final.complete(found)
+            found = final.share(found)
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":

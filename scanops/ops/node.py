@@ -17,6 +17,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from scanops import environment
 from scanops import torch_private as private
 from scanops.codegen.operators import find_operator
+from scanops.errors import UnsupportedRequest
 from scanops.fallback.scans import compute
 from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, sum_to
@@ -262,6 +263,7 @@ def gradients_of(
             call_cache.remember(call_cache.GRADIENTS, key, recipe)
         return found
     request = kept.kind.request
+    _check_unlinked(kept)
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
     if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):
         return kept.sum_gradients(by_fallback(kept, gy, gfinal), tape)
@@ -271,6 +273,7 @@ def gradients_of(
 
 def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
     """The gradients by ``scan_backward``, for a compiler, a mode or a subclass."""
+    _check_unlinked(kept)
     kind, read = kept.kind, kept.forward_inputs(gy)
     call = replace(kind.request.call, dtype=None) if kind.indexed else kind.request.call
     if call.start is not None:
@@ -279,3 +282,15 @@ def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> T
         gy, gfinal, kept.y, kept.indices, *read[: schema.TENSORS], *schema.backward_arguments(call, kept.needs)
     )
     return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
+
+
+def _check_unlinked(kept: Kept) -> None:
+    """Raise for lines that continue on other ranks: nothing but kernels knows of those."""
+    call = kept.kind.request.call
+    if call.link is not None:
+        raise UnsupportedRequest(
+            f"{call.name}: the backward pass of a sharded scan in one pass needs kernels",
+            allowed="gradients on the device of the forward pass, outside of torch's dispatch modes",
+            value=f"gradients of op={call.op!r} that no kernel computes",
+            hint="pass method='twopass' to the forward pass",
+        )
