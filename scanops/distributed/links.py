@@ -12,16 +12,19 @@ GPU, whatever streams they are called on, because they share the inbox.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from scanops.codegen.spec import ScanSpec
 from scanops.distributed.call_log import CallLog, map_shared_words
+from scanops.distributed.groups import is_captured
 from scanops.errors import PeerLost, UnsupportedRequest
 from scanops.forks import import_late
 from scanops.requests.request import Request
+from scanops.runtime import call_cache
 from scanops.torch_private import raw_stream
 
 __all__ = ["Link"]
@@ -33,7 +36,8 @@ STATE_BYTES = 4  # of a state in a status word
 LIMIT_SECONDS = 120  # that a kernel waits for another rank, which may be building its own
 
 
-class Memory(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Memory:
     """The memories of all ranks of a group, as this rank addresses them."""
 
     addresses: tuple[int, ...]  # by rank in the group
@@ -41,6 +45,18 @@ class Memory(NamedTuple):
     own: torch.Tensor  # this rank's
     heads: list[torch.Tensor]  # of the memories of all ranks, their first HEAD_WORDS words
     kept: Any  # what keeps the others mapped
+    status: torch.Tensor | None = None  # words of the tiles of this rank's launches
+
+    def workspace(self, size: int) -> torch.Tensor:
+        """Return at least ``size`` bytes for the tile status of a launch that this memory counts.
+
+        Other launches on the stream are counted elsewhere, and leave words of the same epochs in its workspace.
+        """
+        if is_captured(self.own):
+            return torch.zeros(size, dtype=torch.uint8, device=self.own.device)
+        if self.status is None or self.status.numel() < size:
+            self.status = torch.zeros(1 << (size - 1).bit_length(), dtype=torch.uint8, device=self.own.device)
+        return self.status
 
 
 class Link:
@@ -51,7 +67,7 @@ class Link:
     ) -> None:
         self.log = log  # of the calls that ranks make
         self.process_group, self.members, self.position, self.device = process_group, members, position, device
-        self._memories: list[Memory] = []  # launches that were bound before the last one grew use the others
+        self._memories: list[Memory] = []  # the last one is in use; CUDA graphs may replay launches of the others
         self._fault = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._failed = ctypes.c_uint64.from_address(self._fault.data_ptr())
         self._stream: int | None = None  # of the last launch
@@ -61,10 +77,10 @@ class Link:
         place = len(self.members) - 1 - self.position if reverse else self.position
         return {"linked_in": place > 0, "linked_out": place + 1 < len(self.members)}
 
-    def bind(self, arguments: Any, spec: ScanSpec, lines: int, state_bytes: int) -> None:
+    def bind(self, arguments: Any, spec: ScanSpec, lines: int, state_bytes: int) -> Memory:
         """Set the arguments of a kernel that are this rank's memory and that of the next rank in scan order.
 
-        The first call with more lines than any before makes the memory, on all ranks together.
+        Returns this rank's memory. The first call with more lines than any before makes it, on all ranks together.
         """
         self.reserve(lines * (state_bytes // STATE_BYTES))
         memory = self._memories[-1]
@@ -72,11 +88,17 @@ class Link:
         if spec.linked_out:
             after = self.position + (-1 if spec.reverse else 1)
             arguments.carry_out = memory.addresses[self.members[after]]
+        return memory
 
     def reserve(self, words: int) -> None:
-        """Make memory with so many words in half an inbox, unless the last one has them: on all ranks together."""
+        """Make memory with so many words in half an inbox, unless the last one has them: on all ranks together.
+
+        Launches are bound again then, as ``read_carry_in`` reads the memory of all of them.
+        """
         if self._memories and self._memories[-1].half >= words:
             return
+        if self._memories:
+            call_cache.forget()
         half = max(LEAST_WORDS, 1 << (words - 1).bit_length())
         self._memories.append(_on_gpus(self, half) if self.device.type == "cuda" else _on_cpu(self, half))
         self._prepare(self._memories[-1])

@@ -89,6 +89,7 @@ class Launcher:
     __slots__ = (
         "_arguments",
         "_bound",
+        "_link_memory",
         "_spare",
         "asked",
         "kernel",
@@ -122,9 +123,10 @@ class Launcher:
         self.places = request.places
         self.reads = _reads_of(request, kernel.spec)
         self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
-        self.link = request.call.link
+        self.link, self._link_memory = request.call.link, None
         if self.link is not None:
-            self.link.bind(arguments, kernel.spec, outer * inner, fragments(kernel.spec).state_bytes)
+            state_bytes = fragments(kernel.spec).state_bytes
+            self._link_memory = self.link.bind(arguments, kernel.spec, outer * inner, state_bytes)
         self._bound = bind_binary(kernel.code, arguments, request.x.get_device())
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
@@ -157,7 +159,8 @@ class Launcher:
             self.link.enter()
         stream = raw_stream(where.index) if where.type != "cpu" else 0
         if bound.workspace_bytes:
-            memory = workspace(where, stream, bound.workspace_bytes)
+            size, linked = bound.workspace_bytes, self._link_memory
+            memory = workspace(where, stream, size) if linked is None else linked.workspace(size)
             arguments.workspace = memory.data_ptr()
         if bound.configure is not None:
             emulated = emulator.ACTIVE.get() or emulator.DEFAULT

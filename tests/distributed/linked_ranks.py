@@ -361,6 +361,41 @@ def repeated_calls(rank: int) -> None:
         assert scan.repeat.generation > before.generation
 
 
+def launches_that_are_counted_elsewhere(rank: int) -> None:
+    """Scans of one GPU and of other groups use the same stream, and may be counted by the same numbers.
+
+    Each scan before a linked one has the same tiles, and other items.
+    """
+    x, gate = (each.chunk(3, 1)[rank].contiguous() for each in drawn((2, 150000), "linear", FLOATS))
+    whole = [torch.cat(_gathered(each), 1) for each in (gate, x)]
+    wanted = scanops.linear_scan(*whole, 1).chunk(3, 1)[rank]
+    for other in (None, dist.new_group([0, 1, 2])):
+        group = dist.new_group([0, 1, 2])
+        scanops.runtime.workspaces._WORKSPACES.clear()
+        for seed in range(1, 5):
+            with scanops.emulate(seed=seed, multiprocessors=5):
+                if other is None:
+                    scanops.linear_scan(gate, 7 - x, 1)
+                else:
+                    sd.linear_scan(gate, 7 - x, 1, group=other, method="onepass")
+                found = sd.linear_scan(gate, x, 1, group=group, method="onepass")
+                assert torch.equal(found, wanted)
+
+
+def memory_that_grows(rank: int) -> None:
+    """A call with more lines makes new memory; those before it read their carries from there."""
+    for lines in (4, 4 * links.LEAST_WORDS, 4):
+        x, gate = (each.chunk(3, 1)[rank].contiguous() for each in drawn((lines, 90), "linear", FLOATS))
+        with scanops.emulate():
+            for _ in range(2):
+                leaves = [each.clone().requires_grad_() for each in (gate, x)]
+                found = torch.autograd.grad(sd.linear_scan(*leaves, 1, method="onepass").sum(), leaves)
+        whole = [torch.cat(_gathered(each), 1).requires_grad_() for each in (gate, x)]
+        wanted = torch.autograd.grad(scanops.linear_scan(*whole, 1).sum(), whole)
+        for mine, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs.chunk(3, 1)[rank])
+
+
 def _gathered(shard: torch.Tensor) -> list[torch.Tensor]:
     found = [torch.empty_like(shard) for _ in range(RANKS)]
     dist.all_gather(found, shard)
@@ -476,6 +511,8 @@ def work(rank: int, folder: str) -> None:
     carries_and_their_gradients(rank)
     gradients_of_other_calls(rank)
     repeated_calls(rank)
+    launches_that_are_counted_elsewhere(rank)
+    memory_that_grows(rank)
     repeated_calls_that_differ(rank)
     other_calls(rank)
     a_backward_pass_without_kernels(rank)
