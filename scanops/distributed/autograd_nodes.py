@@ -4,32 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from scanops import environment
 from scanops.distributed import shards
 from scanops.distributed.onepass import SharedFinal
 from scanops.distributed.spans import join_spans
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass, needs_of
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, RequestKind, Tensors
+from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
 from scanops.runtime.policies import resumed
-from scanops.torch_private import saved_tensors_hooks
 
 Scan = Any  # scanops.distributed.sharded_scan.ShardedScan, which makes the nodes
 Outputs = tuple[Tensor, ...]
 
 
+class Span(NamedTuple):
+    """What the gradients of one span of a rank read, with the carry into it as an input of its scan."""
+
+    kind: RequestKind  # of the span's scan, whose carry-out is used
+    needs: Needs  # which gradients are asked for of results and carry-out: that of the carry-in is exchanged before
+    keep: tuple[bool, ...]  # which of x, mask, gate, carry-in, results and indices these read
+    keep_entry: tuple[bool, ...]  # likewise the gradient of the carry-in
+    reads_before: bool  # whether the carry-in is saved
+    reads_results: bool
+    reads_total: bool  # whether the states that this rank has sent are saved
+
+    def pull_back(self, grad: Tensor, of_final: Tensor | None, saved: Tensors, policy: str | None) -> Tensors:
+        """Return the gradients of x, mask and gate; with ``of_final`` None that of the carry-in alone, and 3 None.
+
+        ``saved`` are x, mask, gate, carry-in, results, None, head flags and None.
+        """
+        needs, keep = (self.needs, self.keep) if of_final is not None else (ENTRY, self.keep_entry)
+        kept = [each if wanted else None for each, wanted in zip(saved[:6], keep, strict=True)]
+        return backward_pass(self.kind, needs, (grad, of_final, *kept, *saved[6:]), policy)[0]
+
+
+ENTRY = (False, False, False, True)
+
+
+class Passed(NamedTuple):
+    """A forward pass: its results, and what its gradients are made of."""
+
+    outputs: Outputs
+    number: int  # of the exchange
+    spans: tuple[Span, ...] = ()  # none of a plain sum
+    starts: Tensor | None = None  # head flags
+    befores: tuple[Tensor | None, ...] = ()  # the carry into each span, where it is read
+    results: tuple[Tensor | None, ...] = ()  # of each span, where they are read
+    total: Outputs = ()  # the states of the spans, stacked, where they are read
+
+
+def find_spans(
+    scan: Scan, shard: shards.Shard, befores: Sequence[Tensor | None], needs: Sequence[bool]
+) -> tuple[Span, ...]:
+    """Return what the gradients of a rank's spans read; ``needs``: which of x, mask and gate have one."""
+    valued, asked, found = shard.valued, (*needs, False), []
+    for part, before in zip(scan.parts(valued), befores, strict=True):
+        request = check_request(replace(valued.call, final=True), part.tensors._replace(offsets=None, initial=before))
+        kind = RequestKind(request)
+        keep, keep_entry = keeps(kind, asked), keeps(kind, ENTRY)
+        generic = valued.has_slopes and not valued.is_paired
+        found.append(
+            Span(
+                kind=kind,
+                needs=asked,
+                keep=keep,
+                keep_entry=keep_entry,
+                reads_before=keep[3] or generic or (keep_entry[3] and valued.has_slopes),
+                reads_results=not shard.row.indices and (keep[4] or (keep_entry[4] and valued.has_slopes)),
+                reads_total=generic,
+            )
+        )
+    return tuple(found)
+
+
 class TwoPass(torch.autograd.Function):
     """A sharded scan with its gradients: one exchange forward, and one backward, against the scan's direction.
 
-    The node holds the graph of the shard's own scan with its carry-in as an input until the backward pass has run; a
-    further backward pass makes it again, from the tensors that the node has saved. Where hooks watch what is saved, as
-    those of a checkpoint, it is made in the backward pass. Plain sums save nothing. Where a backward pass is itself
-    recorded, the call is composed again of differentiable scans and exchanges.
+    The backward pass is that of a rank's own scans, whose carries-in are inputs and whose carries-out are results: it
+    exchanges the gradients of the former, which give those of the latter. The node saves what it reads, plain sums
+    nothing, and inputs for derivatives of higher order: where a backward pass is itself recorded, the call is composed
+    again of differentiable scans and exchanges.
     """
 
     @classmethod
@@ -40,57 +101,176 @@ class TwoPass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scan: Scan, number: complex | None, *tensors: Tensor | None) -> Any:
-        ctx.scan, ctx.initial, ctx.own = scan, number, None
         x, mask, gate, initial, starts, offsets = tensors
         assert x is not None
-        shard = scan.shard_with(Inputs(x, mask, gate, starts, offsets))
-        sent = scan.send_forward(shard, initial if number is None else number)
-        ctx.sent, shard = sent.number, sent.shard
-        befores = [None if each.before is None else each.before.to(shard.carry) for each in sent.carries]
-        ctx.plain = shard.is_plain_sum
-        ctx.like = x.dtype, x.device
-        if ctx.plain:
+        given, needs = Inputs(x, mask, gate, starts, offsets), ctx.needs_input_grad[2:5]
+        first = initial if number is None else number
+        repeat, found = scan.repeated_twopass, None
+        if repeat is not None:
+            found = repeat.record(given, first, needs)
+        if found is None:
+            found = scan.record_parts(given, first, needs)
+        ctx.scan, ctx.initial, ctx.spans, ctx.sent = scan, number, found.spans, found.number
+        ctx.like, ctx.policy = (x.dtype, x.device), environment.SCOPED.get()
+        if found.spans:
+            ctx.save_for_backward(x, mask, gate, initial, found.starts, *found.befores, *found.results, *found.total)
+        else:
             ctx.save_for_backward(None, None, None, initial, None)
-        else:
-            ctx.save_for_backward(x, mask, gate, initial, shard.tensors.starts, *befores, *sent.total)
-        if ctx.plain or shard.row.indices or saved_tensors_hooks(True) is not None:
-            found = scan.finish(sent)
-        else:
-            ctx.own = _own_scans(scan, shard, befores, ctx.needs_input_grad[2:5])
-            found = join_spans([(y.detach(),) for y in ctx.own.results], shard.call.dim)
-        ctx.mark_non_differentiable(*found[1:])
+        results = found.outputs[:-1] if scan.final else found.outputs
+        if len(results) > 1:
+            ctx.mark_non_differentiable(*results[1:])
         ctx.set_materialize_grads(False)
-        return scan.with_final(found, sent.carries[0].final)
+        return found.outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        scan, needs, again = ctx.scan, ctx.needs_input_grad[2:6], torch.is_grad_enabled()
+        scan, needs = ctx.scan, ctx.needs_input_grad[2:6]
         # A checkpoint computes the call again, with its exchanges, where saved tensors are read: here, on all ranks.
         x, mask, gate, initial, starts, *saved = ctx.saved_tensors
-        if ctx.plain:  # whatever the items are
-            dtype, device = ctx.like
-            x = torch.zeros((), dtype=dtype, device=device).expand(scan.shape)
-            x = x.detach().requires_grad_() if again else x
-        shard = scan.shard_with(Inputs(x, mask, gate, starts))
-        if again:
+        dtype, device = ctx.like
+        if torch.is_grad_enabled():
+            if x is None:  # whatever the items are
+                x = torch.zeros((), dtype=dtype, device=device).expand(scan.shape).requires_grad_()
+            shard = scan.shard_with(Inputs(x, mask, gate, starts))
             found = scan.gradients(shard, (x, mask, gate, initial), ctx.initial, needs, grads, ctx.sent)
             return (None, None, *found, None, None)
-        of_final = grads[-1] if shard.final else None
-        if shard.final:
-            of_final = x.new_zeros(shard.lines, dtype=shard.carry) if of_final is None else of_final.contiguous()
-        grad = x.new_zeros(scan.shape, dtype=shard.result) if grads[0] is None else grads[0]
-        pieces = (
-            [grad] if scan.layout.width == 1 else list(torch.split(grad, list(scan.layout.lengths), shard.call.dim))
-        )
-        if ctx.plain:
-            found, of_initial = _of_plain_sum(ctx, shard, pieces, of_final)
-        else:
-            own, ctx.own = ctx.own, None
-            found, of_initial = _of_others(ctx, shard, own, saved, pieces, of_final, needs)
+        grad, of_final = grads[0], grads[-1] if scan.final else None
+        if grad is None:
+            grad = torch.zeros((), dtype=scan.result, device=device).expand(scan.shape)
+        if scan.final:
+            of_final = _or_zeros(scan, of_final, grad)
+        with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
+            work = BackwardPass(ctx, Inputs(x, mask, gate, starts), grad, of_final, saved)
+            found, of_initial = work.run(needs)
         if not needs[3]:
             return (None, None, *found, None, None, None)
-        of_initial = of_initial.clone() if scan.is_first else torch.zeros_like(of_initial)  # the first rank's alone
+        # The first rank's alone, and no memory of the exchange.
+        of_initial = of_initial.clone() if scan.is_first else torch.zeros_like(of_initial)
         return (None, None, *found, of_initial.sum_to_size(initial.shape).to(initial.dtype), None, None)
+
+
+def _or_zeros(scan: Scan, of_final: Tensor | None, grad: Tensor) -> Tensor:
+    if of_final is not None:
+        return of_final.contiguous()
+    lines = line_shape(scan.shape, scan.call.dim)
+    return torch.zeros(lines, dtype=scan.carry, device=grad.device)
+
+
+class BackwardPass:
+    """One backward pass in two passes, of a rank."""
+
+    def __init__(
+        self, ctx: Any, tensors: Inputs, grad: Tensor, of_final: Tensor | None, saved: Sequence[Tensor | None]
+    ) -> None:
+        self.scan, self.spans, self.number, self.policy = ctx.scan, ctx.spans, ctx.sent, ctx.policy
+        self.tensors, self.grad, self.of_final = tensors, grad, of_final
+        count = len(self.spans)
+        self.befores, self.results, self.total = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        self._values: dict[int, Tensor] = {}  # of spans, where results have indices
+
+    def run(self, needs: Sequence[bool]) -> tuple[list[Tensor | None], Tensor]:
+        """Return the gradients of x, mask and gate, and that of the initial value."""
+        scan, repeat = self.scan, self.scan.repeated_twopass
+        sent: tuple[Tensor, Tensor] | None = None
+        if repeat is not None:
+            sent = repeat.send_backward(self.grad, self.of_final, self.tensors, self.number, self.compute_states)
+        if sent is None:
+            into, of_initial = scan.send_backward(self.shard, self.compute, self.number)
+        else:
+            into, of_initial = [sent[0]], sent[1]
+        if not any(needs[:3]):
+            return [None, None, None], of_initial
+        if self.spans:
+            return self.pull_back(into), of_initial
+        if repeat is not None and sent is not None:
+            return [repeat.scan_back(self.grad, into[0]), None, None], of_initial
+        back = [
+            (shards.scan_local(scan.call_back, piece, initial=each),)
+            for piece, each in zip(self.pieces, into, strict=True)
+        ]
+        return [join_spans(back, scan.call.dim)[0], None, None], of_initial
+
+    @property
+    def shard(self) -> shards.Shard:
+        """The shard, of a plain sum without its items."""
+        tensors, scan = self.tensors, self.scan
+        if not self.spans:
+            tensors = Inputs(self.grad.new_zeros((), dtype=scan.result).expand(scan.shape))
+        found: shards.Shard = scan.shard_with(tensors)
+        return found
+
+    @property
+    def pieces(self) -> Sequence[Tensor]:
+        """The gradients of the results of each span."""
+        layout = self.scan.layout
+        if layout.width == 1:
+            return [self.grad]
+        return torch.split(self.grad, list(layout.lengths), self.scan.call.dim)
+
+    def compute(self) -> Outputs:
+        """Return the states that a rank sends."""
+        of_final, count = self.of_final, self.scan.layout.width
+        if of_final is None:
+            return self.compute_states()
+        # The gradient of the carry-out is a state of the first span.
+        each_of = [of_final, *[torch.zeros_like(of_final)] * (count - 1)]
+        return (*self.compute_states(), torch.stack(each_of))
+
+    def compute_states(self) -> Outputs:
+        """Return the states of ``shards.find_entries`` of the spans, stacked."""
+        shard, total = self.shard, [each for each in self.total if each is not None]
+        if self.scan.has_indices:
+            del total[1:2]
+        found = []
+        for k, (part, piece) in enumerate(zip(self.scan.parts(shard.valued), self.pieces, strict=True)):
+            before = self.befores[k] if self.spans else None
+            states = tuple(each[k] for each in total)
+            found.append(shards.find_entries(part, piece, before, states, partial(self.find_entry, k)))
+        return tuple(torch.stack(each) for each in zip(*found, strict=True))
+
+    def find_entry(self, k: int, piece: Tensor) -> Tensor:
+        """Return the gradient of the carry into a span, from that of its results."""
+        found = self.spans[k].pull_back(piece, None, self.list_saved(k), self.policy)[3]
+        return torch.zeros(self.shard.lines, dtype=self.scan.carry, device=piece.device) if found is None else found
+
+    def list_saved(self, k: int) -> Tensors:
+        """Return what the gradients of a span may read."""
+        scan, tensors = self.scan, self.tensors
+        if scan.layout.width > 1:
+            tensors = scan.parts(self.shard)[k].tensors
+        x, mask, gate, starts, *_ = tensors
+        results, span = self.results[k], self.spans[k]
+        if scan.has_indices and (span.keep[4] or span.keep_entry[4]):  # those of the values alone
+            if k not in self._values:
+                given = {"mask": mask, "gate": gate, "starts": starts, "initial": self.befores[k]}
+                self._values[k] = shards.scan_local(self.shard.valued.call, x, **given)
+            results = self._values[k]
+        return (x, mask, gate, self.befores[k], results, None, starts, None)
+
+    def pull_back(self, into: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of x, mask and gate, from those of the carries out of the spans."""
+        every = zip(self.spans, self.pieces, into, strict=True)
+        found = [
+            span.pull_back(piece, each, self.list_saved(k), self.policy)[:3]
+            for k, (span, piece, each) in enumerate(every)
+        ]
+        if len(found) == 1:
+            return list(found[0])
+        of_x, of_mask, of_gate = zip(*found, strict=True)
+        (x, mask, gate, *_), dim = self.tensors, self.scan.call.dim
+        whole = None if None in of_x else torch.cat(of_x, dim)
+        return [whole, _join_gradients(of_mask, x.ndim, dim, mask), _join_gradients(of_gate, x.ndim, dim, gate)]
+
+
+def _join_gradients(found: Sequence[Tensor | None], rank: int, dim: int, operand: Tensor | None) -> Tensor | None:
+    """The gradient of an operand from those of its spans: of what belongs to each span, their sum."""
+    pieces = [each for each in found if each is not None]
+    if not pieces or operand is None:
+        return None
+    at = dim - rank + operand.ndim
+    if at < 0 or operand.shape[at] == 1:
+        return torch.stack(pieces).sum(0)
+    return torch.cat(pieces, at)
 
 
 class LinkedWork:
@@ -198,100 +378,3 @@ class OnePass(ScanFunction):
             shape, dtype = ctx.like_initial
             of_initial = torch.zeros(shape, dtype=dtype, device=ctx.device)
         return (None, *found[:3], None, None, of_initial)
-
-
-def _of_plain_sum(
-    ctx: Any, shard: shards.Shard, pieces: Sequence[Tensor], of_final: Tensor | None
-) -> tuple[list[Tensor | None], Tensor]:
-    """Return the gradients of x, mask and gate, and of the initial value: sums against the scan's direction."""
-    scan = ctx.scan
-
-    def compute() -> Outputs:
-        entries = torch.stack([shards.entry(shard, None, None, piece) for piece in pieces])
-        return (entries, *_for_each(of_final, scan.layout.width))
-
-    into, of_initial = scan.send_backward(shard, compute, ctx.sent, has_slopes=False)
-    if not ctx.needs_input_grad[2]:
-        return [None, None, None], of_initial
-    back = [(scan.scan_back(piece, carry),) for piece, carry in zip(pieces, into, strict=True)]
-    return [join_spans(back, shard.call.dim)[0], None, None], of_initial
-
-
-def _of_others(
-    ctx: Any,
-    shard: shards.Shard,
-    own: _Own | None,
-    saved: Sequence[Any],
-    pieces: Sequence[Tensor],
-    of_final: Tensor | None,
-    needs: Sequence[bool],
-) -> tuple[list[Tensor | None], Tensor]:
-    """Return the gradients of x, mask and gate, and of the initial value, by the graph of the shard's own scan."""
-    scan, count = ctx.scan, ctx.scan.layout.width
-    befores, total = saved[:count], saved[count:]
-    total = [total[0], *total[2:]] if shard.row.indices else total
-    made: list[_Own] = [] if own is None else [own]
-    has_slopes = not (shard.row.name == "sum" and shard.tensors.starts is None)
-
-    def compute() -> Outputs:
-        if not made:
-            made.append(_own_scans(scan, shard, befores, needs[:3]))
-        entries, slopes, zero = [], [], torch.zeros_like(total[0][0], dtype=shard.carry)
-        for k, part in enumerate(scan.parts(shard.valued)):
-            before = made[0].befores[k]
-            if before is None:
-                entries.append(zero)
-                slopes.append(torch.ones_like(zero, dtype=scan.wide_or_carry(shard)))
-                continue
-            entries.append(shards.entry(part, made[0].results[k], before, pieces[k], scan.scan_entry))
-            if has_slopes:
-                slopes.append(shards.slope(part, tuple(each[k] for each in total), befores[k]))
-        rates = [torch.stack(slopes)] if has_slopes else []
-        return (torch.stack(entries), *rates, *_for_each(of_final, count))
-
-    outs, of_initial = scan.send_backward(shard, compute, ctx.sent, has_slopes=has_slopes)
-    (graph,) = made
-    wanted = [leaf for leaf, need in zip(graph.leaves, needs, strict=False) if need and leaf is not None]
-    found = iter(torch.autograd.grad((*graph.results, *graph.finals), wanted, (*pieces, *outs), allow_unused=True)
-                 if wanted else ())  # fmt: skip
-    return [next(found) if need else None for need in needs[:3]], of_initial
-
-
-def _for_each(of_final: Tensor | None, count: int) -> list[Tensor]:
-    """The gradient of the carry-out as a state of each span: of the first one, and zeros."""
-    if of_final is None:
-        return []
-    if count == 1:
-        return [of_final.unsqueeze(0)]
-    return [torch.stack([of_final, *[torch.zeros_like(of_final)] * (count - 1)])]
-
-
-class _Own(NamedTuple):
-    """The values of a rank's spans as functions of its tensors and of the carry into each span."""
-
-    leaves: list[Tensor | None]
-    befores: list[Tensor | None]
-    results: list[Tensor]
-    finals: list[Tensor]
-
-
-def _own_scans(scan: Scan, shard: shards.Shard, befores: Sequence[Tensor | None], needs: Sequence[bool]) -> _Own:
-    leaves = [
-        None if each is None else each.detach().requires_grad_(need)
-        for each, need in zip(shard.tensors.differentiable[:3], needs, strict=True)
-    ]
-    firsts = [None if each is None else each.detach().requires_grad_() for each in befores]
-    x, mask, gate = leaves
-    assert x is not None
-    valued = shard.valued
-    own = _Own(leaves, firsts, [], [])
-    with torch.enable_grad():
-        read = valued.tensors._replace(x=x, mask=mask, gate=gate)
-        for part, first in zip(scan.parts(replace(valued, tensors=read)), firsts, strict=True):
-            of = part.tensors
-            y, final = shards.scan_local(
-                replace(valued.call, final=True), of.x, mask=of.mask, gate=of.gate, starts=of.starts, initial=first
-            )
-            own.results.append(y)
-            own.finals.append(final)
-    return own

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from scanops import emulator, environment
 from scanops import torch_private as private
 from scanops.codegen.lazy import lazy
+from scanops.codegen.operators import find_operator
 from scanops.distributed import autograd_nodes, onepass, shards
 from scanops.distributed.exchange import (
     CHECKS,
@@ -47,7 +48,7 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT, line_shape
 from scanops.requests.request import NAMES, Inputs
 from scanops.requests.segments import check_offsets, flags_along
-from scanops.requests.torch_state import is_transformed
+from scanops.requests.torch_state import is_transformed, runs_kernels
 from scanops.runtime import native
 
 __all__ = ["How", "ShardedScan", "key_of", "scan_alone", "scan_shards"]
@@ -116,7 +117,7 @@ def scan_shards(
     """
     if is_compiling():
         return _scan_traced(who, request, group, how)
-    calls = group.ledger.calls
+    calls, key = group.ledger.calls, None if key is None else (group.members, key)
     known: ShardedScan | None = None if key is None else calls.get(key)
     if known is not None and (repeat := known.repeat) is not None and repeat.generation == native.generation():
         found = repeat.run(given)
@@ -317,17 +318,35 @@ class ShardedScan:
         leaves = (*given[:3], given.initial if number is None else None)
         return autograd_nodes.TwoPass.record(self, number, *leaves, given.starts, given.offsets)
 
-    @property
-    def scan_entry(self) -> shards.RepeatedScan | None:
-        """What repeats the scan of ``shards.entry``, if there is something."""
-        return self.repeat.entry if isinstance(self.repeat, RepeatedTwoPass) else None
+    def record_parts(self, given: Inputs, initial: Initial, needs: Sequence[bool]) -> autograd_nodes.Passed:
+        """Return the results of two passes, and what is kept for gradients; ``needs``: of x, mask and gate."""
+        sent = self.send_forward(self.shard_with(given), initial)
+        shard, found = sent.shard, self.finish(sent)
+        outputs = self.with_final(found, sent.carries[0].final)
+        if shard.is_plain_sum:
+            return autograd_nodes.Passed(outputs, sent.number)
+        befores = [None if each.before is None else each.before.to(shard.carry) for each in sent.carries]
+        spans = autograd_nodes.find_spans(self, shard, befores, needs)
+        results = split_spans(Inputs(found[0]), shard.call.dim, self.layout.lengths)
+        return autograd_nodes.Passed(
+            outputs,
+            sent.number,
+            spans,
+            shard.tensors.starts,
+            tuple(each if span.reads_before else None for each, span in zip(befores, spans, strict=True)),
+            tuple(each.x if span.reads_results else None for each, span in zip(results, spans, strict=True)),
+            sent.total if spans[0].reads_total else (),
+        )
 
-    def scan_back(self, grad: Tensor, into: Tensor) -> Tensor:
-        """Return the gradient of a plain sum over one span, from that of its carry-out: a sum as well."""
-        if isinstance(self.repeat, RepeatedTwoPass):
-            return self.repeat.scan_back(grad, None, None, None, None, into)[0]
-        found: Tensor = shards.scan_local(self.call_back, grad, initial=into)
-        return found
+    @lazy
+    def has_indices(self) -> bool:
+        """Whether results have indices beside them."""
+        return bool(find_operator(self.call.op).indices)
+
+    @property
+    def repeated_twopass(self) -> RepeatedTwoPass | None:
+        """What repeats the call in two passes, if something does."""
+        return self.repeat if isinstance(self.repeat, RepeatedTwoPass) else None
 
     @property
     def call_back(self) -> Call:
@@ -439,12 +458,6 @@ class ShardedScan:
 
     def send_forward(self, shard: Shard, initial: Initial) -> Sent:
         """Exchange states; return the carry into each span of this rank."""
-        keep = self.recorded and not shard.is_plain_sum
-        if isinstance(self.repeat, RepeatedTwoPass) and (
-            repeated := self.repeat.send(shard.tensors, initial, keep=keep)
-        ):
-            carry, own, number = repeated
-            return Sent(shard, tuple([each.unsqueeze(0) for each in own]), [carry], [0], number)
         offsets, indices = shard.tensors.offsets, bool(shard.row.indices)
         gives = [self.carry, torch.int64] if indices else [self.carry]
         common = [self.carry] if self.final else []
@@ -519,8 +532,6 @@ class ShardedScan:
 
     def finish(self, sent: Sent) -> Outputs:
         """Return the results of this rank's spans."""
-        if isinstance(self.repeat, RepeatedTwoPass):
-            return self.repeat.finish(sent.shard.tensors, sent.carries[0])
         each = zip(self.parts(sent.shard), sent.carries, sent.starts, strict=True)
         return join_spans([shards.finish(part, carry, start) for part, carry, start in each], self.call.dim)
 
@@ -587,40 +598,34 @@ class ShardedScan:
         """States [rank, span, ...] as [position in scan order, ...]."""
         return tuple(in_order_of(self.layout.rows, each.flatten(0, 1)) for each in stacked)
 
-    def send_backward(
-        self, shard: Shard, compute: Callable[[], Outputs], number: int, *, has_slopes: bool
-    ) -> tuple[list[Tensor], Tensor]:
+    def send_backward(self, shard: Shard, compute: Callable[[], Outputs], number: int) -> tuple[list[Tensor], Tensor]:
         """Return the gradients of the carries out of this rank's spans, and that of the initial value.
 
-        ``compute`` returns the gradients of the carries into the spans from their own results, with ``has_slopes`` the
-        derivatives of carries out by carries in, and that of the carry-out where the call returns it.
+        ``compute`` returns the states of ``shards.find_entries`` of the spans, stacked, and the gradient of the
+        carry-out where the call returns it.
         """
-        slopes = self.wide_or_carry(shard)
-        model: list[Any] = [(shard.lines, self.carry), *[(shard.lines, slopes)] * has_slopes]
-        model += [(shard.lines, self.carry)] * self.final
 
         def fold(states: Outputs, _: Initial) -> tuple[list[Tensor], list[Tensor]]:
-            entries, *others = states
-            rates = others.pop(0) if has_slopes else None
-            of_final = others[0].sum(0) if others else None
-            into, of_initial = shards.fold_back(rates, entries, of_final)
-            return [into], [of_initial]
+            entries, slopes = shards.split_gradients(shard, states)
+            of_final = states[-1].sum(0, dtype=entries.dtype) if self.final else None
+            into, of_initial = shards.fold_back(slopes, entries, of_final)
+            return [into.to(self.carry)], [of_initial.to(self.carry)]
 
         gives = common = [self.carry]
-        stacked, route = self._find_route(model, gives, common, rides=True)
-        if isinstance(self.repeat, RepeatedTwoPass) and not route.trades:
-            found = self.repeat.send_backward(compute, number, model, route)
-            if found is not None:
-                return [found[0]], found[1]
+        stacked, route = self._find_route(self.backward_model(shard), gives, common, rides=True)
         with take_turn(self.group, self.backward_message, self.group.device_of(shard.tensors.x)) as turn:
             turn.number, turn.length = number, shard.length
             turn.plan(route)
             into, of_all = self.combine(turn, shard, compute, stacked, fold, None, gives, common, behind=False)
         return into[0], of_all[0]
 
-    def wide_or_carry(self, shard: Shard) -> torch.dtype:
-        """Return the dtype of the derivatives of carries out by carries in."""
-        return shard.wide if shard.row.gated else self.carry
+    def backward_model(self, shard: Shard) -> list[tuple[torch.Size, torch.dtype]]:
+        """Return shape and dtype of the states of a backward pass."""
+        return [*shard.backward_model, *[(shard.lines, self.carry)] * self.final]
+
+    def backward_route(self, shard: Shard) -> Route:
+        """Return how the states of a backward pass travel."""
+        return self._find_route(self.backward_model(shard), [self.carry], [self.carry], rides=True)[1]
 
     # ---- derivatives of higher order, and compiled code
 
@@ -707,10 +712,18 @@ class RepeatedTwoPass:
         if initial is not None and not isinstance(initial, Tensor):
             self._number = torch.full((), initial, dtype=self._fold_carry, device=x.device)
             self._first = _first_of(initial, shard, scan.carry)
+        # What is kept for gradients, by those that are needed, and the exchange of a backward pass.
+        self._is_plain = shard.is_plain_sum
+        self._spans: dict[tuple[bool, ...], autograd_nodes.Span] = {}
         self._backward: RepeatedExchange | None = None
-        self._fold_back: shards.RepeatedScan | None = None
-        self.entry = shards.RepeatedScan(shards.call_of_entry(shard), varies=True) if shard.row.gated else None
-        self.scan_back = shards.RepeatedScan(scan.call_back, varies=True)  # of the gradient of a plain sum
+        if scan.recorded and not (route := scan.backward_route(shard)).trades:
+            model = scan.backward_model(shard)
+            self._backward = self._exchange_of(scan.backward_message, model, route, self._view_gradients)
+            call_back = shards.back_over_ranks(shard, reverse=not self._backward.is_backwards)
+            self._fold_back = shards.RepeatedScan(call_back)
+            self._has_carry, self._has_pairs = self._position > 0 or initial is not None, shard.has_paired_entries
+            self._entry = shards.RepeatedScan(shards.call_of_entry(shard), varies=True)
+            self._scan_back = shards.RepeatedScan(scan.call_back, varies=True)
 
     def _exchange_of(
         self, message: Message, model: Any, route: Route, view: Callable[[Outputs], Folding]
@@ -740,10 +753,10 @@ class RepeatedTwoPass:
         found = self.finish(given, sent[0])
         return (*found, sent[0].final) if self._scan.final else found
 
-    def send(self, given: Inputs, initial: Initial, *, keep: bool = False) -> tuple[Carry, Outputs, int] | None:
+    def send(self, given: Inputs, initial: Initial) -> tuple[Carry, Outputs, int] | None:
         """Exchange states; return the carry into this shard, its states, and the number of the exchange.
 
-        The carry-out is the caller's; the others are good until the next exchange, or longer with ``keep``.
+        The carry-out is the caller's; the others are good until the next exchange.
         """
         lane = None if is_captured(given.x) else self._exchange.send(partial(self._totals, *given[:4]))
         if lane is None:
@@ -759,50 +772,90 @@ class RepeatedTwoPass:
                 fold.after.copy_(after)
             if fold.before is not None:
                 before = fold.before if self._fold_dtype == self._carry else fold.before.to(self._carry)
-                before = before.clone() if keep else before
             final = fold.last.to(self._carry, copy=True) if self._scan.final else None
-        own = tuple([each.clone() for each in lane.own]) if keep else lane.own
-        return Carry(before, final), own, self._exchange.ledger.count  # type: ignore[arg-type]
+        return Carry(before, final), lane.own, self._exchange.ledger.count  # type: ignore[arg-type]
 
     def finish(self, given: Inputs, carry: Carry) -> Outputs:
         """Return the results of the shard."""
         return self._finish(*given[:4], None, carry.before)
 
-    def send_backward(
-        self, compute: Callable[[], Outputs], number: int, model: Any, route: Route
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return the gradients of the carry out of this shard and of the initial value, as ``fold_back``.
-
-        They are good until the next exchange.
-        """
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    def record(self, given: Inputs, initial: Initial, needs: tuple[bool, ...]) -> autograd_nodes.Passed | None:
+        """Return the results, and what is kept for gradients; None where the call has to be made by its parts."""
+        sent = self.send(given, initial)
+        if sent is None:
             return None
-        if self._backward is None:
-            self._backward = self._exchange_of(self._scan.backward_message, model, route, self._view_gradients)
-        lane = self._backward.send(lambda own: tuple([each.squeeze(0) for each in compute()]), number)
+        carry, own, number = sent
+        found = self.finish(given, carry)
+        outputs = (*found, carry.final) if self._scan.final else found
+        if self._is_plain:
+            return autograd_nodes.Passed(outputs, number)
+        span = self._spans.get(needs)
+        if span is None:
+            shard = self._scan.shard_with(given)
+            (span,) = autograd_nodes.find_spans(self._scan, shard, [carry.before], needs)
+            span.kind.lasts = True
+            self._spans[needs] = span
+        before = carry.before if span.reads_before else None
+        if self._position and before is not None:  # the next exchange writes over it
+            before = before.clone()
+        total = tuple([each.clone().unsqueeze(0) for each in own]) if span.reads_total else ()
+        return autograd_nodes.Passed(
+            outputs, number, (span,), given.starts, (before,), (found[0] if span.reads_results else None,), total
+        )
+
+    def send_backward(
+        self, grad: Tensor, of_final: Tensor | None, tensors: Inputs, number: int, compute: Callable[[], Outputs]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the gradients of the carry out of this shard and of the initial value, as ``shards.fold_back``.
+
+        They are good until the next exchange. ``grad`` and ``of_final`` are the gradients of results and carry-out;
+        ``compute`` returns the states to exchange where no single operator or kernel does. None where the backward pass
+        has to be made by its parts.
+        """
+        if self._backward is None or is_captured(grad):
+            return None
+
+        def find(own: Outputs) -> Outputs:
+            entries = self._find_entries(grad, tensors, own) or tuple([each.squeeze(0) for each in compute()])
+            return entries if of_final is None else (*entries, of_final)
+
+        lane = self._backward.send(find, number)
         if lane is None:
             return None
         fold: Folding = lane.views
-        if self._fold_back is None:
-            call = shards.call_back(fold.other, fold.value)
-            self._fold_back = shards.RepeatedScan(replace(call, reverse=not self._backward.is_backwards))
-        of_final = None if fold.third is None else fold.third.sum(0)
-        (after,) = self._fold_back(fold.value, None, fold.other, None, None, of_final, outs=(fold.after,))
+        of_line = None if fold.third is None else fold.third.sum(0, dtype=fold.value.dtype)
+        (after,) = self._fold_back(fold.value, None, fold.other, None, None, of_line, outs=(fold.after,))
         if after is not fold.after:
             fold.after.copy_(after)
-        of_initial = fold.last.to(self._carry)
-        if fold.before is not None:
-            return fold.before.to(self._carry), of_initial
-        return torch.zeros_like(of_initial) if of_final is None else of_final, of_initial
+        into = of_line if fold.before is None else fold.before
+        assert into is not None
+        return into if into.dtype == self._carry else into.to(self._carry), fold.last
+
+    def _find_entries(self, grad: Tensor, tensors: Inputs, own: Outputs) -> Outputs:
+        """The states of ``shards.find_entries`` by one operator or kernel, in ``own`` if possible, else nothing."""
+        shard = self._shard
+        if not shard.has_slopes:
+            return (torch.sum(grad, shard.call.dim, dtype=self._carry, out=own[0]),)
+        if not self._has_carry:  # nothing reads them
+            return own[: len(own) - self._scan.final]
+        if self._has_pairs and grad.dtype == shard.result and runs_kernels((grad,)):
+            return self._entry(grad, tensors.mask, tensors.gate, None, None, None, outs=own[:1])
+        return ()
+
+    def scan_back(self, grad: Tensor, into: Tensor) -> Tensor:
+        """Return the gradient of a plain sum, from those of its results and of its carry-out: a sum as well."""
+        return self._scan_back(grad, None, None, None, None, into)[0]
 
     def _view_gradients(self, states: Outputs) -> Folding:
-        entries, *others = states
-        of_final = others.pop() if self._scan.final else None
-        slopes, ranks = others[0] if others else None, len(entries)
-        dtype = entries.dtype if slopes is None else slopes.dtype
+        entries, slopes = shards.split_gradients(self._shard, states)
+        dtype = shards.back_over_ranks(self._shard, reverse=False).dtype
         after, behind = torch.empty(entries.shape, dtype=dtype, device=entries.device), self._position + 1
-        before = after[self._place_of(behind)] if behind < ranks else None
-        return Folding(entries, slopes, of_final, after, before, after[self._place_of(0)])
+        before = None if self._scan.final else torch.zeros(self._lines, dtype=self._carry, device=entries.device)
+        if behind < len(entries):
+            before = after[self._place_of(behind)]
+        return Folding(
+            entries, slopes, states[-1] if self._scan.final else None, after, before, after[self._place_of(0)]
+        )
 
 
 def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How) -> Outputs:

@@ -41,7 +41,7 @@ __all__ = [
     "Folded",
     "RepeatedScan",
     "Shard",
-    "entry",
+    "find_entries",
     "find_totals",
     "finish",
     "fold",
@@ -49,7 +49,7 @@ __all__ = [
     "fold_recorded",
     "record_with",
     "shard_of",
-    "slope",
+    "split_gradients",
     "split_states",
     "totals",
 ]
@@ -126,6 +126,38 @@ class Shard:
         others = [self.wide] * self.row.gated + [torch.int64] * bool(self.row.indices)
         others += [torch.bool] * (self.tensors.starts is not None or self.tensors.offsets is not None)
         return [(self.lines, each) for each in (self.carry, *others)]
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether the derivative of the carry-out by the carry-in may be other than 1."""
+        return not (self.row.name == "sum" and self.tensors.starts is None)
+
+    @property
+    def of_slopes(self) -> torch.dtype:
+        """The dtype of that derivative."""
+        return self.wide if self.row.gated else self.carry
+
+    @property
+    def backward_model(self) -> list[tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of each tensor of ``find_entries``."""
+        if self.is_paired:
+            return [(self.lines, torch.complex128)]
+        return [(self.lines, each) for each in (self.carry, *[self.of_slopes] * self.has_slopes)]
+
+    @property
+    def is_reduced_to_pairs(self) -> bool:
+        """Whether one kernel reduces the shard to the values and products of gates of its lines."""
+        x, mask, gate, *_ = self.tensors
+        selects = mask is None or mask.dtype == torch.bool
+        return self.is_paired and selects and self.length > 0 and runs_kernels((x, mask, gate))
+
+    @property
+    def has_paired_entries(self) -> bool:
+        """Whether one kernel reduces gradients of results to those of carries-in and to products of gates.
+
+        Beside a mask a result that is left out of an exclusive scan has a gradient, which no such kernel adds.
+        """
+        return self.is_reduced_to_pairs and not (self.call.exclusive and self.tensors.mask is not None)
 
     def without_memory(self) -> Shard:
         """Return the shard of tensors without memory, for what asks for no more than shapes and dtypes."""
@@ -284,7 +316,7 @@ def find_totals(
     is_reduced = not recorded and mask is starts is None and not call.compensated and _is_reducible(shard)
     selects = mask is not None and mask.dtype == torch.bool
     is_paired = not recorded and shard.is_paired
-    has_pairs = is_paired and _has_pairs(shard)
+    has_pairs = is_paired and shard.is_reduced_to_pairs
     scan, scan_pairs = scan_by(replace(call, exclusive=False, final=True)), scan_by(_call_of_pairs(shard))
     shard = shard.without_memory()
 
@@ -317,21 +349,6 @@ def split_states(shard: Shard, states: States) -> tuple[Tensor, Tensor | None, T
     value, *others = states
     begins = others.pop() if shard.tensors.starts is not None else None
     return value, others[0] if others else None, begins
-
-
-def _has_pairs(shard: Shard) -> bool:
-    """Whether one kernel reduces a shard to values and products of gates: of real recurrences without segments."""
-    x, mask, gate, starts, *_ = shard.tensors
-    return (
-        shard.row.name == "linear"
-        and starts is None
-        and shard.tensors.offsets is None
-        and (mask is None or mask.dtype == torch.bool)
-        and shard.result.is_floating_point
-        and not shard.call.compensated
-        and shard.length > 0
-        and runs_kernels((x, mask, gate))
-    )
 
 
 def _call_of_pairs(shard: Shard, op: str = "linear", *, turned: bool = False) -> Call:
@@ -454,31 +471,47 @@ def _last_of(shard: Shard) -> States:
 # ---- backward
 
 
-def entry(
-    shard: Shard, y: Tensor | None, before: Tensor | None, grad: Tensor, scan_pairs: RepeatedScan | None = None
-) -> Tensor:
-    """Return the gradient of the carry-in from the gradient of the shard's own results, one per line.
+def find_entries(
+    shard: Shard,
+    grad: Tensor,
+    before: Tensor | None,
+    total: States,
+    pull_back: Callable[[Tensor], Tensor],
+) -> States:
+    """Return the states that ranks exchange backward, as ``Shard.backward_model`` describes them, one per line.
 
-    ``scan_pairs`` repeats ``call_of_entry``. Of a recurrence that reads gates and gradients once.
+    The gradient of the carry-in ``before``, from that of the shard's own results; unless it is 1 also the derivative of
+    the carry-out by the carry-in, from the states ``total`` of the shard. ``pull_back`` differentiates the scan by its
+    carry-in. Recurrences read gates and gradients once, where a kernel can read them.
     """
-    if shard.row.name == "sum" and shard.tensors.starts is None:  # each result contains the carry-in once
-        return grad.sum(shard.call.dim, dtype=shard.carry)
-    if _has_pairs(shard) and runs_kernels((grad,)) and grad.dtype == shard.result:
+    if not shard.has_slopes:  # each result contains the carry-in once
+        return (grad.sum(shard.call.dim, dtype=shard.carry),)
+    if before is None:  # nothing reads them
+        zero = torch.zeros(shard.lines, dtype=shard.backward_model[0][1], device=grad.device)
+        return (zero,) if shard.is_paired else (zero, torch.ones_like(zero, dtype=shard.of_slopes))
+    if shard.is_paired:
         _, mask, gate, *_ = shard.tensors
-        pairs = (
-            scan_pairs(grad, mask, gate, None, None, None)
-            if scan_pairs
-            else _scan_six(call_of_entry(shard), grad, mask, gate, None, None, None)
-        )
-        if pairs:
-            return pairs[0].real.to(shard.carry)
-    assert y is not None and before is not None
-    (found,) = torch.autograd.grad(y, before, grad, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return found.to(shard.carry)
+        if shard.has_paired_entries and grad.dtype == shard.result and runs_kernels((grad,)):
+            pairs = _scan_six(call_of_entry(shard), grad, mask, gate, None, None, None)
+            if pairs:
+                return pairs
+        assert gate is not None
+        selects = mask if mask is not None and mask.dtype == torch.bool else None
+        product = _product_of_gates(shard, gate.expand(grad.shape), selects)
+        return (torch.complex(pull_back(grad).double(), product),)
+    return pull_back(grad).to(shard.carry), _find_slopes(shard, total, before)
 
 
-def slope(shard: Shard, total: States, before: Tensor) -> Tensor:
-    """Return the derivative of the shard's carry-out by its carry-in, conjugated as gradients are, one per line."""
+def split_gradients(shard: Shard, states: States) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of carries-in of the states of ``find_entries``, and slopes where they are not 1."""
+    if shard.is_paired:
+        entries, slopes = torch.view_as_real(states[0]).unbind(-1)
+        return entries, slopes
+    return states[0], states[1] if shard.has_slopes else None
+
+
+def _find_slopes(shard: Shard, total: States, before: Tensor) -> Tensor:
+    """The derivative of the shard's carry-out by its carry-in, conjugated as gradients are, one per line."""
     value, product, begins = split_states(shard, total)
     if product is not None:
         found = product.conj()
@@ -511,6 +544,15 @@ def call_back(slopes: Tensor | None, entries: Tensor) -> Call:
     if slopes is None:
         return Call("sum", 0, reverse=True, dtype=entries.dtype)
     return Call("linear", 0, reverse=True, dtype=slopes.dtype)
+
+
+def back_over_ranks(shard: Shard, *, reverse: bool) -> Call:
+    """Return the scan of ``fold_back`` over the ranks whose results have the dtype of carries, where that is exact."""
+    if not shard.has_slopes:
+        return Call("sum", 0, reverse, dtype=shard.carry)
+    if shard.is_paired:
+        return Call("linear", 0, reverse, dtype=shard.carry, accumulate="float64")
+    return Call("linear", 0, reverse, dtype=shard.of_slopes)
 
 
 def _mask_filled(shard: Shard) -> Tensor | None:

@@ -17,6 +17,7 @@ import scanops.distributed as sd
 from scanops.distributed import exchange, shards
 from scanops.distributed.exchange import Turn
 from scanops.distributed.groups import group_of
+from scanops.distributed.sharded_scan import RepeatedTwoPass
 from scanops.errors import PeerMismatch, UnsupportedRequest
 
 F64 = torch.float64
@@ -230,13 +231,13 @@ def problems_after_the_comparison(rank: int, group: Group) -> None:
     """A rank that cannot compute its states says so to the others: of states that travel in a frame and behind it."""
     for lines, offsets in ((2, None), (5000, None), (2, torch.tensor([0, 1, 6]))):
         x = torch.ones(lines, 3, requires_grad=True)
-        for fails in ("totals", "entry"):
+        for fails in ("totals", "find_entries"):
             y = sd.cumsum(x, 1, group=group, offsets=offsets)
             with pytest.MonkeyPatch.context() as patch:
                 if rank == 1:
                     patch.setattr(shards, fails, _fail)
-                    if fails == "totals":  # which repeated calls have found
-                        patch.setitem(shards.REDUCED, "sum", _fail)
+                    patch.setitem(shards.REDUCED, "sum", _fail)  # and what repeated calls have found
+                    patch.setattr(RepeatedTwoPass, "_find_entries", _fail)
                 with pytest.raises(MemoryError if rank == 1 else PeerMismatch, match="no memory for states"):
                     if fails == "totals":
                         sd.cumsum(x, 1, group=group, offsets=offsets)

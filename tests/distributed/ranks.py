@@ -66,22 +66,23 @@ class Threads(Group):
         return "cpu:threads"
 
     def everyones(self, mine: Any) -> list[Any]:
-        """What each rank gives."""
+        """What each rank gives, by rank in the group."""
         meeting = self.process_group.meeting
-        meeting.given[self.position] = mine
+        meeting.given[self.members[self.position]] = mine
         meeting.barrier.wait()
         found = list(meeting.given)
         meeting.barrier.wait()
         return found
 
     def gather_words(self, own: Any) -> list[Any]:
-        return self.everyones(own)
+        said = self.everyones(own)
+        return [said[member] for member in self.members]
 
     def gather_into(self, found: torch.Tensor, row: torch.Tensor) -> None:
         found.copy_(torch.cat(self.everyones(row.clone())))
 
     def _trade_bytes(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.stack([each[self.position] for each in self.everyones(rows)])
+        return torch.stack([each[self.members[self.position]] for each in self.everyones(rows)])
 
 
 def by_threads(request: Request) -> None:

@@ -12,6 +12,7 @@ import torch
 
 import scanops
 import scanops.distributed as sd
+from benchmarks.sharded_calls import answer, difference, small_request
 from scanops.codegen.spec import ScanSpec
 from scanops.distributed import exchange, shards
 from scanops.distributed.exchange import RepeatedExchange, Turn
@@ -20,7 +21,7 @@ from scanops.errors import PeerMismatch, UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
 from scanops.runtime.launcher import Launcher
-from tests.distributed.ranks import Meeting, Seat, Threads
+from tests.distributed.ranks import CALLS, Meeting, Seat, Threads, whole
 
 RANKS = 2
 
@@ -202,7 +203,7 @@ def count_operators(job: Any) -> Counter[str]:
 def test_operators_of_a_repeated_call(name: str, position: int) -> None:
     """Beside the collective and the launches: a host that calls many waits for none of them, and yet for each."""
     x, a, gy = torch.rand(3, 8, 32)
-    group = Echo(object, (0, 1), position)
+    group = Echo(Seat(Meeting(RANKS)), (0, 1), position)
 
     def call(*leaves: torch.Tensor) -> torch.Tensor:
         if name == "sum":
@@ -221,7 +222,7 @@ def test_operators_of_a_repeated_call(name: str, position: int) -> None:
             assert sum(found.values()) <= most, found
 
 
-OPERATORS = {"sum": (2, 30), "linear": (1, 50)}  # of a call, and of a call with its gradients
+OPERATORS = {"sum": (2, 6), "linear": (1, 7)}  # of a call, and of a call with its gradients
 
 
 def test_what_a_caller_keeps_is_no_memory_of_the_exchange() -> None:
@@ -266,6 +267,43 @@ def test_repeated_calls_of_any_order_of_ranks(table: Any, reverse: bool) -> None
                 torch.testing.assert_close(last, final)
 
         on_threads(job, len(table))
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        ("linear", "mask exclusive initial return_final"),
+        ("linear", "starts reverse"),
+        ("linear", "weights reverse initial"),
+        ("prod", "return_final"),
+        ("sum", "mask starts initial"),
+        ("logcumsumexp", "reverse initial return_final"),
+        ("cummax", "mask return_final"),
+    ],
+)
+def test_gradients_of_repeated_calls_by_kernels(op: str, words: str) -> None:
+    request = small_request(1, RANKS, "chunk", words, (op, False))
+    wanted = whole(request)
+
+    def job(rank: int, group: Any) -> None:
+        for _ in range(CALLS):
+            found = answer(sd, request, request.local(rank), request.places(rank), group=group, method="twopass")
+            assert difference(request, found, wanted, rank, lambda each: sum(group.everyones(each))) == ""
+
+    on_threads(job)
+
+
+def test_groups_of_the_same_ranks_in_another_order() -> None:
+    """A call that was prepared for one order serves no other."""
+
+    def job(rank: int, group: Any) -> None:
+        for members in ((0, 1), (1, 0)) * 3:
+            ordered = Threads(group.process_group, members, members.index(rank))
+            y = sd.cumsum(torch.full((2, 1), rank + 1.0), 1, group=ordered, method="twopass")
+            before = 0 if members[0] == rank else 2 - rank
+            assert torch.equal(y, torch.full((2, 1), rank + 1.0 + before)), (rank, members, y)
+
+    on_threads(job)
 
 
 class Arrived:
