@@ -50,7 +50,7 @@ class CallLog:
         self._others = [(rank, each) for rank, each in enumerate(words) if rank != self.rank]
         self._next = dict.fromkeys(range(group.size), 1)  # the number of the next note to compare
         self._hash = 0
-        self._known: dict[int, Message] = {}  # calls of this rank, by the second word of their notes
+        self._known: dict[int, Message] = {}  # of this rank's latest notes, by their second word
         self._failure: PeerMismatch | None = None
         self._lock = threading.Lock()
 
@@ -87,7 +87,10 @@ class CallLog:
                 raise self._failure.with_traceback(None)
             number = self.count = self.count + 1
             word = message.digest << 2 & 2**64 - 1 | kind
+            self._known.pop(word, None)
             self._known[word] = message
+            if len(self._known) > NOTES:
+                del self._known[next(iter(self._known))]
             self._hash = hash((self._hash, word if kind == LAUNCH else kind, which)) & (1 << HASH_BITS) - 1
             at, own = number % NOTES * 2, self._own
             own[at + 1] = word

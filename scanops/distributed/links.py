@@ -4,7 +4,7 @@ The kernels of a linked call hand the state at the end of each line on to the ne
 own kernel: no collective runs between launches. ``Call.link`` says that lines continue on other ranks; it is a value,
 so the call cache, the autograd node and the kernels of backward passes serve linked calls as they serve any other.
 
-Memory of a rank: words that tickets, a failure, a time limit and a fault are written to, then an inbox of two halves,
+Memory of a rank: words that tickets, failures, a time limit and a fault are written to, then an inbox of two halves,
 which launches use in turn (templates/headers/tile_status.cuh). Launches of one group run one after the other on a
 GPU, whatever streams they are called on, because they share the inbox.
 """
@@ -27,10 +27,12 @@ from scanops.requests.request import Request
 from scanops.runtime import call_cache
 from scanops.torch_private import raw_stream
 
-__all__ = ["Link"]
+__all__ = ["EPOCH_BITS", "HAS_FAILED", "Link"]
 
-HEAD_WORDS = 4  # of a memory, before the inbox: tickets, whether a wait failed, the time limit, the fault's address
-HAS_FAILED = 1  # which of them says so
+HEAD_WORDS = 4  # of a memory, before the inbox: tickets, which launches fail, the time limit, the fault's address
+FAILURE = 1  # the second of them: 0, or an epoch and HAS_FAILED (templates/headers/links.cuh)
+HAS_FAILED = 1 << 32  # once a launch of the rank has waited in vain
+EPOCH_BITS = 32  # of a word; the tickets have the number of finished launches above them
 LEAST_WORDS = 2**15  # of half an inbox: 256 KB
 STATE_BYTES = 4  # of a state in a status word
 LIMIT_SECONDS = 120  # that a kernel waits for another rank, which may be building its own
@@ -104,14 +106,22 @@ class Link:
         self._prepare(self._memories[-1])
 
     def abandon(self) -> None:
-        """Let kernels of other ranks end their waits: this rank does not make the call that they wait for."""
+        """Let kernels of other ranks end their waits for the next launch: this rank does not make it.
+
+        They go on with earlier ones, of which slower ranks may not be through: the words are written behind those.
+        """
+        if self.device.type == "cuda":
+            self._follow(raw_stream(self.device.index))
         for memory in self._memories:
+            epoch = (memory.own[:1] >> EPOCH_BITS & HAS_FAILED - 1) + 1
             for head in memory.heads:
-                head[HAS_FAILED] = 1
+                word = head[FAILURE : FAILURE + 1]
+                is_later = (word - epoch).to(torch.int32) > 0  # as epochs begin again, by the sign of the difference
+                word.copy_(torch.where((word == 0) | (is_later & (word < HAS_FAILED)), epoch, word))
 
     def failure_word(self, rank: int) -> torch.Tensor:
-        """Return the word of a rank that says whether it has waited in vain, of the memory in use; others may write."""
-        return self._memories[-1].heads[rank][HAS_FAILED : HAS_FAILED + 1]
+        """Return the word of a rank that says which launches fail, of the memory in use; others may write it."""
+        return self._memories[-1].heads[rank][FAILURE : FAILURE + 1]
 
     def enter(self) -> None:
         """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
@@ -124,9 +134,7 @@ class Link:
                 hint="end this process: a group that has lost a rank serves no further call",
             )
         if self.device.type == "cuda":
-            stream = raw_stream(self.device.index)
-            if stream != self._stream:
-                self._follow(stream)
+            self._follow(raw_stream(self.device.index))
 
     def read_carry_in(self, request: Request, lines: torch.Size) -> torch.Tensor | None:
         """Return the carry-in of each line that reached this rank in the last launch, that of a scan by ``request``.
@@ -146,7 +154,9 @@ class Link:
         return state[:, row.fields.index(name) if name in row.fields else 0].reshape(lines).contiguous()
 
     def _follow(self, stream: int) -> None:
-        """Let the current stream wait for the launches on the stream before."""
+        """Let the current stream wait for the launches on the stream before, if that is another one."""
+        if stream == self._stream:
+            return
         if self._stream is not None and not torch.cuda.is_current_stream_capturing():
             before = torch.cuda.ExternalStream(self._stream, self.device)  # type: ignore[no-untyped-call]
             torch.cuda.current_stream(self.device).wait_event(before.record_event())

@@ -24,7 +24,7 @@ from torch import Tensor
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import MOST_UNREAD, Message, digest_of
 from scanops.distributed.groups import UNIT, Group, run_collective
-from scanops.distributed.links import Link
+from scanops.distributed.links import HAS_FAILED, Link
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
 from scanops.torch_private import make_process_group, timeout_of
 
@@ -181,7 +181,7 @@ class Nodes:
 
     @property
     def failure_word(self) -> Tensor:
-        """The word of this rank that says whether its node has failed, where it is."""
+        """The word of this rank that says whether its node has failed (HAS_FAILED), where it is."""
         return self._failed if self.link is None else self.link.failure_word(self._place)
 
     def last_failure_word(self, is_reversed: bool) -> Tensor:
@@ -190,7 +190,7 @@ class Nodes:
 
     def abandon(self) -> None:
         """Let kernels of this node end their waits, and the nodes behind hear of it: a call was not made."""
-        self._failed.fill_(1)
+        self._failed.fill_(HAS_FAILED)
         if self.link is not None:
             self.link.abandon()
 

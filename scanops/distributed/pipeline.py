@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from scanops.distributed.exchange import Message
+from scanops.distributed.links import EPOCH_BITS, HAS_FAILED
 from scanops.distributed.nodes import Messages, Nodes
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
@@ -150,14 +151,14 @@ class BandedScan:
             if received is not None:
                 received.receive_next()  # the next band's message, while this band is scanned
                 received.wait(k)
-                nodes.last_failure_word(reverse).add_(received.tails[k, 1:])
+                nodes.last_failure_word(reverse).add_(received.tails[k, 1:], alpha=HAS_FAILED)
                 before = received.states(k)
             elif initial is not None:
                 before = band.take(initial).contiguous() if initial.ndim else initial
             outs = (band.take(y), *(() if sent is None else (sent.states(k),)))
             self._launch(k, (*[None if each is None else band.take(each) for each in operands], None, before), outs)
             if sent is not None:
-                sent.tails[k, 1:].copy_(nodes.failure_word)
+                torch.bitwise_right_shift(nodes.failure_word, EPOCH_BITS, out=sent.tails[k, 1:])
                 sent.send_next()
         if sent is not None:
             sent.wait_for_all()

@@ -8,8 +8,8 @@ struct Link {
 
 //@ kTickets
 constexpr int kTickets = 0;  // finished launches and tickets, as in a workspace
-//@ kHasFailed
-constexpr int kHasFailed = 1;  // 1 once a wait took too long
+//@ kFailure
+constexpr int kFailure = 1;  // which launches fail: see has_failed
 //@ kTimeLimit
 constexpr int kTimeLimit = 2;  // longest wait in nanoseconds
 //@ kFault
@@ -29,15 +29,23 @@ __device__ __forceinline__ TileStatus own_inbox(const Link& link, unsigned epoch
     return inbox_of(link.memory, link.half, epoch);
 }
 
+//@ has_failed
+// Whether the launch of `epoch` has failed. `failure`: 0; or the epoch of the first launch for which a rank waits in vain,
+// because another one has refused the call; with a bit above it once a launch of this rank has waited in vain, so that
+// those after it fail as well. Launches before are not concerned: a slower rank may still be in them. The sign of the
+// difference says which of two epochs is ahead, as in has_room.
+__device__ __forceinline__ bool has_failed(unsigned long long failure, unsigned epoch) {
+    return failure >> kEpochShift != 0 || (failure != 0 && (int)(epoch - (unsigned)failure) >= 0);
+}
+
 //@ is_overdue
-// Whether a wait since `since`, 0 where it begins, is over its limit: another rank is lost. Then this launch has
-// failed, and those after it, and nothing waits any longer.
-__device__ __forceinline__ bool is_overdue(const Link& link, unsigned long long& since) {
-    const unsigned long long now = nanoseconds();
+// Whether a wait since `since`, 0 where it begins, is over its limit, or for a rank that has refused the call: then this
+// launch has failed, and those after it, and nothing waits any longer.
+__device__ __forceinline__ bool is_overdue(const Link& link, unsigned epoch, unsigned long long& since) {
+    const unsigned long long now = nanoseconds(), failure = load_relaxed(link.memory + kFailure);
     if (since == 0) since = now;
-    const bool failed = load_relaxed(link.memory + kHasFailed) != 0;  // here before, or another rank has said so
-    if (!failed && now - since < load_relaxed(link.memory + kTimeLimit)) return false;
-    store_relaxed(link.memory + kHasFailed, 1ull);
+    if (!has_failed(failure, epoch) && now - since < load_relaxed(link.memory + kTimeLimit)) return false;
+    store_relaxed(link.memory + kFailure, failure | 1ull << kEpochShift);
     auto* const fault = reinterpret_cast<unsigned long long*>(load_relaxed(link.memory + kFault));
     if (fault) store_relaxed(fault, 1ull);
     return true;
@@ -52,7 +60,7 @@ __device__ __forceinline__ State wait_for_state(const Link& link, unsigned epoch
     unsigned long long since = 0;
     for (int look = 1; is_stale(words, epoch); ++look) {
         words = load_status(own_inbox(link, epoch), line);
-        if (look % kLooksPerCheck == 0 && is_overdue(link, since)) break;
+        if (look % kLooksPerCheck == 0 && is_overdue(link, epoch, since)) break;
     }
     return value_of(words);
 }
@@ -88,7 +96,7 @@ __device__ __forceinline__ void send_state(const Link& link, unsigned long long*
     unsigned long long since = 0;
     for (int look = 1; !has_room(tickets, epoch); ++look) {
         tickets = load_tickets(next_rank);
-        if (look % kLooksPerCheck == 0 && is_overdue(link, since)) break;
+        if (look % kLooksPerCheck == 0 && is_overdue(link, epoch, since)) break;
     }
     publish(inbox_of(next_rank, link.half, epoch), epoch, line, state);
 }

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import scanops
 import scanops.distributed as sd
-from scanops.distributed import call_log, links, onepass
+from scanops.distributed import call_log, exchange, links, onepass
 from scanops.distributed.groups import group_of
 from scanops.distributed.sharded_scan import How, prepare
 from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
@@ -453,7 +453,47 @@ def repeated_calls_that_differ(rank: int) -> None:
             dist.barrier()
         for _ in range(call_log.NOTES + 10):  # more than the memory holds
             y = calls["sum"](None)
+        log: Any = group_of(None).ledger.log
+        for k in range(3 * call_log.NOTES):  # of other kinds
+            for each in (k, 0):
+                log.note_launch(exchange.Message("cumsum", {"function": f"call {each}"}, each))
+        assert len(log._known) == call_log.NOTES
+        latest = [message.digest for message in log._known.values()]
+        assert latest[-2:] == [3 * call_log.NOTES - 1, 0]
     assert torch.equal(y, torch.cat(_gathered(x), 1).cumsum(1).chunk(3, 1)[rank])
+
+
+def refusals_beside_slower_ranks(rank: int) -> None:
+    """A rank that refuses a call ends no earlier one, of which others are not through: those are right.
+
+    Epochs may be about to begin again, which the kernels and the refusing rank compare by the sign of a difference.
+    """
+    x = drawn((4, 300), "sum", FLOATS)[0]
+    own, wanted = x.chunk(3, 1)[rank].contiguous(), x.cumsum(1).chunk(3, 1)[rank]
+    for finished in (0, 2**32 - 5, 2**32 - 4, 2**31 - 3):  # launches before
+        group = dist.new_group(list(range(RANKS)))
+        with scanops.emulate():
+            sd.cumsum(own, 1, method="onepass", group=group)
+            dist.barrier()
+            if finished:
+                (link,) = group_of(group).ledger.links.values()
+                link._memories[-1].own[0] = finished << 32 if finished < 2**31 else (finished << 32) - 2**64
+                dist.barrier()
+            if rank == 1:
+                time.sleep(0.3)
+            for _ in range(2):  # the first rank has room for no more before the second has begun
+                y = sd.cumsum(own, 1, method="onepass", group=group)
+                assert torch.equal(y, wanted)
+            if rank == 0:
+                with pytest.raises(UnsupportedRequest, match="reverse must be a bool"):
+                    sd.cumsum(own, 1, method="onepass", group=group, reverse="no")
+                continue
+            began = time.monotonic()
+            with pytest.raises(PeerLost, match="another rank refused a call"):
+                for _ in range(4):  # the last rank's first one may end with what the failed one before sends
+                    sd.cumsum(own, 1, method="onepass", group=group)
+            assert time.monotonic() - began < 20  # not the time limit
+    dist.barrier()
 
 
 def a_backward_pass_without_kernels(rank: int) -> None:
@@ -515,6 +555,7 @@ def work(rank: int, folder: str) -> None:
     memory_that_grows(rank)
     repeated_calls_that_differ(rank)
     other_calls(rank)
+    refusals_beside_slower_ranks(rank)
     a_backward_pass_without_kernels(rank)
     a_rank_without_its_kernel(rank)
     a_rank_that_is_late(rank)
