@@ -12,12 +12,14 @@ from torch import Tensor
 
 from scanops import environment
 from scanops.distributed import shards
+from scanops.distributed.links import CarryIn
 from scanops.distributed.onepass import SharedFinal
 from scanops.distributed.spans import join_spans
 from scanops.ops.backward import keeps
-from scanops.ops.node import ScanFunction, backward_pass, needs_of
+from scanops.ops.node import ScanFunction, backward_pass
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.runtime import native
 from scanops.runtime.policies import resumed
 
 Scan = Any  # scanops.distributed.sharded_scan.ShardedScan, which makes the nodes
@@ -273,47 +275,159 @@ def _join_gradients(found: Sequence[Tensor | None], rank: int, dim: int, operand
     return torch.cat(pieces, at)
 
 
-class LinkedWork:
-    """The forward pass of a scan of linked lines, and the sharded call that it computes."""
+class LinkedBackward:
+    """The backward pass of linked calls of one kind, whose nodes are ``OnePass`` or in C++.
 
-    __slots__ = ("carry_in", "final", "initial", "needs", "scan", "work")
+    ``needs`` are the gradients that a node is asked for. The initial value is an input of the node on every rank, with
+    a gradient of zeros on all but the first in scan order.
+    """
 
     def __init__(
-        self, work: Any, scan: Scan, initial: complex | None, final: SharedFinal | None, needs: Sequence[bool]
+        self,
+        scan: Scan,
+        kind: RequestKind,
+        needs: Needs,
+        initial: Tensor | complex | None,
+        final: SharedFinal | None,
     ) -> None:
-        self.work = work  # of ScanFunction
-        self.scan = scan
-        self.final = final  # what hands the carry-out to all ranks
-        self.initial = initial  # of the whole line, where it is a number
-        self.needs = (*needs[:3], needs[3] and self.reads_initial)  # of this rank's backward pass
-        self.carry_in: Tensor | None = None  # what reached this rank, where its backward pass reads that
+        self.scan, self.kind, self.final, self.needs = scan, kind, final, needs
+        self.initial = None if isinstance(initial, Tensor) else initial  # of the whole line, where it is a number
+        self.like_initial = (initial.shape, initial.dtype) if isinstance(initial, Tensor) else None
+        # Whether this rank's kernel begins with the initial value: that of the first rank in scan order.
+        self.reads_initial = kind.shapes[3] is not None
+        self.own_needs = (*needs[:3], needs[3] and self.reads_initial)  # of this rank's kernels
+        self.keeps = keeps(kind, needs)
+        call = kind.request.call
+        receives = not self.reads_initial and call.link.fields(call.reverse)["linked_in"]
+        self.reads_carry_in = keeps(kind, self.own_needs)[4] and receives  # whether the backward pass does
+        self._carry_in: CarryIn | None = None
+        self.number: int | None = None  # by which C++ asks for it
+
+    @property
+    def saves(self) -> bool:
+        """Whether the node saves tensors: where kernels read some, all inputs are for derivatives of higher order."""
+        kind = self.kind
+        there = (*[each is not None for each in kind.shapes], True, kind.indexed)
+        return kind.segmented or any(kept and given for kept, given in zip(self.keeps, there, strict=True))
+
+    @property
+    def saved(self) -> int:
+        """What the node saves of x, mask, gate, initial, result, indices and starts, as bits."""
+        flags = (True, True, True, True, self.keeps[4], False, True) if self.saves else ()
+        return sum(flag << place for place, flag in enumerate(flags))
+
+    def read_carry_in(self, lines: torch.Size) -> Tensor | None:
+        """Return what reached this rank in the last launch, if the backward pass reads it."""
+        if not self.reads_carry_in:
+            return None
+        if self._carry_in is None:
+            request = self.kind.request
+            self._carry_in = request.call.link.view_carry_in(request, lines)
+        return self._carry_in.read()
+
+    def note(self) -> tuple[int, int]:
+        """Return what the forward pass has to note for its backward pass: its place in the order of calls."""
+        ledger = self.scan.group.ledger
+        return ledger.count, ledger.log.count
+
+    def begin(
+        self, policy: str | None, noted: tuple[int, int], grad: Tensor | None, of_final: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Note the pass, which is not recorded itself, for other ranks. Return its gradients if they are others now."""
+        scan = self.scan
+        scan.group.ledger.log.note_launch(scan.backward_message, noted[1])
+        if grad is not None and self.final is None:
+            return None
+        grad = self._gradient_or_zeros(grad)
+        if self.final is None:
+            return grad, of_final
+        try:
+            with resumed(policy):  # autograd runs backward passes in threads of its own
+                of_line = self.final.add_up(of_final, grad)  # on all ranks, whether their losses depend on it or not
+        except Exception:  # whatever it is: kernels of other ranks wait for this one's
+            self.kind.request.call.link.abandon()
+            raise
+        return grad, of_line if self.kind.final else None
+
+    def __call__(
+        self, policy: str | None, given: Tensors, entered: Tensor | None, noted: tuple[int, int]
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients as ``NAMES``.
+
+        ``given`` is as in ``backward_pass``, without offsets; ``entered``: the carry-in that reached this rank. The
+        pass has begun unless it is recorded itself.
+        """
+        grad, of_final, x, mask, gate, initial, y, indices, starts = given
+        if torch.is_grad_enabled():
+            return self._compose(self._gradient_or_zeros(grad), of_final, (x, mask, gate, initial), starts, noted[0])
+        assert grad is not None
+        own = initial if self.reads_initial else entered
+        read = zip((x, mask, gate, own, y, indices), self.keeps, strict=True)
+        kept = [each if wanted else None for each, wanted in read]
+        try:
+            passed = (grad, of_final, *kept, starts, None)
+            found, recipe = backward_pass(self.kind, self.own_needs, passed, policy)
+        except Exception:  # whatever it is: kernels of other ranks wait for this one's
+            self.kind.request.call.link.abandon()
+            raise
+        if recipe is not None and self.number is not None:
+            begin = initial if entered is None else entered
+            native.learn_gradient(self.number, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
+        of_initial = found[3]
+        if self.needs[3] and of_initial is None:
+            assert self.like_initial is not None
+            shape, dtype = self.like_initial
+            of_initial = torch.zeros(shape, dtype=dtype, device=grad.device)
+        return (*found[:3], of_initial)
+
+    def _gradient_or_zeros(self, grad: Tensor | None) -> Tensor:
+        """Return the gradient of the result."""
+        if grad is not None:
+            return grad
+        shape, _ = self.kind.shapes[0]  # type: ignore[misc]
+        return torch.zeros(shape, dtype=self.scan.result, device=self.kind.request.call.link.device)
+
+    def _compose(
+        self, grad: Tensor, of_final: Tensor | None, tensors: Tensors, starts: Tensor | None, number: int
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients as functions of scans and exchanges, which can be differentiated."""
+        x, mask, gate, initial = tensors
+        shape, dtype = self.kind.shapes[0]  # type: ignore[misc]
+        x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
+        if initial is None and self.needs[3]:
+            assert self.like_initial is not None
+            shape, dtype = self.like_initial
+            initial = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_()
+        shard = self.scan.shard_with(Inputs(x, mask, gate, starts))
+        grads = (grad, of_final)[: 1 + self.scan.final]
+        found = self.scan.gradients(shard, (x, mask, gate, initial), self.initial, self.needs, grads, number)
+        return tuple(found)
+
+
+class LinkedWork(NamedTuple):
+    """The forward pass of a scan of linked lines: a kernel's, and what its backward pass is."""
+
+    work: Any  # of ScanFunction
+    passes: LinkedBackward
+    entered: list[Tensor | None]  # the carry-in that reached this rank
 
     @property
     def kind(self) -> RequestKind:
         """What equal calls have in common."""
-        kind: RequestKind = self.work.kind
-        return kind
-
-    @property
-    def reads_initial(self) -> bool:
-        """Whether this rank's kernel begins with the initial value: that of the first rank in scan order."""
-        return self.kind.shapes[3] is not None
+        return self.passes.kind
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Launch on an operator's six tensors, the last of which is the initial value of the whole line."""
-        found: Outputs = self.work.compute(tensors if self.reads_initial else (*tensors[:5], None))
-        kind = self.kind
-        if keeps(kind, self.needs)[4] and not self.reads_initial:
-            request = kind.request
-            self.carry_in = request.call.link.read_carry_in(request, line_shape(found[0].shape, request.call.dim))
-        return found if self.final is None else self.final.share(found)
+        passes = self.passes
+        found: Outputs = self.work.compute(tensors if passes.reads_initial else (*tensors[:5], None))
+        self.entered.append(passes.read_carry_in(line_shape(found[0].shape, passes.kind.request.call.dim)))
+        return found if passes.final is None else passes.final.share(found)
 
 
 class OnePass(ScanFunction):
     """A scan of linked lines, whose backward pass is the kernels of ``ScanFunction``'s: scans of linked lines.
 
-    The initial value is an input of the node on every rank, with a gradient of zeros on all but the first in scan
-    order. Where a backward pass is itself recorded, the call is composed of scans and exchanges as that of ``TwoPass``.
+    Where a backward pass is itself recorded, the call is composed of scans and exchanges as that of ``TwoPass``.
     """
 
     @classmethod
@@ -325,56 +439,27 @@ class OnePass(ScanFunction):
         ``initial`` is that of the whole line; ``tensors`` are the operator's six, as this rank's kernel reads them;
         ``final`` hands the carry-out to all ranks.
         """
-        number = None if isinstance(initial, Tensor) else initial
-        if number is None and tensors[5] is None:
-            tensors = (*tensors[:5], initial)  # type: ignore[arg-type]
-        needs = [each is not None and each.requires_grad for each in Inputs(*tensors).differentiable]  # type: ignore[arg-type]
-        return cls.record(LinkedWork(work, scan, number, final, needs), tensors)
+        if isinstance(initial, Tensor) and tensors[5] is None:
+            tensors = (*tensors[:5], initial)
+        needs = tuple(each is not None and each.requires_grad for each in Inputs(*tensors).differentiable)  # type: ignore[arg-type]
+        return cls.record(LinkedWork(work, LinkedBackward(scan, work.kind, needs, initial, final), []), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        work, x, mask, gate, starts, offsets, initial = inputs
-        own = initial if work.reads_initial else work.carry_in
-        ScanFunction.setup_context(ctx, (work, x, mask, gate, starts, offsets, own), output)
-        ctx.scan, ctx.initial, ctx.needs, ctx.device = work.scan, work.initial, work.needs, x.device
-        ctx.final = work.final
-        ctx.number, ctx.noted = ctx.scan.group.ledger.count, ctx.scan.group.ledger.log.count
-        ctx.like_initial = None if initial is None else (initial.shape, initial.dtype)
-        if ctx.nothing is None:  # what no kernel reads is for derivatives of higher order
-            ctx.save_for_backward(*ctx.to_save, x, mask, gate, starts, initial)
+        work, x, mask, gate, starts, _, initial = inputs
+        passes = ctx.passes = work.passes
+        ctx.policy, ctx.noted = environment.SCOPED.get(), passes.note()
+        if passes.saves:  # in the order of nodes in C++
+            y = output[0] if passes.keeps[4] else None
+            ctx.save_for_backward(x, mask, gate, initial, y, None, starts, *work.entered)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> Any:
-        kind, scan, needs = ctx.kind, ctx.scan, needs_of(ctx)
-        *saved, x, mask, gate, starts, initial = (
-            (*ctx.nothing, *[None] * 5) if ctx.nothing is not None else ctx.saved_tensors
-        )
-        shape, dtype = kind.shapes[0]
-        grad = torch.zeros(shape, dtype=scan.result, device=ctx.device) if given[0] is None else given[0]
-        if torch.is_grad_enabled():
-            x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
-            if initial is None and needs[3]:
-                shape, dtype = ctx.like_initial
-                initial = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_()
-            shard = scan.shard_with(Inputs(x, mask, gate, starts))
-            of_final = given[1] if len(given) > 1 else None
-            found = scan.gradients(
-                shard, (x, mask, gate, initial), ctx.initial, needs, (grad, of_final)[: 1 + scan.final], ctx.number
-            )
-            return (None, *found[:3], None, None, found[3])
-        scan.group.ledger.log.note_launch(scan.backward_message, ctx.noted)
-        try:
-            of_final = given[1] if kind.final else None
-            if ctx.final is not None:  # on all ranks, whether their losses depend on it or not
-                with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
-                    of_line = ctx.final.add_up(given[1], grad)
-                of_final = of_line if kind.final else None
-            found = backward_pass(kind, ctx.needs, (grad, of_final, *saved), ctx.policy)[0]
-        except Exception:  # whatever it is: kernels of other ranks wait for this one's
-            kind.request.call.link.abandon()
-            raise
-        of_initial = found[3]
-        if needs[3] and of_initial is None:
-            shape, dtype = ctx.like_initial
-            of_initial = torch.zeros(shape, dtype=dtype, device=ctx.device)
-        return (None, *found[:3], None, None, of_initial)
+        passes, grad, of_final = ctx.passes, given[0], given[1] if len(given) > 1 else None
+        # What saves nothing may be run backward twice, as torch's own scans.
+        *saved, entered = ctx.saved_tensors if passes.saves else (None,) * 8
+        if not torch.is_grad_enabled():
+            grad, of_final = passes.begin(ctx.policy, ctx.noted, grad, of_final) or (grad, of_final)
+        x, mask, gate, initial = passes(ctx.policy, (grad, of_final, *saved), entered, ctx.noted)
+        return (None, x, mask, gate, None, None, initial)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from scanops.requests.request import Request
 from scanops.runtime import call_cache
 from scanops.torch_private import raw_stream
 
-__all__ = ["EPOCH_BITS", "HAS_FAILED", "Link"]
+__all__ = ["EPOCH_BITS", "HAS_FAILED", "CarryIn", "Link"]
 
 HEAD_WORDS = 4  # of a memory, before the inbox: tickets, which launches fail, the time limit, the fault's address
 FAILURE = 1  # the second of them: 0, or an epoch and HAS_FAILED (templates/headers/links.cuh)
@@ -35,6 +35,7 @@ HAS_FAILED = 1 << 32  # once a launch of the rank has waited in vain
 EPOCH_BITS = 32  # of a word; the tickets have the number of finished launches above them
 LEAST_WORDS = 2**15  # of half an inbox: 256 KB
 STATE_BYTES = 4  # of a state in a status word
+NO_STREAM = 2**64 - 1  # of the last launch, before the first one
 LIMIT_SECONDS = 120  # that a kernel waits for another rank, which may be building its own
 
 
@@ -61,6 +62,20 @@ class Memory:
         return self.status
 
 
+class CarryIn(NamedTuple):
+    """The carry-in that reached this rank by a link, in memory that launches write in turn."""
+
+    launches: torch.Tensor  # how often the memory was used: by its last bit the half of the last launch
+    words: torch.Tensor  # of both halves [half, line, word of the value]
+    dtype: torch.dtype
+    lines: torch.Size
+
+    def read(self) -> torch.Tensor:
+        """Return that of the last launch. Reads on the current stream, before the launch after the next one writes."""
+        values = self.words.index_select(0, self.launches & 1).view(self.dtype)
+        return values[..., 0].reshape(self.lines)
+
+
 class Link:
     """This rank's links to the ranks before and after it along a sharded dimension, on one device."""
 
@@ -70,9 +85,17 @@ class Link:
         self.log = log  # of the calls that ranks make
         self.process_group, self.members, self.position, self.device = process_group, members, position, device
         self._memories: list[Memory] = []  # the last one is in use; CUDA graphs may replay launches of the others
-        self._fault = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._failed = ctypes.c_uint64.from_address(self._fault.data_ptr())
-        self._stream: int | None = None  # of the last launch
+        # What C++ compares before each launch: whether a kernel has waited in vain, and the stream of the last launch.
+        self._words = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.address = self._words.data_ptr()
+        self._failed, self._stream = (ctypes.c_uint64.from_address(self.address + 8 * place) for place in range(2))
+        if device.type == "cuda":
+            self._stream.value = NO_STREAM
+
+    @property
+    def half(self) -> int:
+        """The words of half an inbox."""
+        return self._memories[-1].half
 
     def fields(self, reverse: bool) -> dict[str, bool]:
         """Return the fields of the spec of a scan on this rank."""
@@ -95,9 +118,9 @@ class Link:
     def reserve(self, words: int) -> None:
         """Make memory with so many words in half an inbox, unless the last one has them: on all ranks together.
 
-        Launches are bound again then, as ``read_carry_in`` reads the memory of all of them.
+        Launches are bound again then, as ``CarryIn`` reads the memory of all of them.
         """
-        if self._memories and self._memories[-1].half >= words:
+        if self._memories and self.half >= words:
             return
         if self._memories:
             call_cache.forget()
@@ -136,35 +159,33 @@ class Link:
         if self.device.type == "cuda":
             self._follow(raw_stream(self.device.index))
 
-    def read_carry_in(self, request: Request, lines: torch.Size) -> torch.Tensor | None:
-        """Return the carry-in of each line that reached this rank in the last launch, that of a scan by ``request``.
+    def view_carry_in(self, request: Request, lines: torch.Size) -> CarryIn:
+        """Return the carry-in of each line that reaches this rank, which is not the first, in scans by ``request``.
 
-        ``lines`` is the shape of the result. None on the first rank in scan order. Reads the inbox on the current
-        stream, before a launch that overwrites it.
+        ``lines`` is the shape of the result.
         """
-        if not self.fields(request.call.reverse)["linked_in"]:
-            return None
         memory, row = self._memories[-1], request.operator
-        dtype = request.carry_dtype
-        words = len(row.fields) * dtype.itemsize // STATE_BYTES
-        which = memory.own[:1].view(torch.int32)[1:] & 1  # the half of the launch that is counted last
-        pieces = memory.own[HEAD_WORDS:].view(torch.int32).view(2, memory.half, 2)[:, : lines.numel() * words, 0]
-        state = pieces.index_select(0, which).view(lines.numel(), words).view(dtype)  # a field in each column
-        name = row.project.removeprefix("state.")
-        return state[:, row.fields.index(name) if name in row.fields else 0].reshape(lines).contiguous()
+        count, name = len(row.fields), row.project.removeprefix("state.")
+        words = -(-request.carry_dtype.itemsize // STATE_BYTES)  # of a field of a state
+        first = (row.fields.index(name) if name in row.fields else 0) * words
+        inbox = memory.own[HEAD_WORDS:].view(torch.int32).view(2, memory.half, 2)
+        states = inbox[:, : lines.numel() * count * words, 0].view(2, lines.numel(), count * words)
+        return CarryIn(
+            memory.own[:1].view(torch.int32)[1:], states[..., first : first + words], request.carry_dtype, lines
+        )
 
     def _follow(self, stream: int) -> None:
         """Let the current stream wait for the launches on the stream before, if that is another one."""
-        if stream == self._stream:
+        if stream == self._stream.value:
             return
-        if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-            before = torch.cuda.ExternalStream(self._stream, self.device)  # type: ignore[no-untyped-call]
+        if self._stream.value != NO_STREAM and not torch.cuda.is_current_stream_capturing():
+            before = torch.cuda.ExternalStream(self._stream.value, self.device)  # type: ignore[no-untyped-call]
             torch.cuda.current_stream(self.device).wait_event(before.record_event())
-        self._stream = stream
+        self._stream.value = stream
 
     def _prepare(self, memory: Memory) -> None:
         """Write the time limit and the address of the fault, and wait for the other ranks to have done so."""
-        words = torch.tensor([0, 0, LIMIT_SECONDS * 10**9, self._fault.data_ptr()], dtype=torch.int64)
+        words = torch.tensor([0, 0, LIMIT_SECONDS * 10**9, self.address], dtype=torch.int64)
         memory.own[:HEAD_WORDS].copy_(words)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

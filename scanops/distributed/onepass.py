@@ -13,7 +13,7 @@ between GPUs.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from scanops.distributed.nodes import Nodes, are_contiguous, make_nodes
 from scanops.distributed.shards import Shard
 from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 from scanops.ops.dispatch import serve
-from scanops.ops.schema import TENSORS
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Tensors
@@ -38,16 +37,7 @@ from scanops.requests.torch_state import has_kernels
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import Launcher
 
-__all__ = [
-    "LinkedScan",
-    "SharedFinal",
-    "add_neutral_items",
-    "choose_method",
-    "launch_linked",
-    "link_of",
-    "make_repeat",
-    "scan_linked",
-]
+__all__ = ["SharedFinal", "add_neutral_items", "choose_method", "launch_linked", "link_of", "scan_linked"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 
@@ -251,35 +241,6 @@ def launch_linked(launcher: Launcher, tensors: Tensors) -> tuple[Tensor, ...]:
     except Exception:
         launcher.link.abandon()
         raise
-
-
-class LinkedScan(NamedTuple):
-    """The launch that served a call in one pass: equal calls are it again."""
-
-    message: Message
-    known: call_cache.Known
-    generation: int  # of the call cache that held it
-    starts_line: bool  # whether this rank's kernel reads the carry-in
-    final: SharedFinal | None  # of calls that return the carry-out
-    scan: Any  # the ShardedScan whose gradients are recorded; None where they are not
-
-    def run(self, given: Inputs) -> tuple[Tensor, ...]:
-        """Return the results for tensors like those of that call."""
-        self.known.launcher.link.log.note_launch(self.message)
-        if self.scan is None:
-            found = launch_linked(self.known.launcher, given.flat)
-            return found if self.final is None else self.final.share(found)
-        own = given if self.starts_line else given._replace(initial=None)
-        recorded: tuple[Tensor, ...] = self.scan.record(given.initial, self.final, self.known, own[:TENSORS])
-        return recorded
-
-
-def make_repeat(message: Message, call: Call, given: Inputs, final: SharedFinal | None, scan: Any) -> LinkedScan | None:
-    """Return the launch of a call that the call cache holds; None where equal calls are checked every time."""
-    known = call_cache.recall(call, given)[1]
-    if known is None or not known.launcher.own:
-        return None
-    return LinkedScan(message, known, native.generation(), given.initial is not None, final, scan)
 
 
 def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, ...]:

@@ -28,6 +28,7 @@ from scanops.distributed.exchange import (
     take_turn,
 )
 from scanops.distributed.groups import Group, is_captured
+from scanops.distributed.linked_calls import make_repeat
 from scanops.distributed.links import Link
 from scanops.distributed.method_costs import Load, count_fronts
 from scanops.distributed.nodes import Nodes
@@ -108,12 +109,19 @@ def _facts_of(each: Any) -> Any:
 
 
 def scan_shards(
-    who: str, request: Callable[[], tuple[Call, Inputs]], group: Group, how: How, key: Any, given: Inputs
+    who: str,
+    request: Callable[[], tuple[Call, Inputs]],
+    group: Group,
+    how: How,
+    key: Any,
+    given: Inputs,
+    asked: tuple[Any, ...] = (),
 ) -> Outputs:
     """Return this rank's results, and the carry-out of the whole line if the call asks for it.
 
     ``request`` makes the call and its tensors, or raises; ``who`` is the public function; ``key`` is that of
-    ``key_of``, and ``given`` are the tensors that it is of. Raises UnsupportedRequest, PeerMismatch or PeerLost.
+    ``key_of``, and ``given`` are the tensors that it is of; ``asked`` is what C++ knows the call by. Raises
+    UnsupportedRequest, PeerMismatch or PeerLost.
     """
     if is_compiling():
         return _scan_traced(who, request, group, how)
@@ -128,6 +136,7 @@ def scan_shards(
             call, read = request()
             number_gate = None if given.gate is None or isinstance(given.gate, Tensor) else read.gate
             known = prepare(who, call, read, group, how, number_gate)
+            known.asked = asked
         except Exception as problem:  # whatever it is: the other ranks have to hear of it
             links = [each for each in group.ledger.links.values() if each]
             if links and how.method != "twopass":  # they may wait in kernels, and in no collective
@@ -273,6 +282,7 @@ class ShardedScan:
     load: Load | None = None  # what one pass costs on this rank
     banded: BandedScan | None = None  # of one pass over nodes: the launches of an equal call
     number_gate: Tensor | None = None  # the gate as a tensor, where it was given as a number
+    asked: tuple[Any, ...] = ()  # what C++ knows equal calls by; nothing where they are left to Python
     repeat: Repeat | None = None  # what an equal call was made of, for the next one
     shared_final: onepass.SharedFinal | None = None  # of calls in one pass that return the carry-out
 
@@ -402,7 +412,7 @@ class ShardedScan:
         # Equal calls are repeated where the kernel read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(tensors[:5], given[:5], strict=True))
         if kept and self.number_gate is None and self.message.check != "always":
-            self.repeat = onepass.make_repeat(self.message, call, read, final, self if self.recorded else None)
+            self.repeat = make_repeat(self, call, read, final)
         return found
 
     def record(

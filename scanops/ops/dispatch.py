@@ -319,7 +319,7 @@ def repeat(
     call = known.kind.request.call
     if given.offsets is not None:  # the key has their shape, not their values
         check_offsets(call.name, given.offsets, given.x, call.dim)
-    if known.launcher.own and not call.per_segment and native.should_learn(known.launcher):
+    if known.launcher.own and not call.per_segment and call.link is None and native.should_learn(known.launcher):
         if not isinstance(asked, Call):
             native.learn(asked, given.flat, known.launcher)
         elif isinstance(given, Inputs):  # its backward passes are asked for by no key that C++ reads
@@ -365,8 +365,6 @@ def learn_chunks(tensors: tuple[Any, ...], options: tuple[Any, ...], view: Plain
 
 # ---- the gradients that C++ may be asked for after a call that it served
 
-_numbers = itertools.count()
-
 
 class Backward:
     """The gradients of calls of one kind that C++ has served, where those of some inputs are wanted.
@@ -378,7 +376,7 @@ class Backward:
 
     def __init__(self, kind: RequestKind, needs: Needs) -> None:
         self._kind, self._needs = kind, needs
-        self.number = next(_numbers)
+        self.number = next(native.NUMBERS)
 
     def __call__(self, policy: str | None, given: Tensors) -> Tensors:
         """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""

@@ -81,6 +81,7 @@ class Template(NamedTuple):
     configure: int  # address of the emulator's setup function; 0 on a GPU
     kernel: tuple[Any, ...]  # LaunchBinding.kernel
     workspace: tuple[int, int]  # byte offset of its pointer, and its size; 0 for none
+    link: int  # address of the words of its link to other ranks; 0 for none
 
 
 class Launcher:
@@ -159,8 +160,7 @@ class Launcher:
             self.link.enter()
         stream = raw_stream(where.index) if where.type != "cpu" else 0
         if bound.workspace_bytes:
-            size, linked = bound.workspace_bytes, self._link_memory
-            memory = workspace(where, stream, size) if linked is None else linked.workspace(size)
+            memory = self.find_workspace(where, stream)
             arguments.workspace = memory.data_ptr()
         if bound.configure is not None:
             emulated = emulator.ACTIVE.get() or emulator.DEFAULT
@@ -173,6 +173,12 @@ class Launcher:
             raise self.failure(code)
         self._spare.append((arguments, reference))
 
+    def find_workspace(self, where: torch.device, stream: int) -> torch.Tensor:
+        """Return the workspace of a launch on a stream. Keep the tensor until the launch is queued."""
+        size, linked = self._bound.workspace_bytes, self._link_memory
+        found: torch.Tensor = workspace(where, stream, size) if linked is None else linked.workspace(size)
+        return found
+
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         """Launch the scan of ``inputs``, which are numbered as ``Inputs.flat``, and return the results."""
         x = inputs[0]
@@ -183,10 +189,8 @@ class Launcher:
         return outs
 
     @property
-    def template(self) -> Template | None:
-        """The launch for the C++ call path; None for kernels with a link, which Python manages."""
-        if self.link is not None:
-            return None
+    def template(self) -> Template:
+        """The launch for the C++ call path."""
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
             arguments=bytes(self._arguments)[
@@ -198,6 +202,7 @@ class Launcher:
             configure=_address(self._bound.configure),
             kernel=self._bound.kernel,
             workspace=(at["workspace"], self._bound.workspace_bytes),
+            link=0 if self.link is None else self.link.address,
         )
 
     def recovers(self, code: int) -> bool:

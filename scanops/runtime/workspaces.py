@@ -40,8 +40,3 @@ def drop_workspace(device: torch.device, stream: int) -> None:
 def _workspace_key(device: torch.device, stream: int) -> tuple[str, int, int]:
     """Return the key of a stream; emulated launches run in the thread that asks, as if each thread were a stream."""
     return device.type, device.index or 0, stream if device.type == "cuda" else threading.get_ident()
-
-
-def workspace_at(index: int, stream: int, size: int) -> torch.Tensor:
-    """Return the workspace of a launch on a stream of a GPU, or of a CPU: ``index`` is -1."""
-    return workspace(device_at(index), stream, size)

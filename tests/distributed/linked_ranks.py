@@ -20,11 +20,13 @@ from torch.utils.checkpoint import checkpoint
 import scanops
 import scanops.distributed as sd
 from scanops.distributed import call_log, exchange, links, onepass
+from scanops.distributed.autograd_nodes import LinkedBackward
 from scanops.distributed.groups import group_of
 from scanops.distributed.sharded_scan import How, prepare
 from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs
+from scanops.runtime import native
 
 RANKS = 3
 # (op, shape, dim, lengths of the shards, keywords); small whole numbers, so that results are exact
@@ -42,7 +44,7 @@ CASES: tuple[tuple[str, tuple[int, ...], int, tuple[int, ...], dict[str, Any]], 
     ("logcumsumexp", (2, 18000), 1, (1400, 8300, 8300), {"reverse": True}),
 )
 PAIRS: list[Any] = []  # a group of the first two ranks, and one of the last
-LATE: Any = None  # another of the first two
+LATE: list[Any] = []  # others of the first two
 EVERY = "SCANOPS_EVERY_TRIAL" in os.environ
 FLOATS, HALVES, WHOLE = torch.float32, torch.bfloat16, torch.int32
 
@@ -396,6 +398,162 @@ def memory_that_grows(rank: int) -> None:
             torch.testing.assert_close(mine, theirs.chunk(3, 1)[rank])
 
 
+class Served:
+    """How many forward and backward passes C++ has served in this process, from ``count`` on."""
+
+    forward = backward = 0
+
+    def count(self) -> None:
+        """Count from here on."""
+        serve, begin, run = native.served_linked, LinkedBackward.begin, LinkedBackward.__call__
+        assert serve is not None
+
+        def count_forward(*given: Any) -> Any:
+            found = serve(*given)
+            self.forward += found is not None
+            return found
+
+        def count_begun(*given: Any) -> Any:
+            self.backward += 1
+            return begin(*given)
+
+        def count_python(*given: Any) -> Any:
+            self.backward -= not torch.is_grad_enabled()
+            return run(*given)
+
+        native.served_linked = count_forward
+        LinkedBackward.begin = count_begun  # type: ignore[method-assign]
+        LinkedBackward.__call__ = count_python  # type: ignore[method-assign]
+
+    def since(self, forward: int = 0, backward: int = 0) -> tuple[int, int]:
+        """Return the numbers since they were others."""
+        return self.forward - forward, self.backward - backward
+
+
+SERVED = Served()
+
+
+def calls_that_cpp_serves(rank: int) -> None:
+    """C++ serves equal calls and their backward passes, all but the first two, with what one process gives."""
+    make, options = torch.Generator().manual_seed(5), {"method": "onepass"}
+    turned = {"reverse": True, "exclusive": True}
+    cases: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("sum", "", {}),
+        ("max", "", {"return_final": True, **turned}),
+        ("sum", "x", turned),
+        ("sum", "x", {"segment_starts": True}),
+        ("sum", "x, h", {"return_final": True}),
+        ("prod", "x", {"return_final": True}),
+        ("linear", "", {"initial": True}),
+        ("linear", "x", {}),
+        ("linear", "x, gate", turned),
+        ("linear", "x, gate, h", {"return_final": True, **turned}),
+        ("linear", "gate", {"initial": True}),
+        ("linear", "h", {"return_final": True}),
+    )
+    for (op, names, how), (shape, lengths) in itertools.product(
+        cases, (((3, 90), (30, 40, 20)), ((2, 40, 5), (1, 30, 9)))
+    ):
+        lines = shape[:1] + shape[2:]
+        before, times = SERVED.since(), 6
+        for turn in range(times):
+            x, gate, weight = (torch.rand(shape, generator=make) + (op == "prod") / 2 for _ in range(3))
+            starts = torch.rand(shape, generator=make) > 0.8
+            h, of_final = (torch.rand(lines, generator=make) for _ in range(2))
+            tensors = {"x": x, "gate": gate, "h": h}
+
+            def differentiate(module: Any, cut: Any, part: float, how: Any = how, **given: Any) -> list[torch.Tensor]:
+                own = {name: (each if name == "h" else cut(each)).clone() for name, each in given["tensors"].items()}
+                leaves = [own[name].requires_grad_() for name in given["names"].split(", ") if name]
+                how, (starts, weight, of_final) = dict(how), given["others"]
+                with_initial = how.pop("initial", False) or "h" in given["names"]
+                if how.pop("segment_starts", False):
+                    how["segment_starts"] = cut(starts).clone()
+                if with_initial:
+                    how["initial"] = own["h"]
+                found = scanned(module, given["op"], own["x"], own["gate"], 1, **how, **given["options"])
+                y, *final = found if how.get("return_final") else (found,)
+                if not leaves:
+                    return [y, *final]
+                loss = (y * y * cut(weight)).sum() + sum((each * each * of_final).sum() * part for each in final)
+                first = torch.autograd.grad(loss, leaves, retain_graph=True)
+                again = torch.autograd.grad(loss, leaves)
+                assert all(map(torch.equal, first, again))
+                return [*first, y.detach(), *[each.detach() for each in final]]
+
+            def cut(each: torch.Tensor, lengths: Any = lengths) -> torch.Tensor:
+                return each.split(lengths, 1)[rank]
+
+            given = {"tensors": tensors, "names": names, "others": (starts, weight, of_final), "op": op}
+            wanted = differentiate(scanops, torch.Tensor.clone, 1.0, **given, options={})
+            with scanops.emulate():
+                found = differentiate(sd, cut, (0.25, 0, 0.75)[rank], **given, options=options)
+            wants = names.split(", ") if names else []
+            for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+                own = cut(theirs) if theirs.shape == shape else theirs
+                if k < len(wants) and wants[k] == "h" and rank != (2 if how.get("reverse") else 0):
+                    own = torch.zeros_like(own)
+                torch.testing.assert_close(
+                    mine, own, rtol=1e-4, atol=1e-4, msg=lambda m, case=(op, names, how, turn, k): f"{case} {m}"
+                )
+        # The nodes of the first two calls are Python's; of those after, the first learns from its first pass.
+        served = SERVED.since(*before)
+        assert served == (times - 2, 2 * (times - 2) - 1 if names else 0), (op, names, how, shape, served)
+    _derivatives_of_served_calls(rank)
+
+
+def _derivatives_of_served_calls(rank: int) -> None:
+    """Checkpoints, second derivatives, passes after a first one, gradients after a link's memory has grown."""
+    x, gate = (each.double() for each in drawn((2, 9), "linear", FLOATS))
+    lengths = (1, 1, 7)
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = sd.linear_scan(*tensors, 1, method="onepass")
+        return y
+
+    whole = [each.clone().requires_grad_() for each in (gate, x)]
+    y = scanops.linear_scan(*whole, 1)
+    expected = torch.autograd.grad((y * y).sum(), whole, create_graph=True)
+    seconds = torch.autograd.grad(sum((each * each).sum() for each in expected), whole)
+    expected, seconds = ([each.detach().split(lengths, 1)[rank] for each in of] for of in (expected, seconds))
+    own = [each.split(lengths, 1)[rank].clone().requires_grad_() for each in (gate, x)]
+    before = SERVED.since()
+    with scanops.emulate():
+        for _ in range(4):
+            y = call(*own)
+            found = torch.autograd.grad((y * y).sum(), own, create_graph=True)
+            torch.testing.assert_close([each.detach() for each in found], expected)
+            found = torch.autograd.grad(sum((each * each).sum() for each in found), own)
+            torch.testing.assert_close([*found], seconds)
+        assert SERVED.since(*before) == (2, 1)  # where gradients are differentiated, through results
+        for _ in range(3):
+            y = checkpoint(call, *own, use_reentrant=False)
+            torch.testing.assert_close([*torch.autograd.grad((y * y).sum(), own)], expected)
+        # What a checkpoint computes again it leaves at its last tensor, by an exception.
+        assert SERVED.since(*before) == (2 + 3, 1 + 3), SERVED.since(*before)
+        y = call(*own)
+        loss = (y * y).sum()
+        for _ in range(2):
+            torch.testing.assert_close([*torch.autograd.grad(loss, own, retain_graph=True)], expected)
+        torch.autograd.grad(loss, own)
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(loss, own)
+        total = sd.cumsum(own[1], 1, method="onepass")
+        for _ in range(2):  # which saves nothing
+            (found,) = torch.autograd.grad(total, own[1], torch.ones_like(total))
+            assert torch.equal(found, torch.arange(9, 0, -1.0).expand(2, 9).split(lengths, 1)[rank].double())
+        (link,) = group_of(None).ledger.links.values()
+        words = link.half
+        many = torch.ones(words + 1, 3)
+        assert torch.equal(sd.cumsum(many, 1, method="onepass")[:, -1], torch.full((words + 1,), 3.0 * (rank + 1)))
+        assert link.half > words
+        for served in (0, 0, 1, 1):
+            before = SERVED.since()
+            y = call(*own)
+            torch.testing.assert_close([*torch.autograd.grad((y * y).sum(), own)], expected)
+            assert SERVED.since(*before)[0] == served
+
+
 def _gathered(shard: torch.Tensor) -> list[torch.Tensor]:
     found = [torch.empty_like(shard) for _ in range(RANKS)]
     dist.all_gather(found, shard)
@@ -523,29 +681,44 @@ def a_rank_without_its_kernel(rank: int) -> None:
 
 
 def a_rank_that_is_late(rank: int) -> None:
-    """The others wait as long as a link lets them, and raise at their next call."""
+    """The others wait as long as a link lets them, and raise at their next call: the first ones, and served by C++."""
     if rank == 2:
         return
     links.LIMIT_SECONDS = 1
-    x = torch.ones(4, 50)
+    x = torch.ones(4, 50).requires_grad_()
+
+    def call(group: Any) -> torch.Tensor:
+        with torch.no_grad():
+            y: torch.Tensor = sd.cumsum(x, 1, method="onepass", group=group)
+        return y
+
+    def differentiate(group: Any) -> Any:
+        return torch.autograd.grad(sd.cumsum(x, 1, method="onepass", group=group).sum(), x)
+
     with scanops.emulate():
-        sd.cumsum(x, 1, method="onepass", group=LATE)
-        if rank == 0:
-            return
-        with pytest.raises(PeerLost, match="did not respond within 1 s"):
-            for _ in range(2):  # the first rank makes no second call
-                sd.cumsum(x, 1, method="onepass", group=LATE)
-        assert group_of(LATE).ledger.log
+        for times, group in zip((1, 4, 4), LATE, strict=True):
+            is_backward = group is LATE[2]
+            for _ in range(times):
+                y = differentiate(group) if is_backward else call(group)
+            y = sd.cumsum(x, 1, method="onepass", group=group).sum() if is_backward else y
+            if rank == is_backward:
+                continue
+            before = SERVED.since()
+            with pytest.raises(PeerLost, match="did not respond within 1 s"):
+                for _ in range(2):  # the other rank makes no further call
+                    torch.autograd.grad(y, x) if is_backward else call(group)
+            assert SERVED.since(*before) == ((0, 2) if is_backward else (times > 1, 0))
+            assert group_of(group).ledger.log
 
 
 def work(rank: int, folder: str) -> None:
     """What one process does."""
-    global LATE
     torch.set_num_threads(1)
     links.LEAST_WORDS, call_log.NOTES, call_log.REFUSED = 2**9, 32, 64
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    SERVED.count()
     PAIRS.extend(dist.new_group(ranks) for ranks in ([0, 1], [2]))
-    LATE = dist.new_group([0, 1])
+    LATE.extend(dist.new_group([0, 1]) for _ in range(3))
     results_and_gradients(rank)
     ends_of_lines(rank)
     carries_and_their_gradients(rank)
@@ -553,6 +726,7 @@ def work(rank: int, folder: str) -> None:
     repeated_calls(rank)
     launches_that_are_counted_elsewhere(rank)
     memory_that_grows(rank)
+    calls_that_cpp_serves(rank)
     repeated_calls_that_differ(rank)
     other_calls(rank)
     refusals_beside_slower_ranks(rank)
@@ -565,4 +739,5 @@ def work(rank: int, folder: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    assert native.get(build=True)  # before ranks fork
     torch.multiprocessing.start_processes(work, (sys.argv[1],), RANKS, start_method="fork")

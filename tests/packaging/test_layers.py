@@ -160,7 +160,7 @@ MOST_FILES = {
     "map": 14,
     "then": 7,
     "mask": 47,
-    "reverse": 31,
+    "reverse": 32,
     "exclusive": 31,
     "initial": 38,
     "return_final": 9,
@@ -170,7 +170,7 @@ MOST_FILES = {
     "chunk": 22,
     "dtype": 76,
     "accumulate": 9,
-    "out": 37,
+    "out": 39,
     "modulo": 2,
 }
 

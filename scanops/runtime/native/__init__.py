@@ -10,16 +10,22 @@ The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: 
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
 kernels only (``scanops.runtime.recipes``), and calls Python's ``Backward`` for all others.
 
+Calls whose kernels have links to other ranks are served as well (``served_linked``). Their keys have the process group
+and what the public function was given. Before a launch C++ compares two words of the link, and calls Python to note the
+call for other ranks, where a rank was lost, and where the stream is another than that of the launch before.
+
 The library is an entry of the store (``building.py``). The first launch on a GPU lets a background worker load it, or
 build it if the policy allows that (``start``). ``SCANOPS_NATIVE=0`` switches it off.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -40,12 +46,15 @@ _LOG = logging.getLogger("scanops")
 
 # served(tensors, call.options()): a result, a tuple of several, or None; the tensors are an Inputs up to initial.
 served: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None] | None = None  # until it is loaded
+# served_linked(tensors, options, group): results, or None; of calls of scanops.distributed in one pass.
+served_linked: Callable[..., tuple[torch.Tensor, ...] | None] | None = None  # likewise
 
 # Of Inputs x, mask, gate, starts, offsets and initial, and where C++ has them: x, mask, gate, initial, result, indices,
 # starts, offsets.
 _PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 4: 7, 5: 3}
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
 _GENERATION = [0]  # generation of the table
+NUMBERS = itertools.count()  # of gradients that C++ may be asked for
 _MOST_LESSONS = 4  # of a launch: with and without inference mode and autocast, which Python's cache need not tell apart
 
 
@@ -55,7 +64,7 @@ def get(*, build: bool) -> bool:
     Raises BuildFailure, BadStoreEntry and BadSignature as ``scanops.compile`` does, MissingKernel where only what is
     signed may be loaded and no pack has it.
     """
-    global served
+    global served, served_linked
     if not _MODULES:
         building = import_late("scanops.runtime.native.building")  # no call needs it
         entry = building.find_library()
@@ -65,12 +74,21 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        workspace_at = import_late("scanops.runtime.workspaces").workspace_at  # needs torch, as building does not
+        device_at = import_late("scanops.runtime.workspaces").device_at  # needs torch, as building does not
         stream_getter = building.stream_getter()
-        module.begin(emulator.ACTIVE, environment.SCOPED, _raise_failure, _check_offsets, workspace_at, stream_getter)
+        module.begin(
+            emulator.ACTIVE,
+            environment.SCOPED,
+            _raise_failure,
+            _check_offsets,
+            partial(_find_workspace, device_at),
+            _enter_link,
+            _abandon_link,
+            stream_getter,
+        )
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
-    served = _MODULES[0].serve
+    served, served_linked = _MODULES[0].serve, _MODULES[0].serve_linked
     return True
 
 
@@ -108,7 +126,7 @@ def learn(
     template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
     is_fused = len(tensors) > len(_PLACES) or launcher.kernel.spec.fusion is not None
     given = [_SLOTS.get(place, place) if is_fused else place for _, place, _ in launcher.reads]
-    if template is None or not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
+    if not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
         return
     if is_fused:
         tensors = slots((tensors[0], *tensors[len(_PLACES) :]))  # type: ignore[arg-type]
@@ -122,6 +140,30 @@ def learn(
     _MODULES[0].learn(
         key, tensors, final, _multiprocessors(on_gpu), (NativeLaunch(template, reads, launcher),), adjoints
     )
+
+
+class LinkedCall(NamedTuple):
+    """What Python does of a call whose kernels have links to other ranks, around its launch."""
+
+    begin: Callable[[], object]  # before it: returns what the backward pass is to know
+    # after it, of the results: returns them and the carry-in that came from another rank; None where nothing follows
+    finish: Callable[..., tuple[tuple[torch.Tensor, ...], torch.Tensor | None]] | None
+    # (number, saved tensors as bits, Python's part, what precedes it), where a gradient is wanted
+    adjoint: tuple[int, int, object, Callable[..., object]] | None
+
+
+def learn_linked(
+    options: tuple[object, ...], group: object, tensors: Tensors, launcher: Launcher, final: bool, call: LinkedCall
+) -> None:
+    """Let C++ serve linked calls like this one, which ``launcher`` has served.
+
+    ``options`` and ``group`` are what they are known by; ``tensors`` are those of ``learn``, and ``final`` says whether
+    the carry-out is the last result.
+    """
+    on_gpu = tensors[0] is not None and tensors[0].is_cuda
+    reads = tuple((which, _PLACES[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
+    launches = (NativeLaunch(launcher.template, reads, launcher),)
+    _MODULES[0].learn_linked(options, group, tensors, final, _multiprocessors(on_gpu), launches, *call)
 
 
 # Where C++ is given further operands of a fused scan, by their places in ``Inputs.flat``; it is given no offsets.
@@ -190,14 +232,15 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
     places = [*_TOLD]  # on the tape, of what C++ has in this order
     launches, end = [], _BEGIN
     for _, reads, launcher in recipe.steps:
-        template = None if launcher is None or not launcher.own else launcher.template
-        if launcher is None or template is None:
+        if launcher is None or not launcher.own:
             return
         read = [reads[place] for _, place, _ in launcher.reads]
         if not set(places).issuperset(read):
             return
         launches.append(
-            NativeLaunch(template, tuple((which, places.index(at), 0) for which, at in enumerate(read)), launcher)
+            NativeLaunch(
+                launcher.template, tuple((which, places.index(at), 0) for which, at in enumerate(read)), launcher
+            )
         )
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
@@ -227,6 +270,23 @@ def _raise_failure(launcher: Launcher, code: int, again: bool, index: int, strea
         raise launcher.failure(code)
 
 
+def _find_workspace(
+    device_at: Callable[[int], torch.device], launcher: Launcher, index: int, stream: int
+) -> torch.Tensor:
+    """Return the workspace of a launch on a stream of a GPU, or of a CPU: ``index`` is -1."""
+    return launcher.find_workspace(device_at(index), stream)
+
+
+def _enter_link(launcher: Launcher) -> None:
+    """Let the next launch of a link follow its last one. Raises PeerLost."""
+    launcher.link.enter()
+
+
+def _abandon_link(launcher: Launcher) -> None:
+    """Let kernels of other ranks end their waits for a launch that has failed."""
+    launcher.link.abandon()
+
+
 _STARTED: list[str] = []  # the target whose launch asked for the library first
 _BUILDER = Worker()  # of its own, as kernels are built meanwhile
 reset_in_child(_STARTED.clear)
@@ -247,12 +307,18 @@ def load() -> None:
         _load(False, logging.INFO)
 
 
-def should_learn(launcher: Launcher) -> bool:
+class Learner(Protocol):
+    """What C++ is taught a few times, in each generation of the table: a launch, a recipe, or a linked call."""
+
+    lessons: tuple[int, int]  # a generation, and how often C++ was taught this in it
+
+
+def should_learn(learner: Learner) -> bool:
     """Return whether C++ is to learn a call like one before it."""
-    return served is not None and _take_lesson(launcher)
+    return served is not None and _take_lesson(learner)
 
 
-def _take_lesson(learner: Launcher | Recipe) -> bool:
+def _take_lesson(learner: Learner) -> bool:
     """Count one more lesson of a launch in this generation of the table, and return whether it is to be given."""
     generation, count = learner.lessons
     learner.lessons = _GENERATION[0], count + 1 if generation == _GENERATION[0] else 1

@@ -46,9 +46,15 @@ inline Reference held(PyObject* object) {
 }
 
 // The type of an option, which precedes its value in a key: True is equal to 1.
-enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype };
+enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype, kObject };
 // Places in a key: of the value of Call.dim, and of the type of Call.dtype.
 constexpr size_t kDimAt = 3, kResultAt = 10;
+
+// The object that a key is of besides, which whoever keeps the key keeps alive.
+inline void append_object(Key& key, PyObject* object) {
+    key.push_back(kObject);
+    key.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(object)));
+}
 
 // Append a call's options to a key, each with its type. False for a value of any other type, which Python's checks
 // refuse. The order is that of scanops.requests.call.Call.
@@ -129,6 +135,24 @@ inline void append_rest(Key& key, const Operands& operands, int64_t multiprocess
     const auto autocast = c10::default_excluded_set - c10::impl::tls_local_dispatch_key_set().excluded_;
     key.append({static_cast<int64_t>(autocast.raw_repr()), multiprocessors});
     for (const auto& operand : operands) append_operand(key, operand);
+}
+
+// Which operands a gradient is wanted of, as bits of Kept; none where that is one which has none here, as further
+// tensors of a fused scan have.
+inline std::optional<size_t> find_needs(const Operands& operands) {
+    size_t needs = 0;
+    if (!at::GradMode::is_enabled()) return needs;
+    for (size_t n = 0; n < operands.size(); ++n) {
+        if (!operands[n].defined() || !operands[n].requires_grad()) continue;
+        if (n >= kNeeds) return std::nullopt;
+        needs |= size_t{1} << n;
+    }
+    return needs;
+}
+
+// Whether this code runs below autograd.
+inline bool is_below_autograd() {
+    return c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
 }
 
 // Whether a tensor takes part in forward differentiation.

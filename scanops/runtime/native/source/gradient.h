@@ -32,16 +32,30 @@ Pointer pointer_to(Made* node) {
         return Pointer::unsafe_reclaim_from_nonowning(node);
 }
 
+constexpr size_t kEntered = kKept, kSaved = kKept + 1;  // of a linked call: the carry-in that came from another rank
+
+// What the node of a linked call keeps besides.
+struct Linked {
+    Reference noted;  // what Entry.begin returned
+    at::Tensor entered;
+};
+
 // A table entry in a node would keep what clear() has dropped: the node holds what is asked of it, and looks it up.
 class ScanBackward : public torch::autograd::Node {
  public:
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
         torch::autograd::variable_list found(kNeeds);
-        if (!any(gradients)) return found;
+        const bool linked = noted_ != nullptr;  // other ranks wait for this one's pass, whatever its gradients
+        if (!linked && !any(gradients)) return found;
         Operands given = begun(gradients);
-        unpack(given);
-        const bool known = !at::GradMode::is_enabled() && given[0].defined() && by_kernel(given, found);
-        if (!known) by_python(*adjoint_, policy_.get(), given, found);
+        const at::Tensor entered = unpack(given);
+        if (linked && !at::GradMode::is_enabled()) begin(*adjoint_, policy_.get(), noted_.get(), given);
+        const bool known = !at::GradMode::is_enabled() && given[0].defined() && by_kernel(given, entered, found);
+        if (!known) by_python(*adjoint_, policy_.get(), noted_.get(), given, entered, found);
+        if (linked && !found[kInitial].defined() && task_should_compute_output(kInitial)) {
+            const auto& edge = next_edge(kInitial);  // which no kernel of this rank reads
+            found[kInitial] = edge.function->input_metadata(edge.input_nr).zeros_like();
+        }
         return found;
     }
 
@@ -49,7 +63,7 @@ class ScanBackward : public torch::autograd::Node {
     void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& given) const override {
         given.collect(adjoint_->number);
         given.collect(held_);
-        for (size_t n = 0; n < kKept; ++n)
+        for (size_t n = 0; n < kSaved; ++n)
             if (holds(n)) given.collect(kept_[n], /*is_output=*/n == kY);
     }
 
@@ -59,31 +73,34 @@ class ScanBackward : public torch::autograd::Node {
         namespace compiled = torch::dynamo::autograd;
         compiled::ivalue_list kept;
         std::vector<at::TypePtr> types;
-        for (size_t n = 0; n < kKept; ++n) {
+        for (size_t n = 0; n < kSaved; ++n) {
             if (!holds(n)) continue;
             saved.before(kept_[n]);
             kept.emplace_back(kept_[n].unpack(pointer_to(this)));
             types.emplace_back(at::TensorType::get());
         }
-        auto turn = [adjoint = adjoint_, held = held_](
+        auto turn = [adjoint = adjoint_, held = held_, noted = noted_](
                         const torch::autograd::variable_list& asked,
                         const compiled::ivalue_list& read) -> torch::autograd::variable_list {
             torch::autograd::variable_list found(kNeeds);
-            if (!any(asked)) return found;
+            if (noted == nullptr && !any(asked)) return found;
             Operands given = begun(asked);
-            for (size_t n = 0, next = 0; n < kKept; ++n)
+            for (size_t n = 0, next = 0; n < kSaved; ++n)
                 given.push_back(held >> n & 1 ? read[next++].toTensor() : at::Tensor());
-            by_python(*adjoint, Py_None, given, found);
+            const at::Tensor entered = given.pop_back_val();
+            if (noted != nullptr && !at::GradMode::is_enabled()) begin(*adjoint, Py_None, noted.get(), given);
+            by_python(*adjoint, Py_None, noted.get(), given, entered, found);
             return found;
         };
         const auto& compiler = compiled::getPyCompilerInterface();
         const auto bound = compiler->bind_function(
-            saved.get_py_compiler(), name(), turn, types, /*is_custom_function=*/true, /*is_traceable=*/true);
+            saved.get_py_compiler(), name(), turn, types, /*is_custom_function=*/true,
+            /*is_traceable=*/noted_ == nullptr);
         using Expected = std::vector<std::optional<torch::autograd::InputMetadata>>;
         auto results = compiler->call_function(
             saved.get_py_compiler(), "apply_functional", bound, gradients, kept,
             compiled::IValuePacker<Expected>::pack(compiled::get_input_metadata(next_edges())));
-        for (size_t n = 0; n < kKept; ++n)
+        for (size_t n = 0; n < kSaved; ++n)
             if (holds(n)) saved.after(kept_[n]);
         return results;
     }
@@ -96,14 +113,18 @@ class ScanBackward : public torch::autograd::Node {
     std::string name() const override { return "ScanBackward"; }
 
     // `tensors` are Kept; `policy` is a word or None.
-    void keep(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, Reference policy) {
+    void keep(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, Reference policy, const Linked& linked) {
         adjoint_ = std::move(adjoint);
         policy_ = std::move(policy);
+        noted_ = linked.noted;
         for (size_t n = 0; n < kKept; ++n) {
             if (!tensors[n].defined() || !(adjoint_->keeps >> n & 1)) continue;
             kept_[n] = torch::autograd::SavedVariable(tensors[n], /*is_output=*/n == kY);
             held_ |= int64_t{1} << n;
         }
+        if (!linked.entered.defined()) return;
+        kept_[kEntered] = torch::autograd::SavedVariable(linked.entered, /*is_output=*/false);
+        held_ |= int64_t{1} << kEntered;
     }
 
  private:
@@ -118,13 +139,35 @@ class ScanBackward : public torch::autograd::Node {
         return {gradients[0], gradients.size() > 1 ? gradients[1] : at::Tensor()};
     }
 
-    // What was kept, behind the gradients. Raises where it was changed, or let go of.
-    void unpack(Operands& given) {
+    // What was kept, behind the gradients; returns the carry-in that has entered. Raises where it was changed, or let go
+    // of.
+    at::Tensor unpack(Operands& given) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& each : kept_) given.push_back(each.unpack(pointer_to(this)));
+        return given.pop_back_val();
     }
 
-    bool by_kernel(const Operands& given, torch::autograd::variable_list& found) const {
+    // What precedes the pass of a linked call: it may replace the gradients.
+    static void begin(const Adjoint& adjoint, PyObject* policy, PyObject* noted, Operands& given) {
+        const py::gil_scoped_acquire locked;
+        const py::object own = wrapped(given[0]), final = wrapped(given[1]);
+        const auto found = py::reinterpret_steal<py::object>(
+            PyObject_CallFunctionObjArgs(adjoint.begin.get(), policy, noted, own.ptr(), final.ptr(), nullptr));
+        if (!found) raise();
+        if (found.is_none()) return;
+        for (size_t n = 0; n < 2; ++n) {
+            PyObject* const each = PyTuple_GET_ITEM(found.ptr(), static_cast<Py_ssize_t>(n));
+            given[n] = each == Py_None ? at::Tensor() : THPVariable_Unpack(each);
+        }
+    }
+
+    static py::object wrapped(const at::Tensor& tensor) {
+        if (!tensor.defined()) return py::none();
+        return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    }
+
+    bool by_kernel(Operands given, const at::Tensor& entered, torch::autograd::variable_list& found) const {
+        if (entered.defined()) given[2 + kInitial] = entered;  // where kernels read it
         for (const auto& each : given)
             if (is_dual(each)) return false;
         const Found known = look_up({-1, adjoint_->number}, given);
@@ -138,17 +181,15 @@ class ScanBackward : public torch::autograd::Node {
 
     // What no kernel was learnt for yet, and what is to be differentiated again.
     static void by_python(
-        const Adjoint& adjoint, PyObject* policy, const Operands& given, torch::autograd::variable_list& found) {
+        const Adjoint& adjoint, PyObject* policy, PyObject* noted, const Operands& given, const at::Tensor& entered,
+        torch::autograd::variable_list& found) {
         const py::gil_scoped_acquire locked;
         py::tuple arguments(given.size());
-        for (size_t n = 0; n < given.size(); ++n) {
-            if (given[n].defined())
-                arguments[n] = py::reinterpret_steal<py::object>(THPVariable_Wrap(given[n]));
-            else
-                arguments[n] = py::none();
-        }
-        const auto results = py::reinterpret_steal<py::object>(
-            PyObject_CallFunctionObjArgs(adjoint.python.get(), policy, arguments.ptr(), nullptr));
+        for (size_t n = 0; n < given.size(); ++n) arguments[n] = wrapped(given[n]);
+        const py::object last = wrapped(entered);
+        PyObject* const linked = noted == nullptr ? nullptr : last.ptr();  // the last of two arguments, or of four
+        const auto results = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(
+            adjoint.python.get(), policy, arguments.ptr(), linked, noted, nullptr));
         if (!results) raise();
         for (size_t n = 0; n < kNeeds; ++n) {
             PyObject* const each = PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(n));
@@ -157,13 +198,14 @@ class ScanBackward : public torch::autograd::Node {
     }
 
     std::shared_ptr<const Adjoint> adjoint_;
-    Reference policy_;
-    int64_t held_ = 0;  // which there are of these, as bits
-    std::array<torch::autograd::SavedVariable, kKept> kept_;
+    Reference policy_, noted_;  // the latter of a linked call
+    int64_t held_ = 0;          // which there are of these, as bits
+    std::array<torch::autograd::SavedVariable, kSaved> kept_;
 };
 
 // Needs the interpreter's lock.
-inline void record(const Entry& entry, size_t needs, const Operands& operands, const Results& results) {
+inline void record(
+    const Entry& entry, size_t needs, const Operands& operands, const Results& results, const Linked& linked = {}) {
     auto node = make_node<ScanBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(
         operands[kX], operands[kMask], operands[kGate], operands[kInitial]));
@@ -178,7 +220,7 @@ inline void record(const Entry& entry, size_t needs, const Operands& operands, c
     Operands kept = operands;
     kept[kY] = results[0];
     if (indexed) kept[kIndices] = results[1];
-    node->keep(entry.adjoints[needs], kept, held(py::reinterpret_steal<py::object>(policy).ptr()));  // after the edge, which is part of a result that is kept
+    node->keep(entry.adjoints[needs], kept, held(py::reinterpret_steal<py::object>(policy).ptr()), linked);  // after the edge, which is part of a result that is kept
 }
 
 }  // namespace scanops

@@ -1,10 +1,18 @@
-// The module: serve, learn, learn_gradient, clear, patch. See scanops/runtime/native/__init__.py for who calls them.
+// The module: serve, learn, learn_gradient, their likes for linked calls, clear, patch. See scanops/runtime/native/__init__.py for who calls them.
 #include "patch.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 namespace scanops {
 namespace {
+
+py::tuple tuple_of(const Results& results) {
+    auto tuple = py::tuple(results.size());
+    for (size_t n = 0; n < results.size(); ++n)
+        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(n), THPVariable_Wrap(results[n]));
+    return tuple;
+}
 
 // serve(tensors, options): the result, a tuple of several, or None where Python is to serve. The tensors are those of an
 // Inputs, in its order; the options are the fields of a Call.
@@ -15,16 +23,10 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (count != 2 || !append_options(key, given[1]) || !read_operands(operands, given[0])) Py_RETURN_NONE;
     const Found found = look_up(std::move(key), operands);
     if (found.entry == nullptr) Py_RETURN_NONE;
-    size_t needs = 0;
-    if (at::GradMode::is_enabled()) {
-        for (size_t n = 0; n < operands.size(); ++n) {
-            if (!operands[n].defined() || !operands[n].requires_grad()) continue;
-            if (n >= kNeeds) Py_RETURN_NONE;  // one more tensor of a fused scan
-            needs |= size_t{1} << n;
-        }
-        const bool hidden = c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
-        if (needs && (found.entry->adjoints[needs] == nullptr || hidden)) Py_RETURN_NONE;
-    }
+    const auto found_needs = find_needs(operands);
+    if (!found_needs) Py_RETURN_NONE;
+    const size_t needs = *found_needs;
+    if (needs && (found.entry->adjoints[needs] == nullptr || is_below_autograd())) Py_RETURN_NONE;
     for (const auto& operand : operands)
         if (is_dual(operand)) Py_RETURN_NONE;
     const at::Tensor& offsets = operands[kOffsets];  // the key has their shape, not their values
@@ -43,10 +45,54 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     }
     if (needs) record(*found.entry, needs, operands, results);
     if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]));
-    auto tuple = py::tuple(results.size());
-    for (size_t n = 0; n < results.size(); ++n)
-        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(n), THPVariable_Wrap(std::move(results[n])));
-    return tuple.release().ptr();
+    return tuple_of(results).release().ptr();
+    END_HANDLE_TH_ERRORS
+}
+
+// Append what a linked call is known by before its operands: its options, the group of its ranks, and what needs a
+// gradient, on which its message to them depends. False for options of other types.
+bool append_linked(Key& key, PyObject* options, PyObject* group, size_t needs) {
+    if (!append_options(key, options)) return false;
+    append_object(key, group);
+    key.push_back(static_cast<int64_t>(needs));
+    return true;
+}
+
+// Let Python do what follows the launch of a linked call: it may replace the results.
+at::Tensor finish(const Entry& entry, Results& results) {
+    const at::AutoGradMode no_grad(false);
+    const py::tuple told = tuple_of(results);
+    const auto found = py::reinterpret_steal<py::object>(PyObject_CallOneArg(entry.finish.get(), told.ptr()));
+    if (!found) raise();
+    const auto [all, entered] = found.cast<std::pair<py::tuple, py::object>>();
+    results.clear();
+    for (const auto& each : all) results.push_back(THPVariable_Unpack(each.ptr()));
+    return entered.is_none() ? at::Tensor() : THPVariable_Unpack(entered.ptr());
+}
+
+// serve_linked(tensors, options, group): a tuple of results, or None where Python is to serve. The options are what the
+// call is known by, its group besides.
+PyObject* serve_linked(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    Operands operands;
+    Key key;
+    if (count != 3 || !read_operands(operands, given[0])) Py_RETURN_NONE;
+    const auto needs = find_needs(operands);
+    if (!needs || !append_linked(key, given[1], given[2], *needs)) Py_RETURN_NONE;
+    const Found found = look_up(std::move(key), operands);
+    if (found.entry == nullptr || (*needs && is_below_autograd())) Py_RETURN_NONE;
+    if (torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr) Py_RETURN_NONE;  // which Python refuses
+    const Entry& entry = *found.entry;
+    const auto noted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.begin.get()));
+    if (!noted) raise();
+    Results results;
+    {
+        const py::gil_scoped_release unlocked;  // the device's queue may be full, or an emulated kernel waits
+        launch(found, operands, results);
+    }
+    const at::Tensor entered = entry.finish == nullptr ? at::Tensor() : finish(entry, results);
+    if (*needs) record(entry, *needs, operands, results, {held(noted.ptr()), entered});
+    return tuple_of(results).release().ptr();
     END_HANDLE_TH_ERRORS
 }
 
@@ -56,8 +102,9 @@ using Numbers = std::vector<int64_t>;
 Launch launch_of(py::tuple told) {
     using Told = std::tuple<uintptr_t, unsigned, unsigned, unsigned, Numbers>;
     using Whole =
-        std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, Told, std::pair<int64_t, int64_t>>;
-    const auto [arguments, offsets, outputs, function, configure, kernel, workspace] = told[0].cast<Whole>();
+        std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, Told, std::pair<int64_t, int64_t>,
+                   uintptr_t>;
+    const auto [arguments, offsets, outputs, function, configure, kernel, workspace, link] = told[0].cast<Whole>();
     if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
     Launch launch;
     launch.arguments.assign(arguments.begin(), arguments.end());
@@ -74,6 +121,7 @@ Launch launch_of(py::tuple told) {
     launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
     std::tie(launch.workspace_offset, launch.workspace_bytes) = workspace;
     launch.launcher = told[2].ptr();
+    launch.link = reinterpret_cast<const volatile uint64_t*>(link);
     return launch;
 }
 
@@ -101,7 +149,37 @@ PyObject* learn(PyObject*, PyObject* given) {
     entry->final = final;
     entry->adjoints.resize(size_t{1} << kNeeds);
     for (const auto& [needs, number, keeps, python] : adjoints)
-        entry->adjoints.at(needs) = std::make_shared<Adjoint>(Adjoint{number, keeps, held(python.ptr())});
+        entry->adjoints.at(needs) = std::make_shared<Adjoint>(Adjoint{number, keeps, held(python.ptr()), nullptr});
+    table().put(entry);
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+// learn_linked(options, group, inputs, final, multiprocessors, launches, begin, finish, adjoint); `adjoint` is (number,
+// keeps, python, begin), or None where no gradient is wanted
+PyObject* learn_linked(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    using Told = std::tuple<int64_t, int64_t, py::object, py::object>;
+    const auto [options, group, inputs, final, multiprocessors, launches, begin, finish, adjoint] =
+        py::handle(given).cast<std::tuple<py::tuple, py::object, py::tuple, bool, int64_t, py::tuple, py::object, py::object,
+                                          std::optional<Told>>>();
+    Operands operands;
+    if (!read_operands(operands, inputs.ptr())) Py_RETURN_NONE;
+    const auto needs = find_needs(operands);
+    Key key;
+    if (!needs || bool(*needs) != adjoint.has_value() || !append_linked(key, options.ptr(), group.ptr(), *needs))
+        Py_RETURN_NONE;
+    const auto entry = entry_of(std::move(key), operands, multiprocessors, launches);
+    entry->final = final;
+    entry->owner = held(group.ptr());
+    entry->begin = held(begin.ptr());
+    if (!finish.is_none()) entry->finish = held(finish.ptr());
+    entry->adjoints.resize(size_t{1} << kNeeds);
+    if (adjoint) {
+        const auto& [number, keeps, python, before] = *adjoint;
+        entry->adjoints[*needs] =
+            std::make_shared<Adjoint>(Adjoint{number, keeps, held(python.ptr()), held(before.ptr())});
+    }
     table().put(entry);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
@@ -134,15 +212,18 @@ PyObject* clear(PyObject*, PyObject*) {
 
 PyObject* size(PyObject*, PyObject*) { return PyLong_FromSize_t(table().size()); }
 
-// begin(emulation, policy, failed, check_offsets, workspace, stream): once, before anything else
+// begin(emulation, policy, failed, check_offsets, workspace, enter, abandon, stream): once, before anything else
 PyObject* begin(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     auto& all = surroundings();
     long long stream;
     if (!PyArg_ParseTuple(
-            given, "OOOOOL", &all.emulation, &all.policy, &all.failed, &all.check_offsets, &all.workspace, &stream))
+            given, "OOOOOOOL", &all.emulation, &all.policy, &all.failed, &all.check_offsets, &all.workspace, &all.enter,
+            &all.abandon, &stream))
         return nullptr;
-    for (PyObject* each : {all.emulation, all.policy, all.failed, all.check_offsets, all.workspace}) Py_INCREF(each);
+    for (PyObject* each :
+         {all.emulation, all.policy, all.failed, all.check_offsets, all.workspace, all.enter, all.abandon})
+        Py_INCREF(each);
     all.stream = reinterpret_cast<int (*)(int32_t, void**)>(stream);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
@@ -183,7 +264,9 @@ PyMethodDef methods[] = {
     {"install", install, METH_VARARGS, nullptr},
     {"learn", learn, METH_VARARGS, nullptr},
     {"learn_gradient", learn_gradient, METH_VARARGS, nullptr},
+    {"learn_linked", learn_linked, METH_VARARGS, nullptr},
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_FASTCALL, nullptr},
+    {"serve_linked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve_linked)), METH_FASTCALL, nullptr},
     {"size", size, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -46,6 +46,9 @@ struct Launch {
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
     int64_t workspace_offset = 0, workspace_bytes = 0;  // of its pointer in the arguments; 0 bytes: it has none
     PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
+    // Of a kernel with a link to other ranks: whether one of them was lost, then the stream of the link's last launch.
+    // The first is memory of the host that a GPU writes. Null: it has no link.
+    const volatile uint64_t* link = nullptr;
 
     // Queue it; returns an error code.
     int operator()(char* given, void* stream) const {
@@ -61,7 +64,8 @@ struct Launch {
 struct Adjoint {
     int64_t number;    // what its passes are known by
     int64_t keeps;     // bits of Kept
-    Reference python;  // (policy, tensors) -> gradients of kNeeds
+    Reference python;  // (policy, tensors) -> gradients of kNeeds; of a linked call (policy, tensors, entered, noted)
+    Reference begin;   // of a linked call: (policy, noted, gradients of result and carry-out) -> both, or None for these
 };
 
 // Offsets whose values Python has checked: the tensor, its version and its address. Values in the memory of a CPU are
@@ -95,6 +99,9 @@ struct Entry {
     std::vector<int64_t> gives;  // of a gradient: which result each of kNeeds is, or -1
     Reference launchers;         // keep the libraries loaded
     mutable KnownOffsets offsets;  // of the call before; needs the interpreter's lock
+    Reference owner;               // of a linked call: the object that its key is of
+    Reference begin;   // likewise: () -> what its backward pass is to know; called before a launch
+    Reference finish;  // likewise, or null: (results) -> (results, the carry-in that has entered or None), after it
 };
 
 // A backward pass looks up without the interpreter's lock, hence one of the table's own.
@@ -144,7 +151,9 @@ struct Surroundings {
     PyObject* policy = nullptr;     // likewise
     PyObject* failed = nullptr;     // (launcher, code, again, device, stream): raises, or the launch is made again
     PyObject* check_offsets = nullptr;  // (options, offsets, x): raises for offsets that are none
-    PyObject* workspace = nullptr;  // (device, stream, bytes): a tensor; the device of a CPU is -1
+    PyObject* workspace = nullptr;  // (launcher, device, stream): a tensor; the device of a CPU is -1
+    PyObject* enter = nullptr;      // (launcher): before a launch with a link whose words have changed
+    PyObject* abandon = nullptr;    // (launcher): after one that failed, for which other ranks wait
     int (*stream)(int32_t device, void** stream) = nullptr;  // torch's own; null where this torch has no CUDA
 };
 
@@ -212,15 +221,23 @@ inline at::Tensor allocated(const Output& output, const at::Tensor& x) {
 inline at::Tensor workspace(const Launch& step, int device, void* stream) {
     const py::gil_scoped_acquire locked;
     const auto found = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-        surroundings().workspace, "iKL", device, reinterpret_cast<unsigned long long>(stream),
-        static_cast<long long>(step.workspace_bytes)));
+        surroundings().workspace, "OiK", step.launcher, device, reinterpret_cast<unsigned long long>(stream)));
     if (!found) raise();
     return THPVariable_Unpack(found.ptr());
 }
 
+// Let a launch with a link follow the last one. Raises where a rank was lost.
+inline void enter(const Launch& step, void* stream) {
+    if (step.link == nullptr || (step.link[0] == 0 && step.link[1] == reinterpret_cast<uint64_t>(stream))) return;
+    const py::gil_scoped_acquire locked;
+    PyObject* const answer = PyObject_CallOneArg(surroundings().enter, step.launcher);
+    if (answer == nullptr) raise();
+    Py_DECREF(answer);
+}
+
 // Queue the kernels on the current stream of the operands' device, and append their results. Needs no lock. Raises what
 // Python has for a launch that fails.
-inline void launch(const Found& found, const Operands& operands, Results& results) {
+inline void queue(const Found& found, const Operands& operands, Results& results) {
     const at::Tensor& x = operands[0];
     const c10::DeviceGuard here(x.device());
     const int device = x.is_cpu() ? -1 : x.get_device();
@@ -245,6 +262,7 @@ inline void launch(const Found& found, const Operands& operands, Results& result
             memory = workspace(step, device, stream);
             point(step.workspace_offset, memory.mutable_data_ptr());
         }
+        enter(step, stream);
         if (step.configure != nullptr) step.configure(found.emulation.seed, found.emulation.multiprocessors);
         bool again = false;
         for (int code; (code = step(arguments, stream)) != 0; again = true) {
@@ -255,6 +273,22 @@ inline void launch(const Found& found, const Operands& operands, Results& result
             if (answer == nullptr) raise();
             Py_DECREF(answer);
         }
+    }
+}
+
+// As `queue`; where it fails, kernels of other ranks wait for this one's no longer.
+inline void launch(const Found& found, const Operands& operands, Results& results) {
+    try {
+        queue(found, operands, results);
+    } catch (...) {
+        const Launch& first = found.entry->launches.front();
+        if (first.link != nullptr) {
+            const py::gil_scoped_acquire locked;
+            PyObject* const answer = PyObject_CallOneArg(surroundings().abandon, first.launcher);
+            if (answer == nullptr) PyErr_WriteUnraisable(first.launcher);
+            Py_XDECREF(answer);
+        }
+        throw;
     }
 }
 
