@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scanops import environment
 from scanops.distributed import shards
+from scanops.distributed.groups import Ledger
 from scanops.distributed.links import CarryIn
 from scanops.distributed.onepass import SharedFinal
 from scanops.distributed.spans import join_spans
@@ -291,6 +292,7 @@ class LinkedBackward:
         final: SharedFinal | None,
     ) -> None:
         self.scan, self.kind, self.final, self.needs = scan, kind, final, needs
+        self._ledger: Ledger = scan.group.ledger
         self.initial = None if isinstance(initial, Tensor) else initial  # of the whole line, where it is a number
         self.like_initial = (initial.shape, initial.dtype) if isinstance(initial, Tensor) else None
         # Whether this rank's kernel begins with the initial value: that of the first rank in scan order.
@@ -327,15 +329,13 @@ class LinkedBackward:
 
     def note(self) -> tuple[int, int]:
         """Return what the forward pass has to note for its backward pass: its place in the order of calls."""
-        ledger = self.scan.group.ledger
-        return ledger.count, ledger.log.count
+        return self._ledger.count, self._ledger.log.count
 
     def begin(
         self, policy: str | None, noted: tuple[int, int], grad: Tensor | None, of_final: Tensor | None
     ) -> tuple[Tensor, Tensor | None] | None:
         """Note the pass, which is not recorded itself, for other ranks. Return its gradients if they are others now."""
-        scan = self.scan
-        scan.group.ledger.log.note_launch(scan.backward_message, noted[1])
+        self._ledger.log.note_launch(self.scan.backward_message, noted[1])
         if grad is not None and self.final is None:
             return None
         grad = self._gradient_or_zeros(grad)

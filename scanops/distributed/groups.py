@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerLost, UnsupportedRequest, format_value
+from scanops.runtime import call_cache
 
 __all__ = [
     "Group",
@@ -80,6 +81,7 @@ def forget_groups() -> None:
     """
     _LEDGERS.clear()
     _GROUPS.clear()
+    call_cache.forget()  # calls in one pass, of which C++ would keep the groups for ever
 
 
 class Group(NamedTuple):
@@ -184,8 +186,10 @@ def group_of(given: Any) -> Group:
     """
     if isinstance(given, Group):
         return given
-    if given is None and (world := dist.group.WORLD) is not None and world in _GROUPS and not is_compiling():
-        return _GROUPS[world][None]
+    if given is None and not is_compiling() and (world := dist.group.WORLD) is not None:
+        of_world = _GROUPS.get(world)
+        if of_world is not None:
+            return of_world[None]
     if not (dist.is_available() and dist.is_initialized()):
         raise UnsupportedRequest(
             "scanops.distributed: there is no process group",
