@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ import torch.multiprocessing
 import scanops
 from benchmarks.distributed import Rank, write_row
 from benchmarks.sharded_calls import answer, difference, random_request, sd
-from scanops.distributed import exchange, links
+from scanops.distributed import exchange, links, method_costs
 from scanops.distributed.groups import group_of
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
 
@@ -168,18 +169,55 @@ def check_blocks(own: Rank, _: int) -> str:
     return "right"
 
 
+def check_nodes(own: Rank, _: int) -> str:
+    """One pass over nodes in several bands, forward and backward: small integers, which are exact."""
+    if own.nodes == 1:
+        return "one node"
+    before = method_costs.BAND_SECONDS
+    method_costs.BAND_SECONDS = 0.0
+    group = dist.new_group(list(range(own.size)))
+    most = 0
+    try:
+        for shape, reverse, gated in itertools.product(((512, 64), (6, 64, 1024)), (False, True), (False, True)):
+            x, gate = (torch.randint(-3, 4, shape, device=own.device).float() for _ in range(2))
+            gate, length = gate.sign(), shape[1]
+            whole = []
+            for each in (x, gate):
+                every = [torch.empty_like(each) for _ in range(own.size)]
+                dist.all_gather(every, each)
+                whole.append(torch.cat(every, 1))
+            wanted = (
+                scanops.linear_scan(whole[1], whole[0], 1, reverse=reverse)
+                if gated
+                else (scanops.cumsum(whole[0], 1, reverse=reverse))
+            )
+            for _ in range(3):
+                with scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext():
+                    how: Any = {"reverse": reverse, "method": "onepass", "group": group}
+                    y: Any = sd.linear_scan(gate, x, 1, **how) if gated else sd.cumsum(x, 1, **how)
+                own.synchronize()
+                assert torch.equal(y, wanted.narrow(1, own.rank * length, length)), (shape, reverse, gated)
+        (nodes,) = group_of(group).ledger.links.values()
+        most = max(nodes.bands.values())
+        assert most > 1, "a single band"
+    finally:
+        method_costs.BAND_SECONDS = before
+    return f"right, in up to {most} bands"
+
+
 CHECKS: dict[str, Callable[[Rank, int], str]] = {
     "graph": check_graph,
     "blocks": check_blocks,
     "refused": check_refused,
     "backward order": check_order,
+    "nodes": check_nodes,
     "requests": check_requests,
 }
 
 
 def run_checks(rank: int, options: argparse.Namespace, folder: str) -> None:
     """Run every check on one rank."""
-    own = Rank(rank, options.ranks, options.out, options.end)
+    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
     own.join(folder)
     for name, check in CHECKS.items():
         if options.only in name and not own.is_over():
@@ -207,7 +245,7 @@ def make_mismatches(rank: int, options: argparse.Namespace, folder: str) -> None
     to three. "typed" are ranks that raised a typed error, "silent" those that raised none, "other" the rest.
     """
     links.LIMIT_SECONDS = FAULT_SECONDS
-    own = Rank(rank, options.ranks, options.out, options.end)
+    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
     own.join(folder)
     emulated = scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext()
     draw, names, missed = random.Random(0), list(DIFFERENCES), 0
@@ -258,7 +296,7 @@ def _make_mismatch(own: Rank, method: str, name: str, odd: int) -> str:
 
 def soak(rank: int, options: argparse.Namespace, folder: str) -> None:
     """Repeat scans beside all_reduce on another stream, and in a CUDA graph: the same bits each time."""
-    own = Rank(rank, options.ranks, options.out, options.end)
+    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
     own.join(folder)
     if own.backend != "nccl":
         own.write(soak="needs a GPU for each rank")

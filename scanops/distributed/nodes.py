@@ -120,7 +120,8 @@ class Nodes:
         self.group, self.device, self.count = group, device, len(runs)
         self.index = next(k for k, end in enumerate(ends) if group.position < end)
         self.most_ranks = max(runs)
-        self.bands: dict[int, int] = {}  # of each kind of call, by its digest; 0: two passes take less time
+        # Of each kind of call, by its digest and whether one pass is required; 0: two passes take less time.
+        self.bands: dict[tuple[int, bool], int] = {}
         self._calls = 0  # over nodes so far: the same number on all ranks
         self._unread: deque[Unread] = deque()
         self._failure: PeerLost | PeerMismatch | None = None
@@ -196,11 +197,14 @@ class Nodes:
 
     # ---- the order of calls
 
-    def begin_call(self, message: Message) -> int:
-        """Return the number that all messages of a call carry, which is the next one. Raises for earlier calls."""
+    def begin_call(self, message: Message, which: int = 0) -> int:
+        """Return the number that all messages of the next call carry; ``which``: what else has to be equal.
+
+        Raises PeerMismatch or PeerLost for earlier calls.
+        """
         self.raise_failure()
         self._calls += 1
-        return digest_of(f"{message.digest} {self._calls}")
+        return digest_of(f"{message.digest} {self._calls} {which}")
 
     def read_later(self, message: Message, number: int, messages: Messages) -> None:
         """Let the next call of the group read the last words of the messages that this one has received."""

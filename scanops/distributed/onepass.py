@@ -21,6 +21,7 @@ from torch import Tensor
 from scanops import environment
 from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import find_operator
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import Message, difference
 from scanops.distributed.groups import Group, is_captured
@@ -37,7 +38,15 @@ from scanops.requests.torch_state import has_kernels
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import Launcher
 
-__all__ = ["SharedFinal", "add_neutral_items", "choose_method", "launch_linked", "link_of", "scan_linked"]
+__all__ = [
+    "SharedFinal",
+    "add_neutral_items",
+    "choose_method",
+    "find_node_problem",
+    "launch_linked",
+    "link_of",
+    "scan_linked",
+]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 
@@ -87,18 +96,19 @@ def _problem_of(shard: Shard, spans: int, *, recorded: bool, of_initial: bool) -
 
 
 def link_of(
-    group: Group, message: Message, x: Tensor, load: Load, *, is_required: bool, unserved: str | None
+    group: Group, message: Message, x: Tensor, load: Load, *, is_required: bool, unserved: str | None = None
 ) -> Link | Nodes | None:
     """Return what connects this rank to others, None where a call takes two passes.
 
     Ranks of one node have links, ranks of several nodes links and borders. Ranks compare a call at the first of its
     kind, and at every call with ``check="always"``; other calls are noted in the call log. ``is_required``: whether the
     caller asked for one pass; ``unserved``: what keeps a call from one pass over nodes, in words. Raises PeerMismatch,
-    and UnsupportedRequest for a call that requires one pass over nodes that have none.
+    and UnsupportedRequest for a call that requires one pass over nodes that cannot make it.
     """
     ledger, key = group.ledger, (group.members, x.device)
     link: Link | Nodes | Literal[False] | None = ledger.links.get(key)
-    is_new = message.digest not in (link.bands if isinstance(link, Nodes) else ledger.compared)
+    kind = message.digest, is_required
+    is_new = kind not in link.bands if isinstance(link, Nodes) else message.digest not in ledger.compared
     # Over nodes ranks agree on the number of bands as well, whatever they compare.
     is_compared = message.check == "always" or (is_new and (message.check == "first" or isinstance(link, Nodes)))
     if link is None or is_compared:
@@ -110,11 +120,11 @@ def link_of(
                 ledger.scattered.add(key)
         if isinstance(link, Nodes):
             bands = _count_bands(link, load, max(sizes), is_required=is_required)
-            link.bands.setdefault(message.digest, 0 if unserved else bands)
+            link.bands.setdefault(kind, 0 if unserved else bands)
     if isinstance(link, Nodes) and unserved and is_required:
         raise UnsupportedRequest(
             f"{message.who}: method 'onepass' over several nodes does not serve this call: {unserved}",
-            allowed="calls without gradients and return_final, or ranks of one node",
+            allowed="operators whose gradients take the gradient of a carry-out and give that of a carry-in",
             value=f"{unserved}, {link.count} nodes",
             hint="leave method out: 'twopass' serves every call",
         )
@@ -125,11 +135,17 @@ def link_of(
             value=f"this rank is at position {group.position} of {group.size}, on node {environment.node()!r}",
             hint="order the ranks by host, pass a DeviceMesh in such an order, or leave method out",
         )
-    if not link or (isinstance(link, Nodes) and not link.bands[message.digest]):
+    if not link or (isinstance(link, Nodes) and not link.bands[kind]):
         return None
     if not is_compared:
         link.log.note_launch(message)
     return link
+
+
+def find_node_problem(op: str, *, recorded: bool) -> str | None:
+    """Return what keeps a call that one pass serves from one pass over nodes, in words; None if nothing does."""
+    gradient = find_operator(op).gradient or Gradient()
+    return f"gradients of op={op!r}" if recorded and not (gradient.begins and gradient.ends) else None
 
 
 def _compare(

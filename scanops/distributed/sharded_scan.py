@@ -376,7 +376,7 @@ class ShardedScan:
     def find_link(self, x: Tensor) -> Link | Nodes | None:
         """Return what connects this rank to others, None where the call takes two passes."""
         assert self.load is not None
-        unserved = "gradients" if self.recorded else "return_final=True" if self.final else None
+        unserved = onepass.find_node_problem(self.call.op, recorded=self.recorded)
         return onepass.link_of(
             self.group, self.message, x, self.load, is_required=self.is_onepass_required, unserved=unserved
         )
@@ -384,20 +384,36 @@ class ShardedScan:
     def run_nodes(self, nodes: Nodes, tensors: Inputs, given: Inputs) -> Outputs:
         """Return the results by kernels and messages between nodes; ``given`` is what ``run`` was given."""
         plain: Any = [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in tensors[:5]]
-        read = Inputs(*plain)._replace(initial=given.initial if self.is_first else None)
+        read = Inputs(*plain)._replace(initial=given.initial)
         call, is_empty = replace(self.call, dtype=self.result), not self.shape[self.call.dim]
         if is_empty:
             read = onepass.add_neutral_items(call, read)
         banded = self.banded
         if banded is None or not banded.serves(read):
-            banded = BandedScan(nodes, self.message, call, self.carry, read)
-        found = banded.scan(read)
+            banded = BandedScan(
+                nodes,
+                (self.message, self.backward_message),
+                call,
+                self.carry,
+                read if self.is_first else read._replace(initial=None),
+                nodes.bands[self.message.digest, self.is_onepass_required],
+                returns_final=self.final,
+                recorded=self.recorded,
+            )
+        found = self.run_banded(banded, read)
         self.banded = banded if banded.is_repeatable else None
         # Equal calls are repeated where the kernels read their tensors as they were given.
         kept = all(mine is theirs for mine, theirs in zip(read[:5], given[:5], strict=True))
-        if kept and self.number_gate is None and self.message.check != "always":
-            self.repeat = self.banded
-        return (found.narrow(self.call.dim, 0, 0),) if is_empty else (found,)
+        if kept and self.banded is not None and self.number_gate is None and self.message.check != "always":
+            self.repeat = RepeatedNodes(self, banded)
+        return (found[0].narrow(self.call.dim, 0, 0), *found[1:]) if is_empty else found
+
+    def run_banded(self, banded: BandedScan, given: Inputs) -> Outputs:
+        """Return the results of a call over nodes, recorded by autograd where a gradient is wanted."""
+        if self.recorded:
+            return autograd_nodes.OverNodes.record_banded(self, banded, given)
+        found = banded.scan(given)
+        return (found.y,) if found.final is None else (found.y, found.final)
 
     def run_linked(self, link: Link, tensors: Inputs, given: Inputs) -> Outputs:
         """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""
@@ -688,6 +704,19 @@ class Repeat(Protocol):
     @property
     def generation(self) -> int: ...
     def run(self, given: Inputs) -> Outputs | None: ...
+
+
+class RepeatedNodes:
+    """What repeats a call in one pass over nodes: its launches in bands."""
+
+    def __init__(self, scan: ShardedScan, banded: BandedScan) -> None:
+        self.generation = banded.generation
+        self._scan, self._banded = scan, banded
+
+    def run(self, given: Inputs) -> Outputs:
+        """Return the outputs for tensors like those of the call."""
+        self._banded.nodes.log.note_launch(self._scan.message)
+        return self._scan.run_banded(self._banded, given)
 
 
 class Folding(NamedTuple):

@@ -64,6 +64,69 @@ def check_values(rank: int, ranks: int) -> None:
         assert (known.repeat is not None) == (ends[rank] < ends[rank + 1])  # ready for the next equal call
 
 
+def check_gradients(rank: int, ranks: int) -> None:
+    """Gradients are those of one process: first ones, of repeated calls too, and second ones; also in a checkpoint."""
+    make = torch.Generator().manual_seed(5)
+    cases: tuple[tuple[str, tuple[int, ...], int, tuple[int, ...], dict[str, Any]], ...] = (
+        ("sum", (37, 60), 1, (10, 30, 31), {}),
+        ("sum", (37, 60), 1, (0, 30, 30), {"reverse": True, "initial": (37,), "return_final": True}),
+        ("sum", (37, 60), 1, (10, 30, 31), {"weights": True}),
+        ("linear", (37, 60), 1, (10, 30, 31), {"reverse": True, "exclusive": True}),
+        ("linear", (20, 3, 60), 2, (20, 20, 40), {"initial": (1, 3), "return_final": True}),
+        ("linear", (60,), 0, (20, 30, 40), {"initial": ()}),
+        ("linear", (3, 60, 8), 1, (20, 20, 20), {}),
+        ("prod", (37, 60), 1, (10, 30, 31), {"initial": 1.5}),
+        ("max", (37, 60), 1, (10, 10, 31), {}),
+    )
+    for op, shape, dim, cuts, options in cases:
+        ends = [0, *cuts[: ranks - 1], shape[dim]]
+        own = slice(ends[rank], ends[rank + 1])
+        how = {name: each for name, each in options.items() if name in ("reverse", "exclusive", "return_final")}
+        for order in (1, 1, 1, 2) if shape == (60,) else (1, 1, 1):
+            wide = torch.float64 if order == 2 else torch.float32
+            x, gate, weight, mask = (torch.rand(shape, generator=make).to(wide) for _ in range(4))
+            x = x / 4 + 0.75 if op == "prod" else x
+            lines = torch.Size([size for d, size in enumerate(shape) if d != dim])
+            of_final, start = torch.rand(lines, generator=make).to(wide), options.get("initial")
+            h = torch.rand(start, generator=make).to(wide) if isinstance(start, tuple) else start
+
+            def differentiate(
+                module: Any, cut: Any, part: float, op: str = op, dim: int = dim, h: Any = h, how: Any = how,
+                options: Any = options, order: int = order, given: Any = (x, gate, weight, mask),
+                of_final: Any = of_final, **more: Any,
+            ) -> list[torch.Tensor]:  # fmt: skip
+                x, gate, weight, mask = (cut(each).clone() for each in given)
+                leaves = [x, *[gate] * (op == "linear"), *[mask] * ("weights" in options)]
+                more |= {"mask": mask} if "weights" in options else {}
+                if h is not None:
+                    more["initial"] = h = h.clone() if isinstance(h, torch.Tensor) else h
+                    leaves += [h] if isinstance(h, torch.Tensor) else []
+                for each in leaves:
+                    each.requires_grad_()
+                found = scanned(module, op, x, gate, dim, **how, **more)
+                y, *final = found if isinstance(found, tuple) else (found,)
+                loss = (y * y * weight).sum() + sum((each * each * of_final).sum() * part for each in final)
+                first = torch.autograd.grad(loss, leaves, create_graph=order == 2)
+                if order == 2:
+                    first = (*first, *torch.autograd.grad(sum((each * each).sum() for each in first), leaves))
+                return [each.detach() for each in (*first, y, *final)]
+
+            def cut(each: torch.Tensor, dim: int = dim, own: slice = own) -> torch.Tensor:
+                return each[(slice(None),) * dim + (own,)].contiguous()
+
+            wanted = differentiate(scanops, torch.Tensor.clone, 1.0)
+            with scanops.emulate():
+                found = differentiate(sd, cut, 1.0 / ranks, method="onepass")
+            is_first = rank == (ranks - 1 if how.get("reverse") else 0)
+            for mine, theirs in zip(found, wanted, strict=True):
+                expected = cut(theirs) if theirs.shape == shape else theirs
+                if isinstance(h, torch.Tensor) and theirs.shape == h.shape and mine is not found[-1] and not is_first:
+                    expected = torch.zeros_like(theirs)
+                torch.testing.assert_close(
+                    mine, expected, rtol=1e-4, atol=1e-4, msg=lambda m, case=(op, shape, options, rank): f"{case} {m}"
+                )
+
+
 def check_other_calls(rank: int, ranks: int) -> None:
     """Calls that are prepared each time, in another order of ranks; what is compared, and what takes two passes."""
     x, gate = drawn((37, 60), "linear", torch.float32)
@@ -82,6 +145,8 @@ def check_other_calls(rank: int, ranks: int) -> None:
         y = sd.scan(cut(x), "max", 1, exclusive=True, method="onepass")
         assert torch.equal(y, cut(scanops.scan(x, "max", 1, exclusive=True)))
         assert torch.equal(sd.cumsum(cut(x), 1), cut(x.cumsum(1)))
+        with pytest.raises(UnsupportedRequest, match="over several nodes does not serve"):
+            sd.logcumsumexp(cut(x).clone().requires_grad_(), 1, method="onepass")
         with pytest.raises(PeerMismatch, match="ranks differ in options"):
             sd.cumsum(cut(x), 1, exclusive=rank == 1, dtype=torch.float64, method="onepass")
     mixed = dist.new_group(list(range(ranks)))
@@ -98,7 +163,7 @@ def check_failures(rank: int, ranks: int, names: tuple[str, ...]) -> None:
     os.environ["SCANOPS_NODE"] = names[rank]
     is_behind = names[rank] != names[0]
     x = torch.ones(37, 50)
-    groups = [dist.new_group(list(range(ranks)), timeout=timedelta(seconds=3)) for _ in range(3)]
+    groups = [dist.new_group(list(range(ranks))) for _ in range(3)]
     with scanops.emulate():
         for group in groups:
             for exclusive in (False, True):
@@ -107,7 +172,7 @@ def check_failures(rank: int, ranks: int, names: tuple[str, ...]) -> None:
         with pytest.raises((PeerMismatch, PeerLost)) if is_behind else contextlib.nullcontext():
             sd.cumsum(x, 1, method="onepass", exclusive=is_behind, group=groups[0])
             for _ in range(2 if is_behind else 0):
-                sd.cumsum(x, 1, method="twopass", group=groups[0])
+                sd.cumsum(x, 1, method="onepass", group=groups[0])
         dist.barrier()
         x = torch.ones(37, 51)
         if rank == 0:
@@ -117,6 +182,10 @@ def check_failures(rank: int, ranks: int, names: tuple[str, ...]) -> None:
             with pytest.raises((PeerLost, PeerMismatch)):
                 for _ in range(3):
                     sd.cumsum(x, 1, method="onepass", group=groups[1])
+        (nodes,) = group_of(groups[2]).ledger.links.values()
+        for reverse in (False, True):  # the rank that refuses sends no message, which others wait for
+            for border in filter(None, (nodes.source(reverse), nodes.target(reverse))):
+                border.process_group._get_backend(x.device)._set_default_timeout(timedelta(seconds=2))
         dist.barrier()
         with pytest.raises((PeerMismatch, PeerLost)):
             for k in range(3):
@@ -135,8 +204,10 @@ def work(rank: int, folder: str, layout: str) -> None:
     assert isinstance(nodes, Nodes)
     assert nodes.count == len(set(names))
     assert max(nodes.bands.values()) > 3  # several bands, or the test says nothing
-    check_other_calls(rank, len(names))
-    check_failures(rank, len(names), names)
+    check_gradients(rank, len(names))
+    if layout != "singles":
+        check_other_calls(rank, len(names))
+        check_failures(rank, len(names), names)
     os.write(1, b"right\n")
     os._exit(0)
 
