@@ -640,7 +640,7 @@ def _scan_local(
 ) -> tuple[Tensor, ...]:
     asked, key = (who, *how, *options), None
     if not (refused or is_compiling()):
-        if native.served_linked is not None:
+        if native.served_linked is not None and how.method != "twopass":
             found = native.served_linked(tensors, asked, group)
             if found is not None:
                 return found
