@@ -104,12 +104,15 @@ def make_process_group(name: str, ranks: Sequence[int], backend: str, timeout: t
     """Return a process group of these ranks of the world, in this order, without any other rank.
 
     ``dist.new_group`` names groups by how many each process has made, which differs between ranks, and splits an NCCL
-    communicator that is bound to a device, which all of its ranks would have to do.
+    communicator that is bound to a device, which all of its ranks would have to do. NCCL's kernels get a stream of high
+    priority: they are small, and would wait for a scan that fills the GPU.
     """
-    own = list(ranks).index(_c10d.get_rank())
-    group, _ = _c10d._new_process_group_helper(
-        len(ranks), own, list(ranks), _c10d.Backend(backend), _c10d._get_default_store(), name, timeout=timeout
-    )
+    own, options = list(ranks).index(_c10d.get_rank()), None
+    if backend == "nccl":
+        options = _c10d.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = timeout
+    given = (len(ranks), own, list(ranks), _c10d.Backend(backend), _c10d._get_default_store(), name, options)
+    group, _ = _c10d._new_process_group_helper(*given, timeout=timeout)
     _c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     return group
 

@@ -218,7 +218,8 @@ class Nodes:
 
     def raise_failure(self) -> None:
         """Raise PeerMismatch or PeerLost if a message that has arrived was of another call, or of a failed node."""
-        while self._failure is None and self._unread:
+        is_captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        while self._failure is None and self._unread and not is_captured:  # which forbids to ask for events
             message, number, tails, arrived = self._unread[0]
             if arrived is not None:
                 if len(self._unread) < MOST_UNREAD and not arrived.query():

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scanops.distributed.exchange import Message
-from scanops.distributed.groups import bytes_of_tensor, run_collective
+from scanops.distributed.groups import bytes_of_tensor, is_captured, run_collective
 from scanops.distributed.links import EPOCH_BITS, HAS_FAILED, CarryIn
 from scanops.distributed.nodes import Border, Messages, Nodes
 from scanops.errors import PeerLost
@@ -202,9 +202,12 @@ class BandedScan:
         if initial is None:
             return None
         if not isinstance(initial, Tensor):
-            if self._number is None or self._number[0] != initial:
-                self._number = initial, torch.full((), initial, dtype=self._carry, device=given.x.device)
-            return self._number[1]
+            if self._number is not None and self._number[0] == initial:
+                return self._number[1]
+            number = torch.full((), initial, dtype=self._carry, device=given.x.device)
+            if not is_captured(number):  # a CUDA graph fills its own at each replay
+                self._number = initial, number
+            return number
         is_one = initial.numel() == 1 and not self._recorded
         found: Tensor = initial.to(self._carry)
         return found.reshape(()) if is_one else found.expand(self._whole_lines)

@@ -168,7 +168,7 @@ MOST_FILES = {
     "segment_starts": 9,
     "offsets": 35,
     "chunk": 22,
-    "dtype": 76,
+    "dtype": 77,
     "accumulate": 9,
     "out": 39,
     "modulo": 2,
