@@ -118,8 +118,9 @@ def make_process_group(name: str, ranks: Sequence[int], backend: str, timeout: t
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:
-    """Return how long the backend of a process group waits for other ranks."""
-    found: timedelta = group._get_backend(device).options._timeout
+    """Return how long the backend of a process group waits for other ranks; the default where it does not say."""
+    options = getattr(group._get_backend(device), "options", None)
+    found: timedelta = getattr(options, "_timeout", None) or _c10d.default_pg_timeout
     return found
 
 
