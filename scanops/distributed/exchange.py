@@ -494,14 +494,17 @@ class RepeatedExchange:
         turn.plan(self.route)
         return turn
 
-    def send(self, compute: Callable[[States], States], number: int = 0) -> Lane | None:
+    def send(self, compute: Callable[[States], States], number: int = 0, *, is_captured: bool = False) -> Lane | None:
         """Exchange the states that ``compute`` returns, into the tensors that it is given where it can.
 
         Return the memory with the states of every rank, good until the next exchange of the stream. ``number`` is that
-        of the forward pass, in a backward pass. None while another thread holds the group: nothing was exchanged.
-        Raises PeerMismatch.
+        of the forward pass, in a backward pass. A CUDA graph that captures the exchange has memory of its own, and
+        compares nothing. None, and nothing was exchanged, while another thread holds the group, and in a capture before
+        ranks have compared the call. Raises PeerMismatch.
         """
         ledger = self.ledger
+        if is_captured and self._waits:
+            return None
         if not ledger.lock.acquire(blocking=False):
             return None
         is_outermost = ledger.owner is None
@@ -510,7 +513,7 @@ class RepeatedExchange:
         try:
             if ledger.log is not None:
                 ledger.log.note_exchange(self.message)
-            found = self._send(compute, number)
+            found = self._send(compute, number, is_captured)
             if ledger.was_disturbed:
                 raise _describe_disturbance(self.message.who)
             return found
@@ -519,18 +522,19 @@ class RepeatedExchange:
                 ledger.owner = None
             ledger.lock.release()
 
-    def _send(self, compute: Callable[[States], States], number: int) -> Lane:
+    def _send(self, compute: Callable[[States], States], number: int, is_captured: bool) -> Lane:
         ledger, has_body = self.ledger, self.route.body > 0
         ledger.device = self.device
-        if ledger.unread:
+        if ledger.unread and not is_captured:
             read_unread(ledger)
-        lane = self._find_lane()
+        lane = self._make_lane() if is_captured else self._find_lane()
         if number:
             lane.number.fill_(number)
         if has_body:
             ledger.count += 1
             self.group.gather_into(lane.frames.view(-1), lane.frame)
-            self._compare(lane, number)
+            if not is_captured:
+                self._compare(lane, number)
         try:
             for state, place in zip(compute(lane.own), lane.own, strict=True):
                 if state is not place:
@@ -544,7 +548,7 @@ class RepeatedExchange:
         self.group.gather_into(lane.rows, lane.row)
         if self.order is not None:
             torch.index_select(lane.rows.view(lane.found.shape), 0, self.order, out=lane.found)
-        if not has_body:
+        if not has_body and not is_captured:
             self._compare(lane, number)
         elif self._waits:
             turn = self._turn(number)
@@ -559,13 +563,16 @@ class RepeatedExchange:
         key = threading.get_ident(), 0 if self.device.type == "cpu" else raw_stream(self.device.index)
         lane = self._lanes.get(key)
         if lane is None:
-            with torch.inference_mode(False), torch.no_grad():
-                lane = Lane(self)
+            lane = self._make_lane()
             if lane.rows.numel() <= KEPT_BYTES:
                 if len(self._lanes) >= MOST_LANES:
                     self._lanes.clear()
                 self._lanes[key] = lane
         return lane
+
+    def _make_lane(self) -> Lane:
+        with torch.inference_mode(False), torch.no_grad():
+            return Lane(self)
 
     def _raise_late(self, number: int, headers: Headers, frames: Tensor) -> NoReturn:
         headers = [headers[member] for member in self.group.members]

@@ -634,7 +634,7 @@ class ShardedScan:
         def fold(states: Outputs, _: Initial) -> tuple[list[Tensor], list[Tensor]]:
             entries, slopes = shards.split_gradients(shard, states)
             of_final = states[-1].sum(0, dtype=entries.dtype) if self.final else None
-            into, of_initial = shards.fold_back(slopes, entries, of_final)
+            into, of_initial = shards.fold_back(slopes, entries, of_final, shards.back_over_ranks(shard, reverse=True))
             return [into.to(self.carry)], [of_initial.to(self.carry)]
 
         gives = common = [self.carry]
@@ -851,14 +851,14 @@ class RepeatedTwoPass:
         ``compute`` returns the states to exchange where no single operator or kernel does. None where the backward pass
         has to be made by its parts.
         """
-        if self._backward is None or is_captured(grad):
+        if self._backward is None:
             return None
 
         def find(own: Outputs) -> Outputs:
             entries = self._find_entries(grad, tensors, own) or tuple([each.squeeze(0) for each in compute()])
             return entries if of_final is None else (*entries, of_final)
 
-        lane = self._backward.send(find, number)
+        lane = self._backward.send(find, number, is_captured=is_captured(grad))
         if lane is None:
             return None
         fold: Folding = lane.views

@@ -537,25 +537,19 @@ def _find_slopes(shard: Shard, total: States, before: Tensor) -> Tensor:
     return found
 
 
-def fold_back(slopes: Tensor | None, entries: Tensor, grad_final: Tensor | None) -> tuple[Tensor, Tensor]:
+def fold_back(slopes: Tensor | None, entries: Tensor, grad_final: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
     """Return the gradients of the carry out of each shard in scan order, and of the line's initial value.
 
-    ``slopes`` are in the dtype of products of gates, None where they are 1; ``grad_final`` None is 0.
+    ``slopes`` are in the dtype of products of gates, None where they are 1; ``grad_final`` None is 0; ``call`` is that
+    of ``back_over_ranks``.
     """
-    of_end = torch.zeros_like(entries[0]) if grad_final is None else grad_final
-    into = scan_local(call_back(slopes, entries), entries, gate=slopes, initial=grad_final).to(entries.dtype)
+    into = scan_local(call, entries, gate=slopes, initial=grad_final)
+    of_end = torch.zeros_like(into[0]) if grad_final is None else grad_final.to(into.dtype)
     return torch.cat([into[1:], of_end.unsqueeze(0)]), into[0]
 
 
-def call_back(slopes: Tensor | None, entries: Tensor) -> Call:
-    """Return the scan of ``fold_back`` over the ranks."""
-    if slopes is None:
-        return Call("sum", 0, reverse=True, dtype=entries.dtype)
-    return Call("linear", 0, reverse=True, dtype=slopes.dtype)
-
-
 def back_over_ranks(shard: Shard, *, reverse: bool) -> Call:
-    """Return the scan of ``fold_back`` over the ranks whose results have the dtype of carries, where that is exact."""
+    """Return the scan of ``fold_back`` over the ranks, whose results have the dtype of carries where they keep it."""
     if not shard.has_slopes:
         return Call("sum", 0, reverse, dtype=shard.carry)
     if shard.is_paired:

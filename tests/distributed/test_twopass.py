@@ -14,7 +14,7 @@ import scanops
 import scanops.distributed as sd
 from benchmarks.sharded_calls import answer, difference, small_request
 from scanops.codegen.spec import ScanSpec
-from scanops.distributed import exchange, shards
+from scanops.distributed import exchange, sharded_scan, shards
 from scanops.distributed.exchange import RepeatedExchange, Turn
 from scanops.distributed.groups import Group
 from scanops.errors import PeerMismatch, UnsupportedRequest
@@ -152,9 +152,9 @@ def test_repeated_backward_passes_wait_until_they_were_compared(monkeypatch: pyt
     waited: list[tuple[int, bool]] = []
     send = RepeatedExchange._send
 
-    def note(self: RepeatedExchange, compute: Any, number: int) -> Any:
+    def note(self: RepeatedExchange, *given: Any) -> Any:
         waited.append((threading.get_ident(), self._waits))
-        return send(self, compute, number)
+        return send(self, *given)
 
     monkeypatch.setattr(RepeatedExchange, "_send", note)
 
@@ -380,6 +380,39 @@ def test_calls_that_differ_are_found_later_without_waiting(monkeypatch: pytest.M
 
     on_threads(job)
     assert len(Arrived.made) <= 8  # memory of comparisons is used again
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_captured_backward_pass_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch, reverse: bool) -> None:
+    """It launches the kernels of those before it, and compares nothing: replays may run beside anything."""
+    monkeypatch.setattr(Turn, "_must_wait", lambda turn: turn.message.digest not in turn.ledger.compared)
+    monkeypatch.setattr(exchange, "compare_later", lambda *_: None)
+    captures, made, find = [False], [], exchange.Lane
+
+    def make(*given: Any) -> Any:
+        made.append(captures[0])
+        return find(*given)
+
+    monkeypatch.setattr(exchange, "Lane", make)
+    monkeypatch.setattr(sharded_scan, "is_captured", lambda _: captures[0])
+    a, b, gy = torch.rand(3, 2, 8)
+    whole = [each.clone().requires_grad_() for each in (a, b)]
+    wanted = torch.autograd.grad(scanops.linear_scan(*whole, 1, reverse=reverse), whole, gy)
+
+    def job(rank: int, group: Any) -> None:
+        own = [each.chunk(RANKS, 1)[rank].contiguous().requires_grad_() for each in (a, b)]
+        for k in range(4):
+            y = sd.linear_scan(*own, 1, group=group, method="twopass", reverse=reverse)
+            group.everyones(None)
+            captures[0] = k == 3
+            group.everyones(None)
+            for each, of_all in zip(torch.autograd.grad(y, own, gy.chunk(RANKS, 1)[rank]), wanted, strict=True):
+                torch.testing.assert_close(each, of_all.chunk(RANKS, 1)[rank])
+            group.everyones(None)
+            captures[0] = False
+
+    on_threads(job)
+    assert made == [False] * 2 * RANKS + [True] * RANKS
 
 
 def test_products_of_gates_that_overflow_are_finite() -> None:
