@@ -50,7 +50,7 @@ enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype, kObject };
 // Places in a key: of the value of Call.dim, and of the type of Call.dtype.
 constexpr size_t kDimAt = 3, kResultAt = 10;
 
-// The object that a key is of besides, which whoever keeps the key keeps alive.
+// An object that is part of a key. The owner of the key keeps it alive.
 inline void append_object(Key& key, PyObject* object) {
     key.push_back(kObject);
     key.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(object)));
