@@ -302,7 +302,9 @@ class LinkedBackward:
         self.keeps = keeps(kind, needs)
         call = kind.request.call
         receives = not self.reads_initial and call.link.fields(call.reverse)["linked_in"]
-        self.reads_carry_in = keeps(kind, self.own_needs)[4] and receives  # whether the backward pass does
+        gradient = kind.request.operator.gradient
+        reads_before = gradient is not None and gradient.saved == "before" and keeps(kind, self.own_needs)[4]
+        self.reads_carry_in = reads_before and receives  # whether the backward pass does
         self._carry_in: CarryIn | None = None
         self.number: int | None = None  # by which C++ asks for it
 
@@ -324,8 +326,7 @@ class LinkedBackward:
         if not self.reads_carry_in:
             return None
         if self._carry_in is None:
-            request = self.kind.request
-            self._carry_in = request.call.link.view_carry_in(request, lines)
+            self._carry_in = self.kind.request.call.link.view_carry_in(self.kind, lines)
         return self._carry_in.read()
 
     def note(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from scanops.distributed.call_log import CallLog, map_shared_words
 from scanops.distributed.groups import is_captured
 from scanops.errors import PeerLost, UnsupportedRequest
 from scanops.forks import import_late
-from scanops.requests.request import Request
+from scanops.requests.request import RequestKind
 from scanops.runtime import call_cache
 from scanops.torch_private import raw_stream
 
@@ -36,6 +36,7 @@ EPOCH_BITS = 32  # of a word; the tickets have the number of finished launches a
 LEAST_WORDS = 2**15  # of half an inbox: 256 KB
 STATE_BYTES = 4  # of a state in a status word
 NO_STREAM = 2**64 - 1  # of the last launch, before the first one
+SEGMENT_ENDS = 2  # a bit of a state's bounds (templates/stages/segments.cuh.j2)
 LIMIT_SECONDS = 120  # that a kernel waits for another rank, which may be building its own
 
 
@@ -69,11 +70,17 @@ class CarryIn(NamedTuple):
     words: torch.Tensor  # of both halves [half, line, word of the value]
     dtype: torch.dtype
     lines: torch.Size
+    bounds: torch.Tensor | None  # likewise those of segments, where one may end with the items of the rank before
+    start: float  # of a segment
 
     def read(self) -> torch.Tensor:
         """Return that of the last launch. Reads on the current stream, before the launch after the next one writes."""
-        values = self.words.index_select(0, self.launches & 1).view(self.dtype)
-        return values[..., 0].reshape(self.lines)
+        half = self.launches & 1
+        values = self.words.index_select(0, half).view(self.dtype)[..., 0].reshape(self.lines)
+        if self.bounds is None:
+            return values
+        ends = self.bounds.index_select(0, half).view(self.lines) & SEGMENT_ENDS
+        return torch.where(ends != 0, self.start, values)
 
 
 class Link:
@@ -159,20 +166,21 @@ class Link:
         if self.device.type == "cuda":
             self._follow(raw_stream(self.device.index))
 
-    def view_carry_in(self, request: Request, lines: torch.Size) -> CarryIn:
-        """Return the carry-in of each line that reaches this rank, which is not the first, in scans by ``request``.
+    def view_carry_in(self, kind: RequestKind, lines: torch.Size) -> CarryIn:
+        """Return the carry-in of each line that reaches this rank, which is not the first, in scans of ``kind``.
 
         ``lines`` is the shape of the result.
         """
-        memory, row = self._memories[-1], request.operator
+        memory, row, dtype = self._memories[-1], kind.request.operator, kind.request.carry_dtype
         count, name = len(row.fields), row.project.removeprefix("state.")
-        words = -(-request.carry_dtype.itemsize // STATE_BYTES)  # of a field of a state
+        words = -(-dtype.itemsize // STATE_BYTES)  # of a field of a state
+        size = (count + kind.segmented) * words  # the bounds of segments are padded
         first = (row.fields.index(name) if name in row.fields else 0) * words
         inbox = memory.own[HEAD_WORDS:].view(torch.int32).view(2, memory.half, 2)
-        states = inbox[:, : lines.numel() * count * words, 0].view(2, lines.numel(), count * words)
-        return CarryIn(
-            memory.own[:1].view(torch.int32)[1:], states[..., first : first + words], request.carry_dtype, lines
-        )
+        states = inbox[:, : lines.numel() * size, 0].view(2, lines.numel(), size)
+        bounds = states[..., count * words] if kind.segmented and kind.request.call.reverse else None
+        launches = memory.own[:1].view(torch.int32)[1:]
+        return CarryIn(launches, states[..., first : first + words], dtype, lines, bounds, row.start)
 
     def _follow(self, stream: int) -> None:
         """Let the current stream wait for the launches on the stream before, if that is another one."""

@@ -87,7 +87,6 @@ def _problem_of(shard: Shard, spans: int, *, recorded: bool, of_initial: bool) -
         (shard.carry.is_complex, f"carries of {shard.carry}"),
         (recorded and shard.final and not gradient.begins, f"gradients of return_final of op={call.op!r}"),
         (recorded and of_initial and not gradient.ends, f"gradients of initial of op={call.op!r}"),
-        (recorded and call.op != "sum" and tensors.starts is not None, f"gradients of op={call.op!r} beside segments"),
         (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
     ):
         if holds:
