@@ -36,7 +36,7 @@ class LinkedScan:
         """Return the results for tensors like those of that call, and let C++ serve the next one."""
         scan, known = self._scan, self._known
         if scan.asked and native.should_learn(self):
-            call = self._recorded_call(given) if scan.recorded else self._plain_call()
+            call = self._describe_recorded_call(given) if scan.recorded else self._describe_plain_call()
             native.learn_linked(scan.asked, scan.group, given.flat, known.launcher, scan.final, call)
         self._note()
         if scan.recorded:
@@ -46,14 +46,14 @@ class LinkedScan:
         found = launch_linked(known.launcher, given.flat)
         return found if self._final is None else self._final.share(found)
 
-    def _plain_call(self) -> native.LinkedCall:
+    def _describe_plain_call(self) -> native.LinkedCall:
         """Return what Python does of a call without gradients that C++ serves."""
         final = self._final
         if final is None:
             return native.LinkedCall(self._note, None, None)
         return native.LinkedCall(self._note, lambda found: (final.share(found), None), None)
 
-    def _recorded_call(self, given: Inputs) -> native.LinkedCall:
+    def _describe_recorded_call(self, given: Inputs) -> native.LinkedCall:
         """Return what Python does of a call that autograd records and C++ serves."""
         note, final, launcher = self._note, self._final, self._known.launcher
         needs = tuple(each is not None and each.requires_grad for each in given.differentiable)

@@ -221,7 +221,7 @@ class BandedScan:
             return None
         view = self._carries[k]
         if view is None:
-            view = self._carries[k] = link.view_carry_in(kind.request, self._lines[k])
+            view = self._carries[k] = link.view_carry_in(kind, self._lines[k])
         return view.read()
 
     def find_kept(self, kind: RequestKind, needs: Needs) -> tuple[bool, ...]:
