@@ -77,6 +77,8 @@ def check_gradients(rank: int, ranks: int) -> None:
         ("linear", (3, 60, 8), 1, (20, 20, 20), {}),
         ("prod", (37, 60), 1, (10, 30, 31), {"initial": 1.5}),
         ("max", (37, 60), 1, (10, 10, 31), {}),
+        ("linear", (37, 60), 1, (10, 30, 31), {"reverse": True, "flags": True}),
+        ("prod", (37, 60), 1, (10, 30, 30), {"flags": True}),
     )
     for op, shape, dim, cuts, options in cases:
         ends = [0, *cuts[: ranks - 1], shape[dim]]
@@ -98,6 +100,7 @@ def check_gradients(rank: int, ranks: int) -> None:
                 x, gate, weight, mask = (cut(each).clone() for each in given)
                 leaves = [x, *[gate] * (op == "linear"), *[mask] * ("weights" in options)]
                 more |= {"mask": mask} if "weights" in options else {}
+                more |= {"segment_starts": mask > 0.6} if "flags" in options else {}
                 if h is not None:
                     more["initial"] = h = h.clone() if isinstance(h, torch.Tensor) else h
                     leaves += [h] if isinstance(h, torch.Tensor) else []
