@@ -411,8 +411,9 @@ class Turn:
         ``model`` is that of a block. The first such exchange carries the problem of a rank, ``back`` does not.
         """
         size, header = self._trades if back else self._body, self.header(0)
-        rows = [pack([each[rank] for each in blocks], size, front=header) for rank in range(self.group.size)]
-        found = self.group.trade(torch.stack(rows).to(self.device))
+        sent = [each.to(self.device) for each in blocks]
+        rows = [pack([each[rank] for each in sent], size, front=header) for rank in range(self.group.size)]
+        found = self.group.trade(torch.stack(rows))
         if not back:
             self.compare_body(found)
         return self._move_back(unpack(found, model, HEADER), blocks)
