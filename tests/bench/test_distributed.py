@@ -11,14 +11,19 @@ from tests.scripts import ROOT, ran
 
 
 def rows_of(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """The lines that the benchmark writes, which are those that it prints; the first says on what it ran."""
-    file = folder / "rows.jsonl"
-    said = ran(sys.executable, "-m", "benchmarks", "distributed", "--ranks", 2, "--out", file, *words, folder=ROOT)
-    lines = file.read_text().splitlines()
-    assert [line for line in said.stdout.splitlines() if line.startswith("{")] == lines
-    first, *rows = map(json.loads, lines)
+    """The lines that the benchmark of two ranks writes, without the first, which says on what it ran."""
+    first, *rows = written_by(folder, "distributed", "--ranks", "2", *words)
     assert first["ranks"] == 2
     return rows
+
+
+def written_by(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The lines that a benchmark writes, which are those that it prints."""
+    file = folder / "rows.jsonl"
+    said = ran(sys.executable, "-m", "benchmarks", *words, "--out", file, folder=ROOT)
+    lines = file.read_text().splitlines()
+    assert [line for line in said.stdout.splitlines() if line.startswith("{")] == lines
+    return [json.loads(line) for line in lines]
 
 
 def test_cells(tmp_path: Path) -> None:
@@ -43,3 +48,10 @@ def test_checks_and_calls_that_differ(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").unlink()
     trials = rows_of(tmp_path, "--mismatches", "4")
     assert [(row["method"], row["typed"]) for row in trials] == [("onepass", 2), ("twopass", 2)] * 2
+
+
+def test_kernels_of_ranks_on_one_gpu(tmp_path: Path) -> None:
+    first, row = written_by(tmp_path, "linked_kernels", "--only", "columns 2 x 300 x 64 linear torch.float32")
+    assert "emulated" in first["gpu"] and row["cell"] == "columns 2 x 300 x 64"
+    ranks = ("one_gpu", "sends", "receives_and_sends", "receives")
+    assert all(row[f"{way}{rank}_ms"] > 0 for way in ("", "backward_") for rank in ranks)
