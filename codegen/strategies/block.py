@@ -23,7 +23,9 @@ SLACK_REGISTERS = 8  # 13 accesses of each of 640 threads, which just fit, spill
 MANY_VECTORS = 10
 MAX_VECTORS = 16  # each access costs a scan across the warp
 
-ESTIMATED_ABOVE = 11  # most registers of aligned rows that ptxas did without: 40 of 51 for 24 items of bfloat16
+# Most registers of aligned rows that ptxas did without: 40 of 51 for 24 items of bfloat16, 64 of 82 for 16 of a recurrence.
+ESTIMATED_ABOVE, GATED_ABOVE = 11, 20
+FEW_REGISTERS = 40  # of a thread by estimate, up to which linked blocks look early; H200, ranks in the middle
 BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bfloat16 spills 92 to 144 bytes without
 # Accesses of a row, up to, where a tile of the wave is faster than a block's registers beyond: 2 % at 32768 float16;
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
@@ -66,13 +68,19 @@ class BlockPlan(RowPlan):
         Rows of 8192 bfloat16 take 40 registers without links and 50 with them: 4 or 3 blocks, 1.00 or 0.87 of a copy
         (H200).
         """
-        if not self.spec.linked or self.one_block_per_sm or self.spec.gate is not None:
+        if not self.spec.linked or self.one_block_per_sm:
             blocks: int = RowPlan.least_blocks.fget(self)  # type: ignore[attr-defined]
             return blocks
-        spare = 0 if self.boundary else ESTIMATED_ABOVE
+        above = ESTIMATED_ABOVE if self.spec.gate is None else GATED_ABOVE
+        spare = 0 if self.boundary else above
         registers = rows.registers_of(self.spec, self.items, self.vectors) - spare
         blocks = occupancy(self.target, threads=self.threads, registers=registers).blocks
         return blocks if blocks > 1 else 0
+
+    @property
+    def looks_early(self) -> bool:
+        """Whether a thread holds few items: rows of 8192 float32 gain 8 % by it, bfloat16 and recurrences lose 10 %."""
+        return rows.registers_of(self.spec, self.items, self.vectors) <= FEW_REGISTERS
 
     @property
     def in_runs(self) -> bool:

@@ -118,6 +118,11 @@ class RowPlan(Plan):
         return int(getattr(self, "one_block_per_sm", False) or self.spec.views)
 
     @property
+    def looks_early(self) -> bool:
+        """Whether a linked block reads what it waits for while its row is loaded: that takes registers."""
+        return False
+
+    @property
     def load_header(self) -> str:
         """The header of a thread's loads: of operands that lie as the output, of others, or of both."""
         streams = [source for source in self.spec.streams if source not in self.spec.next_starts]

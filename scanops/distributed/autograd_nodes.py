@@ -244,6 +244,8 @@ class BackwardPass:
             tensors = scan.parts(self.shard)[k].tensors
         x, mask, gate, starts, *_ = tensors
         results, span = self.results[k], self.spans[k]
+        if results is not None:  # of several spans a view, which kernels do not read
+            results = results.contiguous()
         if scan.has_indices and (span.keep[4] or span.keep_entry[4]):  # those of the values alone
             if k not in self._values:
                 given = {"mask": mask, "gate": gate, "starts": starts, "initial": self.befores[k]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -46,6 +47,7 @@ CASES: tuple[tuple[str, tuple[int, ...], int, tuple[int, ...], dict[str, Any]], 
 PAIRS: list[Any] = []  # a group of the first two ranks, and one of the last
 LATE: list[Any] = []  # others of the first two
 EVERY = "SCANOPS_EVERY_TRIAL" in os.environ
+TWO_SPANS: dict[str, Any] = {"spans": "head_tail", "method": "twopass"}
 FLOATS, HALVES, WHOLE = torch.float32, torch.bfloat16, torch.int32
 
 
@@ -384,6 +386,24 @@ def launches_that_are_counted_elsewhere(rank: int) -> None:
                     sd.linear_scan(gate, 7 - x, 1, group=other, method="onepass")
                 found = sd.linear_scan(gate, x, 1, group=group, method="onepass")
                 assert torch.equal(found, wanted)
+
+
+def gradients_of_spans(rank: int) -> None:
+    """In two passes, of two spans on each rank: views of operands and results whose lines are apart in memory."""
+    shape, make = (2, 30, 3), torch.Generator().manual_seed(3)
+    pieces = torch.arange(30).chunk(2 * RANKS)
+    places = torch.cat([pieces[rank], pieces[2 * RANKS - 1 - rank]])
+    for op in ("linear", "prod", "max", "logcumsumexp"):
+        x, gate, weight = (torch.randint(-2, 3, shape, generator=make).to(FLOATS) for _ in range(3))
+        whole = [each.clone().requires_grad_() for each in ((gate, x) if op == "linear" else (x,))]
+        own = [each.detach()[:, places].clone().requires_grad_() for each in whole]
+        for tensors, part, module, how in ((whole, weight, scanops, {}), (own, weight[:, places], sd, TWO_SPANS)):
+            with scanops.emulate() if module is sd else contextlib.nullcontext():
+                y = module.linear_scan(*tensors, 1, **how) if op == "linear" else module.scan(*tensors, op, 1, **how)
+                (y * part).sum().backward()
+        for mine, theirs in zip(own, whole, strict=True):
+            assert mine.grad is not None and theirs.grad is not None
+            torch.testing.assert_close(mine.grad, theirs.grad[:, places], rtol=1e-4, atol=1e-4)
 
 
 def memory_that_grows(rank: int) -> None:
@@ -728,6 +748,7 @@ def work(rank: int, folder: str) -> None:
     repeated_calls(rank)
     launches_that_are_counted_elsewhere(rank)
     memory_that_grows(rank)
+    gradients_of_spans(rank)
     calls_that_cpp_serves(rank)
     repeated_calls_that_differ(rank)
     other_calls(rank)
