@@ -23,7 +23,7 @@ SLACK_REGISTERS = 8  # 13 accesses of each of 640 threads, which just fit, spill
 MANY_VECTORS = 10
 MAX_VECTORS = 16  # each access costs a scan across the warp
 
-# Most registers of aligned rows that ptxas did without: 40 of 51 for 24 items of bfloat16, 64 of 82 for 16 of a recurrence.
+# Most registers of aligned rows that ptxas did without: 40 of 51 for 24 items of bfloat16; of recurrences 64 of 82.
 ESTIMATED_ABOVE, GATED_ABOVE = 11, 20
 FEW_REGISTERS = 40  # of a thread by estimate, up to which linked blocks look early; H200, ranks in the middle
 BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bfloat16 spills 92 to 144 bytes without
