@@ -136,10 +136,11 @@ def compare_later(
     ledger.unread.append((pinned, differ))
 
 
-def read_unread(ledger: Ledger) -> None:
+def read_unread(ledger: Ledger, join: Callable[[], None]) -> None:
     """Compare the frames that have arrived from the GPU, which this waits for where many have not.
 
-    Raises PeerMismatch.
+    Raises PeerMismatch where they differ. A rank for which they had not arrived yet may have begun the next exchange:
+    ``join`` makes it as a rank that refuses. A rank that has refused one since then has done so, and makes no other.
     """
     unread = ledger.unread
     while unread:
@@ -151,7 +152,13 @@ def read_unread(ledger: Ledger) -> None:
         unread.popleft()
         headers = read_headers(pinned.memory, len(pinned.frames))
         if not are_alike(headers):
+            is_known = any(header[STATUS] for header in headers)
+            for later, _ in unread:
+                later.arrived.synchronize()
+                is_known = is_known or any(h[STATUS] for h in read_headers(later.memory, len(later.frames)))
             unread.clear()
+            if not is_known:
+                join()
             differ(headers, pinned.frames)
         ledger.spare.append(pinned)
 
@@ -231,7 +238,7 @@ class Turn:
         """Exchange the frames and compare them. Raises PeerMismatch on all ranks where they differ."""
         is_captured = self.device.type != "cpu" and torch.cuda.is_current_stream_capturing()
         if not is_captured:
-            read_unread(self.ledger)
+            read_unread(self.ledger, self.join)
         elif self.waits:
             raise UnsupportedRequest(
                 f"{self.message.who}: ranks cannot compare a call that a CUDA graph captures",
@@ -256,8 +263,7 @@ class Turn:
         text = str(problem).partition("\n")[0].encode()[: FRAME - HEADER]
         said = torch.frombuffer(bytearray(text or b"?"), dtype=torch.uint8).to(self.device)
         if self.frames is None:
-            self._exchange_frames(self._row(1, [said], FRAME))
-            self._join_rest(self._read_headers())
+            self.join([said])
         else:  # the others have begun to wait for a body
             headers = self._read_headers()
             if not are_alike(headers):
@@ -267,6 +273,11 @@ class Turn:
                 if self._trades > 0 and any(not header[WAITS] for header in headers):
                     self.group.trade(self._row(1, [], self._trades).repeat(self.group.size, 1))
         raise problem
+
+    def join(self, said: Sequence[Tensor] = ()) -> None:
+        """Make the collectives of ranks that go on, as one that refuses the call; ``said``: why, in bytes."""
+        self._exchange_frames(self._row(1, said, FRAME))
+        self._join_rest(self._read_headers())
 
     def _row(self, status: int, states: Sequence[Tensor], size: int) -> Tensor:
         return pack(states, size, front=self.header(status))
@@ -527,7 +538,7 @@ class RepeatedExchange:
         ledger, has_body = self.ledger, self.route.body > 0
         ledger.device = self.device
         if ledger.unread and not is_captured:
-            read_unread(ledger)
+            read_unread(ledger, self._turn(number).join)
         lane = self._make_lane() if is_captured else self._find_lane()
         if number:
             lane.number.fill_(number)

@@ -340,9 +340,11 @@ def test_groups_of_the_same_ranks_in_another_order() -> None:
 
 
 class Arrived:
-    """Frames on the CPU in place of pinned memory, which have arrived when they are asked for a second time."""
+    """Frames on the CPU in place of pinned memory, which have arrived when they are asked for often enough."""
 
     made: ClassVar[list[Arrived]] = []
+    asks: ClassVar[dict[int, int]] = {}  # by thread, if not 2
+    may_wait = False
 
     def __init__(self, shape: Any) -> None:
         self.frames = torch.empty(shape, dtype=torch.uint8)
@@ -355,10 +357,10 @@ class Arrived:
 
     def query(self) -> bool:
         self.asked += 1
-        return self.asked > 1
+        return self.asked >= Arrived.asks.get(threading.get_ident(), 2)
 
     def synchronize(self) -> None:
-        raise AssertionError("a call waits for the GPU")
+        assert Arrived.may_wait, "a call waits for the GPU"
 
 
 def test_calls_that_differ_are_found_later_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,6 +375,8 @@ def test_calls_that_differ_are_found_later_without_waiting(monkeypatch: pytest.M
         calls = [lambda: sd.cumsum(x, 1, group=group, method="twopass"), lambda: sd.cumprod(x, 1, group=group)]
         for call in calls * 20:
             call()
+        group.everyones(None)
+        Arrived.may_wait = True  # once calls differ
         calls[rank]()  # these differ, and nobody waits for the answer
         with pytest.raises(PeerMismatch, match=r"ranks make different calls in an earlier call(.|\n)*ranks \[[01]\]"):
             for _ in range(3):
@@ -380,6 +384,35 @@ def test_calls_that_differ_are_found_later_without_waiting(monkeypatch: pytest.M
 
     on_threads(job)
     assert len(Arrived.made) <= 8  # memory of comparisons is used again
+
+
+@pytest.mark.parametrize("asks", [(1, 2), (2, 1), (1, 1), (2, 2)])
+def test_a_rank_that_finds_a_difference_before_others_keeps_none_waiting(
+    monkeypatch: pytest.MonkeyPatch, asks: tuple[int, int]
+) -> None:
+    """Ranks raise, one of them a call later where the frames arrive later there, and make the next call together."""
+    monkeypatch.setattr(Turn, "_must_wait", lambda turn: turn.message.digest not in turn.ledger.compared)
+    monkeypatch.setattr(exchange, "PinnedFrames", Arrived)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(Arrived, "may_wait", True)
+
+    def job(rank: int, group: Any) -> None:
+        x = torch.ones(2, 5)
+        calls = [lambda: sd.cumsum(x, 1, group=group, method="twopass"), lambda: sd.cumprod(x, 1, group=group)]
+        for call in calls * 3:
+            call()
+        Arrived.asks[threading.get_ident()] = asks[rank % 2]
+        calls[rank % 2]()
+        for _ in range(asks[rank % 2] - 1):
+            calls[0]()
+        with pytest.raises(PeerMismatch):
+            calls[0]()
+        group.everyones(None)
+        Arrived.asks.clear()
+        group.everyones(None)
+        assert torch.equal(calls[0]()[0], torch.arange(1.0, 6) + 5 * rank)
+
+    on_threads(job)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
