@@ -169,7 +169,9 @@ class BackwardPass:
         self.scan, self.spans, self.number, self.policy = ctx.scan, ctx.spans, ctx.sent, ctx.policy
         self.tensors, self.grad, self.of_final = tensors, grad, of_final
         count = len(self.spans)
-        self.befores, self.results, self.total = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        self.befores, results, self.total = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        # Those of several spans are views, which kernels do not read.
+        self.results = [None if each is None else each.contiguous() for each in results]
         self._values: dict[int, Tensor] = {}  # of spans, where results have indices
 
     def run(self, needs: Sequence[bool]) -> tuple[list[Tensor | None], Tensor]:
@@ -244,8 +246,6 @@ class BackwardPass:
             tensors = scan.parts(self.shard)[k].tensors
         x, mask, gate, starts, *_ = tensors
         results, span = self.results[k], self.spans[k]
-        if results is not None:  # of several spans a view, which kernels do not read
-            results = results.contiguous()
         if scan.has_indices and (span.keep[4] or span.keep_entry[4]):  # those of the values alone
             if k not in self._values:
                 given = {"mask": mask, "gate": gate, "starts": starts, "initial": self.befores[k]}
@@ -277,6 +277,29 @@ def _join_gradients(found: Sequence[Tensor | None], rank: int, dim: int, operand
     if at < 0 or operand.shape[at] == 1:
         return torch.stack(pieces).sum(0)
     return torch.cat(pieces, at)
+
+
+def _compose_gradients(
+    scan: Scan, grads: tuple[Tensor, Tensor | None], leaves: Tensors, starts: Tensor | None, number: complex | None,
+    needs: Sequence[bool], likes: Sequence[tuple[torch.Size, torch.dtype] | None], sent: int,
+) -> Tensors:  # fmt: skip
+    """Return the gradients of one pass as functions of scans and exchanges, which can be differentiated.
+
+    ``grads`` are those of the result and of the carry-out, ``leaves`` x, mask, gate and the initial value, which is
+    ``number`` where it is one. ``likes``: shape and dtype of x and of the initial value, of which nodes save nothing
+    where their values do not count.
+    """
+    x, mask, gate, initial = leaves
+
+    def make_zeros(like: tuple[torch.Size, torch.dtype] | None) -> Tensor:
+        assert like is not None
+        return grads[0].new_zeros((), dtype=like[1]).expand(like[0]).requires_grad_()
+
+    x = make_zeros(likes[0]) if x is None else x
+    initial = make_zeros(likes[1]) if initial is None and needs[3] else initial
+    shard = scan.shard_with(Inputs(x, mask, gate, starts))
+    found = scan.gradients(shard, (x, mask, gate, initial), number, needs, grads[: 1 + scan.final], sent)
+    return tuple(found)
 
 
 class LinkedBackward:
@@ -318,7 +341,7 @@ class LinkedBackward:
         return kind.segmented or any(kept and given for kept, given in zip(self.keeps, there, strict=True))
 
     @property
-    def saved(self) -> int:
+    def saved_bits(self) -> int:
         """What the node saves of x, mask, gate, initial, result, indices and starts, as bits."""
         flags = (True, True, True, True, self.keeps[4], False, True) if self.saves else ()
         return sum(flag << place for place, flag in enumerate(flags))
@@ -395,17 +418,8 @@ class LinkedBackward:
         self, grad: Tensor, of_final: Tensor | None, tensors: Tensors, starts: Tensor | None, number: int
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients as functions of scans and exchanges, which can be differentiated."""
-        x, mask, gate, initial = tensors
-        shape, dtype = self.kind.shapes[0]  # type: ignore[misc]
-        x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
-        if initial is None and self.needs[3]:
-            assert self.like_initial is not None
-            shape, dtype = self.like_initial
-            initial = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_()
-        shard = self.scan.shard_with(Inputs(x, mask, gate, starts))
-        grads = (grad, of_final)[: 1 + self.scan.final]
-        found = self.scan.gradients(shard, (x, mask, gate, initial), self.initial, self.needs, grads, number)
-        return tuple(found)
+        likes = self.kind.shapes[0], self.like_initial
+        return _compose_gradients(self.scan, (grad, of_final), tensors, starts, self.initial, self.needs, likes, number)
 
 
 class LinkedWork(NamedTuple):
@@ -516,12 +530,8 @@ class OverNodes(torch.autograd.Function):
         (shape, dtype, device), of_final = ctx.like_x, given[1] if len(given) > 1 else None
         grad = torch.zeros(shape, dtype=scan.result, device=device) if given[0] is None else given[0]
         if torch.is_grad_enabled():
-            x = grad.new_zeros((), dtype=dtype).expand(shape).requires_grad_() if x is None else x
-            if initial is None and needs[3]:
-                initial = grad.new_zeros((), dtype=ctx.like_initial[1]).expand(ctx.like_initial[0]).requires_grad_()
-            shard = scan.shard_with(Inputs(x, mask, gate, starts))
-            grads = (grad, of_final)[: 1 + scan.final]
-            found = scan.gradients(shard, (x, mask, gate, initial), ctx.number, needs, grads, ctx.sent)
+            likes, leaves = ((shape, dtype), ctx.like_initial), (x, mask, gate, initial)
+            found = _compose_gradients(scan, (grad, of_final), leaves, starts, ctx.number, needs, likes, ctx.sent)
             return (None, None, None, *found[:3], None, found[3])
         saved = Saved((x, mask, gate, starts), y, ctx.kinds, tuple(carries), ctx.policy)
         found = banded.differentiate(saved, grad, of_final, needs, ctx.noted)

@@ -70,7 +70,7 @@ class LinkedScan:
 
         follows = final is not None or passes.reads_carry_in
         number = passes.number = next(native.NUMBERS)
-        adjoint = number, passes.saved, passes, passes.begin
+        adjoint = number, passes.saved_bits, passes, passes.begin
         return native.LinkedCall(begin, finish if follows else None, adjoint)
 
 
