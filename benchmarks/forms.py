@@ -21,15 +21,18 @@ PRETENDED = launcher.Device(target="sm_90", multiprocessors=132)  # the GPU of c
 
 
 @contextmanager
-def forms(form: str, store: str | None = None) -> Iterator[dict[str, str]]:
-    """Let calls in the block use one form of kernel, looked up and built again; yield the environment for it."""
+def forms(form: str, store: str | None = None, device: launcher.Device = PRETENDED) -> Iterator[dict[str, str]]:
+    """Let calls in the block use one form of kernel, looked up and built again; yield the environment for it.
+
+    ``device``: the GPU of cubins where there is none.
+    """
     chosen = {"SCANOPS_BUILDER": BUILDERS[form], **({"SCANOPS_STORE": store} if store else {})}
     with ExitStack() as block:
         block.callback(_forget)
         block.enter_context(patch.dict(os.environ, chosen))
         if form == "cubin" and not torch.cuda.is_available():
             block.enter_context(patch.object(driver, "PATH", no_driver()))
-            block.enter_context(patch.object(call_cache, "device_of", lambda tensor: PRETENDED))
+            block.enter_context(patch.object(call_cache, "device_of", lambda tensor: device))
         _forget()
         yield chosen
 

@@ -25,6 +25,7 @@ from scanops.runtime.kernels import default_target
 
 BUDGET = 0.1  # seconds of runs for each figure
 NEAR = {torch.float32: 1e-3, torch.bfloat16: 3e-2}  # relative to the greatest value
+FULL = "for each item"
 Shape = tuple[int, ...]
 Function = Callable[..., Any]
 
@@ -48,7 +49,10 @@ def cells(device: str, small: bool = False) -> Iterator[Callable[[], Cell]]:
 
 def _rows() -> Iterator[tuple[Any, ...]]:
     """Yield the function that makes a cell, its shape, and what else it takes."""
-    yield from ((with_flags, shape) for shape in ((2048, 8192), (4096, 32), (1024, 24), (8192, 16)))
+    for gate in (FULL, "one constant", "for each column", "for each step"):
+        yield from (
+            (with_flags, shape, gate) for shape in ((2048, 8192), (4096, 32), (1024, 24), (8192, 16), (128, 512))
+        )
     for shape, mean, op in (
         ((2**22, 64), 1024, "sum"),
         ((2**28,), 100, "sum"),
@@ -85,12 +89,13 @@ def _title(what: str, shape: Shape, dim: int, dtype: torch.dtype) -> str:
     return f"{what}, {' x '.join(map(str, shape))}, dim {dim}, {str(dtype).removeprefix('torch.')}"
 
 
-def with_flags(shape: Shape, device: str) -> Cell:
+def with_flags(shape: Shape, kind: str, device: str) -> Cell:
     """Returns or advantages: a recurrence along dim 0 in reverse, one item in a hundred a reset."""
-    gate, x = _random(shape, torch.float32, device).sigmoid(), _random(shape, torch.float32, device)
+    forms = {FULL: shape, "one constant": (), "for each column": shape[1:], "for each step": (shape[0], 1)}
+    gate, x = _random(forms[kind], torch.float32, device).sigmoid(), _random(shape, torch.float32, device)
     starts = torch.rand(shape, device=device, generator=torch.Generator(device).manual_seed(7)) < 0.01
     return Cell(
-        _title("linear with flags, reverse", shape, 0, torch.float32),
+        _title(f"linear with flags, reverse{f', gate {kind}' * (kind != FULL)}", shape, 0, torch.float32),
         (gate, x, starts),
         lambda gate, x, starts: scanops.linear_scan(gate, x, 0, reverse=True, segment_starts=starts),
     )

@@ -26,6 +26,7 @@ from scanops.errors import BuildFailure, MissingRequirement, ScanopsError
 from scanops.operands import Operands, same
 from scanops.processes import at_once
 from scanops.runtime.kernels import Kernel, default_target
+from scanops.runtime.policies import STRICT
 from scanops.store import Store
 from scanops.store.entry import Entry
 from scanops.torch_private import gpu_sleep
@@ -175,7 +176,13 @@ def entry_of(plan: Plan) -> Entry | ScanopsError:
     """Return the store entry of a plan, built if it is missing, or the error if it cannot be built."""
     try:
         launch = plan.launch._asdict()
-        request = BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name, launch=launch)
+        request = BuildRequest(
+            name=plan.spec.slug,
+            source=render(plan),
+            target=plan.target.name,
+            launch=launch,
+            builders=STRICT.list_builders(),
+        )
         return Store().get_or_build(request)
     except ScanopsError as problem:
         return problem

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, drop_ins, forward, patched, soak, training
+from benchmarks import accuracy, draws, drop_ins, forward, patched, random, soak, training
 from benchmarks import report as report_command
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import RESULTS, Row
@@ -101,6 +101,28 @@ def test_a_forward_scan_has_the_values_of_torch(make: Callable[[], forward.Cell]
     cell = make()
     with scanops.emulate():
         assert forward.worst_difference(cell) <= max(forward.NEAR.get(each.dtype, 0.0) for each in cell.inputs)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_random_call_has_the_values_of_torch(number: int) -> None:
+    """A draw is the same in every process, and the least bytes of a large one are within the bounds."""
+    small, large = (draws.draw(3, number, small=size) for size in (True, False))
+    assert small == draws.draw(3, number, small=True)
+    with scanops.emulate():
+        row = random.measure(small, "cpu", None)
+    assert row["kernels"] and row["bytes"] > 0
+    assert draws.LEAST_BYTES / 4 < large.items * large.dtype.itemsize * 2 < 2 * draws.MOST_BYTES
+
+
+def test_percentiles_of_random_calls_and_the_slowest_of_them() -> None:
+    """A call beside the copy's time counts as one that reaches its bar, however small its fraction is."""
+    times = {"classes": ["layout: rows"], "direction": "forward", "call": "sum", "kernels": [], "number": 1}
+    near, slow = ({**times, "us": {"copy": 3.0, "scanops": us}, "fraction": 3 / us} for us in (4.5, 9.0))
+    fast = {**times, "us": {"copy": 90.0, "scanops": 100.0}, "fraction": 0.9}
+    everything, rows = (found for _, _, found in random.by_class([near, slow, fast]))
+    assert everything == rows and everything["below_tenth"] == pytest.approx(1 / 3) and everything["below_worst"] == 1
+    assert random.slowest([near, fast, slow]) == [slow, near, fast]
+    assert "forward, layout: rows      3   0.667" in random.format_report([near, slow, fast])
 
 
 def test_a_wrong_result_is_seen() -> None:
