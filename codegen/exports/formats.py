@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scanops.codegen.exports.texts import python_text, units_of
@@ -60,14 +60,13 @@ def export(
     if not listed:
         raise _refuse("an export of no spec", "one spec or more", "none", "pass the spec of a kernel")
     slugs = [spec.slug for spec in listed]
-    asked, instead = f"{slugs[0]} in the format {format}", "use --format modelnew, in a file each"
-    instead = "export the scan of contiguous tensors, and pass x.contiguous()" if listed[0].strided else instead
-    instead = "export the inclusive scan, and pad its result" if listed[0].complete else instead
-    for allowed, holds in _rules(format, listed).items():
+    asked = f"{slugs[0]} in the format {format}"
+    for allowed, holds, hint in _rules(format, listed):
         if not holds:
-            raise _refuse(asked, allowed, ", ".join(slugs), instead)
+            raise _refuse(asked, allowed, ", ".join(slugs), hint)
     planned = "" if lines is None else f" --lines {lines}"
-    command = f"scanops export {' '.join(slugs)} --format {format} --target {target}{planned}"
+    imported = " --import SPECS.toml" if any(spec.map for spec in listed) else ""
+    command = f"scanops export {' '.join(slugs)} --format {format} --target {target}{planned}{imported}"
     if format == "kernelbench":  # draws bool masks, which the evaluator casts to the precision of the run
         masks = [replace(spec, mask=mask) if spec.mask else spec for spec in listed for mask in ("bool", spec.dtype)]
         listed = tuple(dict.fromkeys(masks))
@@ -78,33 +77,39 @@ def export(
     text = python_text(units, format, command)
     if format == "gpumode" and "stream" in text.lower():
         allowed = "a text without the word stream, which the server refuses anywhere"
-        raise _refuse(asked, allowed, "an operator with the word in its name or expressions", instead)
+        hint = "rename the operator or its fields"
+        raise _refuse(asked, allowed, "an operator with the word in its name or expressions", hint)
     return text
 
 
-def _rules(format: str, specs: Sequence[ScanSpec]) -> dict[str, bool]:
-    """Return what a file of a format can hold, and whether ``specs`` keep to it."""
+def _rules(format: str, specs: Sequence[ScanSpec]) -> Iterator[tuple[str, bool, str]]:
+    """Yield what a file of a format can hold, whether ``specs`` keep to it, and what to do where they do not."""
     first = specs[0]
-    dtypes = {source.dtype.name for source in first.sources if source.name != "mask"}
     kinds = [{**spec.to_dict(), **dict.fromkeys(ALIKE)} for spec in specs]
-    rules = {
-        "cu": {"one: every kernel has a launcher of the same name": len(specs) == 1},
-        "kernelbench": {
-            "no segments: the evaluator casts flags and offsets": first.segments is None,
-            f"operands of {', '.join(KERNELBENCH_DTYPES)}": dtypes <= set(KERNELBENCH_DTYPES),
-            "lines without a carry-in": not first.initial,
-            "one result: the evaluator compares a single tensor": not (first.final or first.doubled),
-        },
-        "gpumode": {
-            "one input": first.alone and not (first.by_offsets or first.initial),
-            "one output": not (first.final or first.doubled),
-            "one dimension": first.inner == 1,
-        },
-    }
-    every = {f"specs that differ in {', '.join(ALIKE)} alone": kinds.count(kinds[0]) == len(kinds)}
-    plain = not (first.complete or first.map or first.every_offset)
-    general = {"as many results as items, no map, no carries of segments and no ragged lines": plain}
-    return general | {"contiguous operands": not first.strided} | rules.get(format, {}) | every
+    contiguous = "export the scan of contiguous tensors, and pass x.contiguous()"
+    yield "as many results as items", not first.complete, "export the inclusive scan, and pad its result"
+    generate = f"print the kernel alone: scanops generate {first.slug}"
+    yield "no carries of segments and no chunks of segments", not first.every_offset, generate
+    yield "lines of one GPU", not first.linked, generate
+    yield "operands that are not transposed", "transposed" not in first.layouts, contiguous
+    other = "use --format modelnew"
+    if format == "cu":
+        one = "one spec: every kernel has a launcher of the same name"
+        yield one, len(specs) == 1, "export each to a file of its own, or use --format modelnew"
+    if format == "kernelbench":
+        dtypes = {source.dtype.name for source in first.sources if source.name != "mask"}
+        yield "no segments: the evaluator casts flags and offsets", first.segments is None, other
+        yield f"operands of {', '.join(KERNELBENCH_DTYPES)}", dtypes <= set(KERNELBENCH_DTYPES), other
+        yield "lines without a carry-in", not first.initial, other
+        yield "one result: the evaluator compares a single tensor", not (first.final or first.doubled), other
+    if format == "gpumode":
+        yield "one input", first.alone and not (first.by_offsets or first.initial), other
+        yield "one output", not (first.final or first.doubled), other
+        yield "one dimension", first.inner == 1, other
+    if format in ("kernelbench", "gpumode"):
+        yield "contiguous operands", not first.strided, contiguous
+    alike = f"specs that differ in {', '.join(ALIKE)} alone"
+    yield alike, kinds.count(kinds[0]) == len(kinds), "export each to a file of its own"
 
 
 def _refuse(asked: str, allowed: str, value: str, hint: str) -> UnsupportedRequest:

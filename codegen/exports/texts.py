@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.planner import Plan
 from scanops.codegen.source import environment, render
-from scanops.codegen.spec import Source
+from scanops.codegen.spec import ScanSpec, Source
 
 __all__ = ["Parameter", "Tensor", "Unit", "python_name", "python_text", "scalar", "units_of"]
 
@@ -36,6 +37,7 @@ class Parameter(NamedTuple):
     value: str  # in the C++ of an exported Python file
 
 
+FURTHER_RESULTS = ("second", "third", "fourth")
 # All arguments that a launcher may have, in order.
 PARAMETERS = (
     Parameter("input", "const void*", "{spec.dtype}, the input", "x.data_ptr()"),
@@ -43,8 +45,19 @@ PARAMETERS = (
     Parameter("gate", "const void*", "{spec.gate}, one per item", "gate.data_ptr()"),
     Parameter("saved", "const void*", "{spec.saved}, one per item", "saved.data_ptr()"),
     Parameter("starts", "const void*", "bool, one per item", "segment_starts.data_ptr()"),
+    *(
+        Parameter(f"further{n}", "const void*", f"{{dtypes[further{n}]}}, the operand x{n}", f"x{n}.data_ptr()")
+        for n in range(1, MOST_OPERANDS)
+    ),
     Parameter("output", "void*", "{spec.out.name}, contiguous: one result per item", "y.data_ptr()"),
-    Parameter("indices", "void*", "contiguous: the second result of each item", "indices.data_ptr()"),
+    Parameter("indices", "void*", "int64, contiguous: the index of each result", "indices.data_ptr()"),
+    *(
+        Parameter(name, "void*", f"{{dtypes[{name}]}}, contiguous: another result per item", f"{name}.data_ptr()")
+        for name in FURTHER_RESULTS
+    ),
+    Parameter("rank", "int", "dimensions besides the scanned one, at most 24", "(int)sizes.size()"),
+    Parameter("sizes", "const long long*", "in host memory: their sizes, in the order of lines", "sizes.data()"),
+    Parameter("strides", "const long long*", "likewise, in items, {strides}", "strides.data()"),
     Parameter("carry_in", "const void*", "{spec.carry.name}: the carry-in of each line", "carry_in.data_ptr()"),
     Parameter("carry_in_step", "long long", "1, or 0 where all lines share one carry-in", "1"),
     Parameter("carry_out", "void*", "{spec.carry.name}: the carry-out of each line", "carry_out.data_ptr()"),
@@ -56,12 +69,21 @@ PARAMETERS = (
     Parameter("multiprocessors", "int", "of the GPU", "multiprocessors"),
     Parameter("stream", "void*", "a cudaStream_t of the current device", "c10::cuda::getCurrentCUDAStream().stream()"),
 )
+# How an operand lies in memory.
+LAYOUTS = {
+    "dense": "",
+    "rows": "; its stride along dim is 1",
+    "columns": "; contiguous in the dimensions after dim",
+    "strided": "; of any strides",
+    "line": "; expanded along dim (stride 0)",
+}
 # What a tensor of a Python file holds.
 MEANINGS = {
     "x": "",
     "mask": ", one per item: a bool mask selects, a numeric one multiplies",
     "gate": ", one per item: the factor of the result before it",
     "saved": ", one per item: what the forward scan saved",
+    **{f"x{n}": ", an operand, one per item" for n in range(1, MOST_OPERANDS)},
     "segment_starts": ", one per item: True where a segment begins",
     "offsets": ": 0, the beginning of each further segment, and the length",
     "initial": " or a number: the carry-in of each line, expandable to x's shape without dim",
@@ -112,19 +134,37 @@ def scalar(dtype: str) -> str:
 
 def python_name(source: Source) -> str:
     """Return the name of an operand in Python."""
-    return {"input": "x", "starts": "segment_starts"}.get(source.name, source.name)
+    name = source.name.replace("further", "x")
+    return {"input": "x", "starts": "segment_starts"}.get(name, name)
+
+
+def results_of(spec: ScanSpec) -> dict[str, str]:
+    """Return the dtype of each result that has one item per item of the input, by its name in Python."""
+    if spec.indexed:
+        return {"y": spec.out.name, "indices": "int64"}
+    dtypes = [each.dtype for each in spec.fusion.outputs] if spec.fusion else [spec.out.name] * (1 + spec.doubled)
+    return dict(zip(("y", *FURTHER_RESULTS), dtypes, strict=False))
+
+
+def _arguments_of(plan: Plan) -> set[str]:
+    """Return the names of the arguments from which a launcher computes the kernel's parameters."""
+    spec, names = plan.spec, set(plan.launch.parameters)
+    names = (names - {"indices"} | {"second"}) if "indices" in names and not spec.indexed else names
+    names = (names - {"geometry"} | {"rank", "sizes", "strides"}) if "geometry" in names else names
+    names |= {"segments"} if spec.by_offsets else set()
+    return names | ({"multiprocessors"} if plan.launch.resident else set())
 
 
 def units_of(plans: Sequence[Plan], *, takes_stream: bool) -> list[Unit]:
     """Return the kernels of a file, whose launchers take the same arguments; without a stream, on the default one."""
-    read = [{*plan.launch.parameters, "lines", "stream" if takes_stream else ""} for plan in plans]
-    for plan, names in zip(plans, read, strict=True):
-        names |= {"segments"} if plan.spec.by_offsets else set()
-        names |= {"multiprocessors"} if plan.launch.resident else set()
+    read = [_arguments_of(plan) | {"lines", "stream" if takes_stream else ""} for plan in plans]
     parameters = [row for row in PARAMETERS if any(row.name in names for names in read)]
     template, units = environment().get_template("exports/launcher.cuh.j2"), []
     for number, (plan, names) in enumerate(zip(plans, read, strict=True), start=1):
-        launcher = template.render(plan=plan, parameters=parameters, read=names)
+        spec = plan.spec
+        dtypes = {source.name: source.dtype.name for source in spec.sources} | results_of(spec)
+        strides = f"of {', '.join(map(python_name, spec.sources))}: those along these, then along the line"
+        launcher = template.render(plan=plan, parameters=parameters, read=names, dtypes=dtypes, strides=strides)
         units.append(Unit(f"kernel_{number}", plan, parameters, render(plan, launcher)))
     return units
 
@@ -134,11 +174,12 @@ class Tensor(NamedTuple):
 
     name: str
     dtypes: Sequence[str]  # that it may have
+    layout: str = "dense"
 
     @property
     def says(self) -> str:
         """The dtypes and the meaning of the tensor."""
-        return f"{self.name}: {' or '.join(self.dtypes)}{MEANINGS[self.name]}"
+        return f"{self.name}: {' or '.join(self.dtypes)}{MEANINGS[self.name]}{LAYOUTS[self.layout]}"
 
     @property
     def scalars(self) -> str:
@@ -151,10 +192,10 @@ def python_text(units: Sequence[Unit], format: str, command: str) -> str:
     spec, board = units[0].plan.spec, format == "gpumode"
     masks = list(dict.fromkeys(str(unit.plan.spec.mask) for unit in units))
     operands = [
-        Tensor(python_name(source), masks if source.name == "mask" else [source.dtype.name]) for source in spec.sources
+        Tensor(python_name(source), masks if source.name == "mask" else [source.dtype.name], source.layout)
+        for source in spec.sources
     ]
-    results = [Tensor("y", [spec.out.name])]
-    results += [Tensor("indices", ["int64" if spec.indexed else spec.out.name])] if spec.doubled else []
+    results = [Tensor(name, [dtype]) for name, dtype in results_of(spec).items()]
     results += [Tensor("carry_out", [spec.carry.name])] if spec.final else []
     others = [Tensor("offsets", [str(spec.segments)])] if spec.by_offsets else []
     others += [Tensor("initial", [spec.carry.name])] if spec.initial else []

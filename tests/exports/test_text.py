@@ -156,8 +156,9 @@ def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monk
     [
         ("sum-f32-n9-exclusive-complete-rows", "modelnew", "as many results as items"),
         ("sum-f32-n9-offsets_i32-final-per_segment", "cu", "no carries of segments"),
-        ("sum-f32-any-inner4-ragged_i32", "cu", "no ragged lines"),
-        ("sum-f32-n8 sum-f32-n9", "cu", "one: every kernel has a launcher"),
+        ("sum-f32-any-inner4-ragged_i32", "cu", "no chunks of segments"),
+        ("sum-f32-n4096-linked_out", "modelnew", "lines of one GPU"),
+        ("sum-f32-n8 sum-f32-n9", "cu", "one spec: every kernel has a launcher"),
         ("sum-f32-n8 prod-f32-n8", "modelnew", "specs that differ in length"),
         ("sum-f32-n8", "pdf", "modelnew, cu, kernelbench, gpumode"),
         ("", "modelnew", "one spec or more"),
@@ -166,8 +167,8 @@ def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monk
         ("sum-f32-n8-offsets_i32", "kernelbench", "no segments"),
         ("sum-f32-n8-initial", "kernelbench", "without a carry-in"),
         ("cummax-f32-n8", "kernelbench", "one result"),
-        ("sum-f32-n8-mask_b8-line_mask", "cu", "contiguous operands"),
-        ("sum-f32-n512-transposed", "kernelbench", "contiguous"),
+        ("sum-f32-n8-mask_b8-line_mask", "kernelbench", "contiguous operands"),
+        ("sum-f32-n512-transposed", "cu", "not transposed"),
         ("sum-f32-n8-mask_b8", "gpumode", "one input"),
         ("sum-f32-n8-final", "gpumode", "one output"),
         ("sum-f32-n8-inner4", "gpumode", "one dimension"),
@@ -177,6 +178,7 @@ def test_refused(slugs: str, format: str, allowed: str) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
         parsed(slugs.split(), format)
     assert allowed in caught.value.allowed or allowed in caught.value.value
+    assert f"--format {format}" not in caught.value.hint  # the command that was refused
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,14 +8,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import scanops
 from scanops.builders.toolchain import find_nvcc
+from scanops.codegen.exports.formats import export
+from scanops.codegen.spec import ScanSpec
 from scanops.runtime.kernels import default_target
 from tests.exports.test_text import PROBLEMS, parsed, run, texts
 from tests.numbers import matrix, oracle
 from tests.scripts import ran
 from tests.store.sources import needs_nvcc
 from tests.templates.test_golden import STRICT, together
+from tests.templates.test_warnings import MAP
 
 _PLAIN = dict.fromkeys(("mask", "carry", "segments"), "none") | {"reverse": "forward", "exclusive": "inclusive"}
 # (route, operator, dtype, other axes): an operator, an operand, a strategy or a dtype that no row above has
@@ -96,11 +101,62 @@ def formats() -> tuple[tuple[str, list[tuple[float, tuple[Any, ...], torch.Tenso
     )
 
 
+# Products of 2 x 2 matrices whose entries are four tensors.
+PRODUCT = scanops.operator(
+    fields=("a", "b", "c", "d"),
+    identity=(1.0, 0.0, 0.0, 1.0),
+    combine=lambda o, n: (
+        n.a * o.a + n.b * o.c,
+        n.a * o.b + n.b * o.d,
+        n.c * o.a + n.d * o.c,
+        n.c * o.b + n.d * o.d,
+    ),
+)
+
+
+def expressions() -> tuple[tuple[Any, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], ...]:
+    """Scans of several tensors: the call, the dimension, the operands in the order of a file, and the right results."""
+    x, bias, scale = torch.rand(2, 100, 64), torch.rand(64), -torch.rand(64)
+    entries = tuple(torch.rand(4, 3, 40) * 0.5)
+    product = torch.stack(entries, -1).view(3, 40, 2, 2)
+    for at in range(1, 40):  # sequentially
+        product[:, at] = product[:, at] @ product[:, at - 1]
+    gate, wide = torch.rand(3, 4, 40), torch.rand(4, 40, 6)
+    line, h = torch.rand(4, 1), torch.zeros(3, 4, 40)
+    for at in range(40):
+        h[..., at] = gate[..., at] * (h[..., at - 1] if at else 0) + wide[..., at, 0] * line[..., 0]
+    each = wide[:, :, 0].expand(3, 4, 40)  # of strides of its own
+    return (
+        (lambda *given: scanops.scan(given, PRODUCT, 1), 1, entries, tuple(product.flatten(2).unbind(-1))),
+        (  # operands of one item per line, and two results
+            lambda x, bias, scale: scanops.scan(
+                (bias, x, scale),
+                "sum",
+                1,
+                map=lambda bias, x, scale: F.softplus(x + bias) * scale,
+                then=lambda y, bias, x, scale: (y, x + bias),
+            ),
+            1,
+            (x, bias, scale),
+            ((F.softplus(x + bias) * scale).cumsum(1), x + bias),
+        ),
+        (
+            lambda gate, each, line: scanops.scan(
+                (gate, each, line), "linear", -1, map=lambda gate, each, line: (gate, each * line)
+            ),
+            -1,
+            (gate, each, line),
+            (h,),
+        ),
+    )
+
+
 class Outcomes(NamedTuple):
     """What exported files computed, all of them in one process: to read torch and its headers takes seconds."""
 
     drawn: list[dict[str, Any]]  # the operands of each of CELLS
     cells: list[Any]  # results
+    expressions: list[tuple[Any, tuple[torch.Tensor, ...]]]  # results, and the right ones
     formats: list[Any]  # of formats(): the results of each call
     traced: list[str]  # Python functions that a repeated call of the first of these ran
 
@@ -114,10 +170,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         call = (matrix.ROUTES[cell.route].dim, tuple(each for each in operands if each is not None))
         key = matrix.key_of(cell, given)
         files.append((parsed([key.spec.slug], lines=key.spec.inner if key.is_few else None), [call]))
+    rights = []
+    for call, dim, operands, right in expressions():
+        with scanops.emulate(), scanops.record() as used:
+            call(*operands)
+        (spec,) = used.specs
+        files.append((export(spec), [(dim, operands)]))
+        rights.append(right)
     files += [(text, [each[:2] for each in (*right, *wrong)]) for text, right, wrong in formats()]
     found = run(files, tmp_path_factory.mktemp("exported"))
-    results, count = [each for each, _ in found], len(CELLS)
-    return Outcomes(drawn, [each for (each,) in results[:count]], results[count:], found[count][1])
+    results, count, fused = [each for each, _ in found], len(CELLS), len(rights)
+    cells, others = [each for (each,) in results[: count + fused]], results[count + fused :]
+    pairs = list(zip(cells[count:], rights, strict=True))
+    return Outcomes(drawn, cells[:count], pairs, others, found[count + fused][1])
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
@@ -125,6 +190,13 @@ def test_every_kind_of_spec(outcomes: Outcomes) -> None:
     for cell, given, found in zip(CELLS, outcomes.drawn, outcomes.cells, strict=True):
         assert not isinstance(found, str), f"{cell}: {found}"
         oracle.compare(cell.op, found if isinstance(found, tuple) else (found,), matrix.expected(cell, given))
+
+
+def test_expressions(outcomes: Outcomes) -> None:
+    """Operators of several tensors, map and then, operands of a line and of any strides."""
+    for found, right in outcomes.expressions:
+        assert not isinstance(found, str), found
+        torch.testing.assert_close(found if isinstance(found, tuple) else (found,), right)
 
 
 def test_formats_shapes_and_bad_calls(outcomes: Outcomes) -> None:
@@ -159,12 +231,14 @@ FILES = (
     ("cummax-f32-n4096", "cu"),
     ("sum-f32-n32768 sum-f32-any-le1073741824", "modelnew"),  # the first leaves arguments of its launcher unread
     ("sum-f64-n32768-inner1000-mask_f32-reverse-exclusive-initial", "cu"),
+    ("sum-f32-n1000-inner24-mask_b8-columns-line_mask", "cu"),
 )
 
 
 @needs_nvcc
 def test_nvcc(tmp_path: Path) -> None:
     files = [(parsed(slugs.split(), format), format) for slugs, format in FILES]
+    files.append((export(ScanSpec(op="sum", dtype="float32", length=131072, map=MAP), "cu"), "cu"))
     cuda = [text for file, format in files for text in ([file] if format == "cu" else texts(file))]
     source = tmp_path / "exports.cu"
     source.write_text(together(cuda))
