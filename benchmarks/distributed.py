@@ -6,8 +6,6 @@ together. The baseline is one GPU that scans one shard, in the same process: a t
 GPUs together can be. Ranks meet after every call. Times are medians of the slowest rank. Each line of FILE is the JSON
 of one cell, written when it has been measured.
 
-``--nodes N`` gives the ranks to N nodes in turn, as if they were hosts: one pass is then that over nodes.
-
 ``--checks`` compares values and gradients of random calls, CUDA graphs and refused calls in place of times,
 ``--mismatches N`` lets one rank make another call than the others, ``--faults N`` kills ranks and lets them be absent,
 and ``--soak N`` repeats scans beside collectives on another stream (benchmarks/distributed_trials.py).
@@ -97,10 +95,8 @@ def list_cells(ranks: int) -> list[Cell]:
 class Rank:
     """One process: its shard of a cell, and the calls that are timed."""
 
-    def __init__(self, rank: int, ranks: int, out: Path | None, end: float, nodes: int = 1) -> None:
-        self.rank, self.size, self.out, self.end, self.nodes = rank, ranks, out, end, nodes
-        if nodes > 1:
-            os.environ["SCANOPS_NODE"] = f"node {rank * nodes // ranks}"
+    def __init__(self, rank: int, ranks: int, out: Path | None, end: float) -> None:
+        self.rank, self.size, self.out, self.end = rank, ranks, out, end
         gpus = torch.cuda.device_count()
         self.device = torch.device("cuda", rank % gpus) if gpus else torch.device("cpu")
         self.backend = "nccl" if gpus >= ranks else "gloo"
@@ -246,8 +242,6 @@ class Rank:
         """Check and time one cell by every method."""
         dim, (x, gate) = cell.shape[1], self.make_operands(cell)
         row: Row = {"cell": cell.name, "op": cell.op, "dtype": str(cell.dtype), "ranks": self.size}
-        if self.nodes > 1:
-            row["nodes"] = self.nodes
 
         def scan(module: Any, *tensors: torch.Tensor, **how: str) -> torch.Tensor:
             found: torch.Tensor = (
@@ -267,8 +261,6 @@ class Rank:
             calls["torch"] = partial(self.scan_obviously, x, dim)
         for name, call in calls.items():
             row[f"{name}_ms"] = self.time(call)
-        if self.nodes > 1 and "onepass" in self.methods:
-            row["bands"] = self.count_bands(is_required=True)
         if x.numel() <= FEW_ITEMS:
             calls |= {"one_gpu": partial(scan, scanops, *given), "torch_one_gpu": partial(torch.cumsum, x, dim)}
             frame = torch.zeros(2048, dtype=torch.uint8, device=self.device)
@@ -285,7 +277,7 @@ class Rank:
         def run_both(module: Any, **how: str) -> object:
             return torch.autograd.grad(scan(module, *leaves, **how), leaves, grad)
 
-        row = {name: row[name] for name in ("cell", "op", "dtype", "ranks", "nodes") if name in row}
+        row = {name: row[name] for name in ("cell", "op", "dtype", "ranks") if name in row}
         row["backward"] = True
         row["one_gpu_ms"] = self.time(lambda: run_both(scanops), meets=False)
         calls = {method: partial(run_both, sd, method=method) for method in self.methods}
@@ -298,17 +290,7 @@ class Rank:
 
     def describe_auto(self) -> Row:
         """Return which method the last call took, which asked for none."""
-        method = list(group_of(None).ledger.calls.values())[-1].method
-        if method == "onepass" and self.nodes > 1 and not self.count_bands(is_required=False):
-            method = "twopass"
-        return {"auto": method}
-
-    def count_bands(self, *, is_required: bool) -> int:
-        """Return the bands that the last call is cut into over nodes, 0 where it takes two passes."""
-        ledger = group_of(None).ledger
-        (nodes,), calls = ledger.links.values(), [*ledger.calls.values()]
-        digest = calls[-1].message.digest
-        return nodes.bands.get((digest, is_required), 0) if nodes else 0
+        return {"auto": list(group_of(None).ledger.calls.values())[-1].method}
 
     def scan_obviously(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The sum as users write it: torch.cumsum, an all_gather of the totals, and an addition."""
@@ -333,7 +315,7 @@ def write_row(out: Path | None, row: Row) -> None:
 
 def measure_cells(rank: int, options: argparse.Namespace, folder: str) -> None:
     """Measure every cell on one rank."""
-    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
+    own = Rank(rank, options.ranks, options.out, options.end)
     own.join(folder)
     emulated = scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext()
     with emulated:
@@ -378,7 +360,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks distributed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2, help="processes, one for each GPU")
-    parser.add_argument("--nodes", type=int, default=1, help="give the ranks to this many nodes, as if they were hosts")
     parser.add_argument("--out", type=Path, help="append a JSON line for each cell or trial to this file")
     parser.add_argument("--only", default="", help="cells whose name, operator and dtype hold this text")
     parser.add_argument("--seconds", type=float, default=240, help="how long the run takes, at most")
@@ -388,14 +369,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=0, metavar="N", help="let ranks fail N times instead")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="repeat scans N times instead")
     options = parser.parse_args(arguments)
-    if options.nodes > 1 and (options.faults or options.mismatches):
-        parser.error("--faults and --mismatches are for one node: others wait for the timeout of the backend")
     os.environ |= ENVIRONMENT
     options.end = time.time() + options.seconds
     options.reserve = 15.0 if torch.cuda.device_count() else 0.0  # seconds that the last cell may take
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: emulated kernels"
     write_row(options.out, {"gpu": gpu, "gpus": torch.cuda.device_count(), "ranks": options.ranks,
-                            "nodes": options.nodes, "torch": torch.__version__, "cuda": torch.version.cuda,
+                            "torch": torch.__version__, "cuda": torch.version.cuda,
                             "date": datetime.date.today().isoformat()})  # fmt: skip
     if options.faults:
         return trials.count_faults(options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import random
 import signal
@@ -26,7 +25,7 @@ import torch.multiprocessing
 import scanops
 from benchmarks.distributed import Rank, write_row
 from benchmarks.sharded_calls import answer, difference, random_request, sd
-from scanops.distributed import exchange, links, method_costs
+from scanops.distributed import exchange, links
 from scanops.distributed.groups import group_of
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
 
@@ -169,61 +168,21 @@ def check_blocks(own: Rank, _: int) -> str:
     return "right"
 
 
-def check_nodes(own: Rank, _: int) -> str:
-    """One pass over nodes in several bands, forward and backward: small integers, which are exact."""
-    before, method_costs.BAND_SECONDS = method_costs.BAND_SECONDS, 0.0
-    group = dist.new_group(list(range(own.size)))
-    try:
-        for shape, reverse, gated in itertools.product(((512, 64), (6, 64, 1024)), (False, True), (False, True)):
-            check_over_nodes(own, group, shape, reverse=reverse, gated=gated)
-        (nodes,) = group_of(group).ledger.links.values()
-        most = max(nodes.bands.values())
-        assert most > 1, "a single band"
-    finally:
-        method_costs.BAND_SECONDS = before
-    return f"right, in up to {most} bands"
-
-
-def check_over_nodes(own: Rank, group: Any, shape: tuple[int, ...], *, reverse: bool, gated: bool) -> None:
-    """Compare a call over nodes and its gradients with one process, three times."""
-    x, gate, weight = (torch.randint(-3, 4, shape, device=own.device).float() for _ in range(3))
-    gate, length, whole = gate.sign(), shape[1], []
-    for each in (x, gate, weight):
-        every = [torch.empty_like(each) for _ in range(own.size)]
-        dist.all_gather(every, each)
-        whole.append(torch.cat(every, 1))
-
-    def differentiate(module: Any, x: Any, gate: Any, weight: Any, **how: Any) -> list[torch.Tensor]:
-        leaves = [each.clone().requires_grad_() for each in ((x, gate) if gated else (x,))]
-        y = module.linear_scan(leaves[1], leaves[0], 1, **how) if gated else module.cumsum(leaves[0], 1, **how)
-        return [y.detach(), *torch.autograd.grad(y, leaves, weight)]
-
-    wanted = differentiate(scanops, *whole, reverse=reverse)
-    for _ in range(3):
-        with scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext():
-            found = differentiate(sd, x, gate, weight, reverse=reverse, method="onepass", group=group)
-        own.synchronize()
-        for mine, theirs in zip(found, wanted, strict=True):
-            expected = theirs.narrow(1, own.rank * length, length)
-            assert torch.equal(mine, expected), (shape, reverse, gated, (mine - expected).abs().max())
-
-
 CHECKS: dict[str, Callable[[Rank, int], str]] = {
     "graph": check_graph,
     "blocks": check_blocks,
     "refused": check_refused,
     "backward order": check_order,
-    "nodes": check_nodes,
     "requests": check_requests,
 }
 
 
 def run_checks(rank: int, options: argparse.Namespace, folder: str) -> None:
     """Run every check on one rank."""
-    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
+    own = Rank(rank, options.ranks, options.out, options.end)
     own.join(folder)
     for name, check in CHECKS.items():
-        if options.only in name and not own.is_over() and (name != "nodes" or own.nodes > 1):
+        if options.only in name and not own.is_over():
             began = time.time()
             said = check(own, options.requests)
             own.write(check=name, said=said, seconds=round(time.time() - began, 1))
@@ -248,7 +207,7 @@ def make_mismatches(rank: int, options: argparse.Namespace, folder: str) -> None
     to three. "typed" are ranks that raised a typed error, "silent" those that raised none, "other" the rest.
     """
     links.LIMIT_SECONDS = FAULT_SECONDS
-    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
+    own = Rank(rank, options.ranks, options.out, options.end)
     own.join(folder)
     emulated = scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext()
     draw, names, missed = random.Random(0), list(DIFFERENCES), 0
@@ -299,7 +258,7 @@ def _make_mismatch(own: Rank, method: str, name: str, odd: int) -> str:
 
 def soak(rank: int, options: argparse.Namespace, folder: str) -> None:
     """Repeat scans beside all_reduce on another stream, and in a CUDA graph: the same bits each time."""
-    own = Rank(rank, options.ranks, options.out, options.end, options.nodes)
+    own = Rank(rank, options.ranks, options.out, options.end)
     own.join(folder)
     if own.backend != "nccl":
         own.write(soak="needs a GPU for each rank")

@@ -14,7 +14,6 @@ from torch import Tensor
 import scanops
 import scanops.distributed
 from scanops.codegen.operators import Operator
-from scanops.distributed.spans import Table
 from scanops.errors import ScanopsError
 
 sd: Any = scanops.distributed
@@ -58,7 +57,7 @@ VARIANTS = (
     "mask starts exclusive",
     "weights broadcast initial return_final",
 )
-LAYOUTS = ("chunk", "even", "random", "spans", "head_tail")
+LAYOUTS = ("chunk", "even", "random", "head_tail")
 WORLDS = (1, 2, 3, 4, 8)
 REFUSED = ("complete", "chunk", "out")  # keywords of one GPU that sharded scans do not have
 SHARDED = ("x", "gate", "mask", "segment_starts")
@@ -70,7 +69,7 @@ class Request(NamedTuple):
 
     op: Any
     dim: int
-    table: Table  # the spans of each rank
+    table: tuple[tuple[tuple[int, int], ...], ...]  # the spans (start, stop) of each rank
     given: Given  # tensors and keywords
     how: Given  # keywords of scanops.distributed alone
     twice: bool  # whether second derivatives are taken
@@ -174,19 +173,15 @@ def request_of(
     given = _in_dtypes(draw, op, given, words)
     size = -(-length // ranks) if layout == "chunk" else length / ranks
     cuts = [min(int(r * size), length) for r in range(1, ranks)]
-    if layout in ("random", "spans"):
-        cuts = sorted(draw.choices(range(length + 1), k=(2 if layout == "spans" else 1) * ranks - 1))
+    if layout == "random":
+        cuts = sorted(draw.choices(range(length + 1), k=ranks - 1))
     if layout == "head_tail":
         half = length // (2 * ranks)
         spans = [(k * half, k * half + half) for k in range(2 * ranks)]
-        table: Table = tuple((spans[r], spans[-1 - r]) for r in range(ranks))
+        table = tuple((spans[r], spans[-1 - r]) for r in range(ranks))
         if half * 2 * ranks == length:
             return Request(op, dim, table, given, {"spans": "head_tail"}, twice)
     spans = list(itertools.pairwise((0, *cuts, length)))
-    if layout == "spans":
-        draw.shuffle(spans)
-        table = tuple(tuple(spans[r::ranks]) for r in range(ranks))
-        return Request(op, dim, table, given, {"spans": table}, twice)
     return Request(op, dim, tuple((span,) for span in spans), given, {}, twice)
 
 

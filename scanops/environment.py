@@ -6,7 +6,6 @@ Every function reads at call time, so that a variable set after ``import scanops
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,11 +119,6 @@ def policy() -> str:
     return _one_of(POLICIES, "SCANOPS_POLICY", SCOPED.get() or read_variable("SCANOPS_POLICY") or "build")
 
 
-def node() -> str:
-    """Return the name that the ranks of one node have in common: ``SCANOPS_NODE``, else the host's name."""
-    return read_variable("SCANOPS_NODE") or socket.gethostname()
-
-
 def _one_of(known: Sequence[str], variable: str, name: str) -> str:
     if name not in known:
         raise no_such(name, known, f"read {variable}", f"export {variable}={known[0]}, or unset it")
@@ -215,12 +209,6 @@ VARIABLES = (
         "1",
         "0 launches every call from Python, and neither builds nor loads the C++ call path",
         native,
-    ),
-    Variable(
-        "SCANOPS_NODE",
-        "the host's name",
-        "ranks of sharded scans with this name in common are a node, whose GPUs reach one another's memory",
-        node,
     ),
 )
 

@@ -6,9 +6,8 @@ tested by tests/torch_integration/test_patch.py. The native call path is built a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -97,31 +96,6 @@ def register_fake(name: str, function: Callable[..., Any], library: torch.librar
 
 # The process group of a name, which operators have in its place; a build of torch without torch.distributed has none.
 group_named: Callable[[str], Any] = private("distributed.distributed_c10d._resolve_process_group", lambda _: None)
-_c10d: Any = private("distributed.distributed_c10d", torch)
-
-
-def make_process_group(name: str, ranks: Sequence[int], backend: str, timeout: timedelta) -> Any:
-    """Return a process group of these ranks of the world, in this order, without any other rank.
-
-    ``dist.new_group`` names groups by how many each process has made, which differs between ranks, and splits an NCCL
-    communicator that is bound to a device, which all of its ranks would have to do. NCCL's kernels get a stream of high
-    priority: they are small, and would wait for a scan that fills the GPU.
-    """
-    own, options = list(ranks).index(_c10d.get_rank()), None
-    if backend == "nccl":
-        options = _c10d.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = timeout
-    given = (len(ranks), own, list(ranks), _c10d.Backend(backend), _c10d._get_default_store(), name, options)
-    group, _ = _c10d._new_process_group_helper(*given, timeout=timeout)
-    _c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-    return group
-
-
-def timeout_of(group: Any, device: torch.device) -> timedelta:
-    """Return how long the backend of a process group waits for other ranks; the default where it does not say."""
-    options = getattr(group._get_backend(device), "options", None)
-    found: timedelta = getattr(options, "_timeout", None) or _c10d.default_pg_timeout
-    return found
 
 
 _numbers: dict[str, bool] = {}  # settings of Dynamo while numbers are constants

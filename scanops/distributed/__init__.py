@@ -70,13 +70,12 @@ def scan(
         x: this rank's shard, of any shape and strides.
         op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
+            items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -143,13 +142,12 @@ def cumsum(
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
+            items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -216,13 +214,12 @@ def cumprod(
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
+            items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -289,13 +286,12 @@ def logcumsumexp(
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
+            items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -367,13 +363,12 @@ def linear_scan(
             then this rank's part, to be summed over the ranks.
         b: this rank's shard of the items. a and b broadcast against each other.
         dim: the scanned dimension, which is sharded over the ranks: from ``-b.ndim`` to ``b.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
             equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
             rank its pairs (start, stop), equal on all ranks. b has the items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as b is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -440,13 +435,12 @@ def cummax(
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
+            items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -512,13 +506,12 @@ def cummin(
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. x has the items of its spans one after the other.
+            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
+            items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory on each host. auto takes it where it serves the call and takes less time.
+            one another's memory, on one host. auto takes it where it serves the call and takes less time.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
             at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
@@ -578,8 +571,7 @@ def exscan(
         x: a tensor of the same shape and dtype on all ranks.
         op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
         inclusive: whether this rank's own x is the last operand, as in MPI's Scan.
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.
         check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls, as for ``scan``.
         initial: what comes before rank 0, a number or a tensor that broadcasts to x's shape; without it the first rank
@@ -673,8 +665,7 @@ def sharded(
     compute again.
 
     Args:
-        group: a process group, a DeviceMesh of one dimension, whose order counts then, ``(mesh, name)``, or None for
-            all ranks.
+        group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         dims: the dimensions that are sharded, of tensors that have them; negative ones count from the last.
         spans: the layout of the shards, as for ``scan``.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.

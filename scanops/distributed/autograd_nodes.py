@@ -15,7 +15,6 @@ from scanops.distributed import shards
 from scanops.distributed.groups import Ledger
 from scanops.distributed.links import CarryIn
 from scanops.distributed.onepass import SharedFinal
-from scanops.distributed.pipeline import Saved
 from scanops.distributed.spans import join_spans
 from scanops.ops.backward import keeps
 from scanops.ops.node import ScanFunction, backward_pass
@@ -211,7 +210,7 @@ class BackwardPass:
         layout = self.scan.layout
         if layout.width == 1:
             return [self.grad]
-        return torch.split(self.grad, list(layout.lengths), self.scan.call.dim)
+        return torch.split(self.grad, list(layout.lengths_of(self.scan.shape[self.scan.call.dim])), self.scan.call.dim)
 
     def compute(self) -> Outputs:
         """Return the states that a rank sends."""
@@ -481,70 +480,3 @@ class OnePass(ScanFunction):
             grad, of_final = passes.begin(ctx.policy, ctx.noted, grad, of_final) or (grad, of_final)
         x, mask, gate, initial = passes(ctx.policy, (grad, of_final, *saved), entered, ctx.noted)
         return (None, x, mask, gate, None, None, initial)
-
-
-class OverNodes(torch.autograd.Function):
-    """A scan in one pass over several nodes: one node of autograd for all bands of its lines.
-
-    Its backward pass is scanned in bands as well, and messages carry the gradients of carries against scan order. The
-    initial value is an input on every rank, as that of ``OnePass``. Where a backward pass is itself recorded, the call
-    is composed of scans and exchanges as that of ``TwoPass``.
-    """
-
-    @classmethod
-    def record_banded(cls, scan: Scan, banded: Any, given: Inputs) -> Outputs:
-        """Return the results of a ``BandedScan`` of a sharded call; ``given.initial`` is that of the whole line."""
-        initial: Any = given.initial
-        number, initial = (None, initial) if isinstance(initial, Tensor) else (initial, None)
-        arguments = (scan, banded, number, *given[:4], initial)
-        found: Outputs = super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
-        return found
-
-    @staticmethod
-    def forward(
-        ctx: Any, scan: Scan, banded: Any, number: Any, x: Tensor, mask: Tensor | None, gate: Tensor | None,
-        starts: Tensor | None, initial: Tensor | None,
-    ) -> Any:  # fmt: skip
-        needs = _needs_over_nodes(ctx)
-        given = Inputs(x, mask, gate, starts, None, number if initial is None else initial)
-        found = banded.scan(given, needs)
-        ctx.scan, ctx.banded, ctx.number, ctx.kinds = scan, banded, number, found.kinds
-        ctx.policy = environment.SCOPED.get()
-        ctx.sent, ctx.noted = scan.group.ledger.count, scan.group.ledger.log.count
-        ctx.like_x = x.shape, x.dtype, x.device
-        ctx.like_initial = None if initial is None else (initial.shape, initial.dtype)
-        kept = banded.find_kept(found.kinds[0], needs)
-        read = [each for each, wanted in zip((x, mask, gate), kept, strict=False) if wanted]
-        y = found.y if kept[4] else None
-        ctx.saves = any(each is not None for each in (*read, y, starts, *found.carries))
-        if ctx.saves:  # what no kernel reads is for derivatives of higher order
-            ctx.save_for_backward(x, mask, gate, starts, initial, y, *found.carries)
-        ctx.set_materialize_grads(False)
-        return (found.y,) if found.final is None else (found.y, found.final)
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        scan, banded, needs = ctx.scan, ctx.banded, _needs_over_nodes(ctx)
-        nothing = [None] * (6 + len(ctx.kinds))
-        x, mask, gate, starts, initial, y, *carries = ctx.saved_tensors if ctx.saves else nothing
-        (shape, dtype, device), of_final = ctx.like_x, given[1] if len(given) > 1 else None
-        grad = torch.zeros(shape, dtype=scan.result, device=device) if given[0] is None else given[0]
-        if torch.is_grad_enabled():
-            likes, leaves = ((shape, dtype), ctx.like_initial), (x, mask, gate, initial)
-            found = _compose_gradients(scan, (grad, of_final), leaves, starts, ctx.number, needs, likes, ctx.sent)
-            return (None, None, None, *found[:3], None, found[3])
-        saved = Saved((x, mask, gate, starts), y, ctx.kinds, tuple(carries), ctx.policy)
-        found = banded.differentiate(saved, grad, of_final, needs, ctx.noted)
-        of_initial = None
-        if needs[3]:
-            shape, dtype = ctx.like_initial
-            of_initial = found[3]
-            if of_initial is None:
-                of_initial = torch.zeros(shape, dtype=dtype, device=device)
-            of_initial = of_initial.sum_to_size(shape).to(dtype)
-        return (None, None, None, *found[:3], None, of_initial)
-
-
-def _needs_over_nodes(ctx: Any) -> tuple[bool, ...]:
-    """Return which gradients of x, mask, gate and initial value a node of ``OverNodes`` is asked for."""
-    return (*ctx.needs_input_grad[3:6], ctx.needs_input_grad[7])

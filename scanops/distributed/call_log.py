@@ -15,7 +15,6 @@ import ctypes
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -37,13 +36,8 @@ KINDS = ("in one pass", "in two passes", "compared on all ranks first")
 class CallLog:
     """The calls that this rank and the others have made, of which each has to be the same on all."""
 
-    def __init__(self, group: Group, whole: Group | None = None, first: int = 0) -> None:
-        # ``whole``: the group whose calls these are, where ``group`` is those of its ranks that share memory, from its
-        # position ``first`` on.
-        self.group, self.rank, self.count = group, group.members[group.position], 0
-        self.whole = group if whole is None else whole
-        self._names = list(range(group.size)) if whole is None else list(whole.members[first : first + group.size])
-        self.inspections: list[Callable[[], None]] = []  # what else raises for earlier calls of the group
+    def __init__(self, group: Group) -> None:
+        self.group, self.rank, self.count = group, group.rank, 0
         self._kept = map_shared_words(group, REFUSED + 1)
         words = [(ctypes.c_uint64 * (REFUSED + 1)).from_address(each.data_ptr()) for each in self._kept]
         self._own = words[self.rank]
@@ -71,17 +65,13 @@ class CallLog:
 
     def raise_refusal(self, who: str) -> None:
         """Raise PeerMismatch if another rank has found a difference that this one has not come to."""
-        refused = [
-            f"rank {self._names[rank]}: call {theirs[REFUSED]}" for rank, theirs in self._others if theirs[REFUSED]
-        ]
+        refused = [f"rank {rank}: call {theirs[REFUSED]}" for rank, theirs in self._others if theirs[REFUSED]]
         if refused and self._failure is None:
             self._failure = self._mismatch(f"{who}: ranks differ in a later call", ", ".join(refused))
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
     def _note(self, message: Message, kind: int, which: tuple[int, ...] = ()) -> None:
-        for inspect in self.inspections:
-            inspect()
         with self._lock:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
@@ -110,7 +100,7 @@ class CallLog:
     def _refuse(self, message: Message, rank: int, number: int) -> NoReturn:
         """Let the other ranks hear that the calls of this number differ, and raise it."""
         self._own[REFUSED] = number
-        for link in filter(None, self.whole.ledger.links.values()):
+        for link in filter(None, self.group.ledger.links.values()):
             link.abandon()
         theirs = dict(self._others)[rank]
         (mine, of_other), is_joined = (each[number % NOTES * 2 + 1] for each in (self._own, theirs)), False
@@ -118,13 +108,12 @@ class CallLog:
             time.sleep(REFUSAL_SECONDS)  # that rank has found the difference as well by then, or waits in a collective
             is_joined = not theirs[REFUSED]
         own, other = self._known.get(mine, message), self._known.get(of_other)
-        here, there = self._names[self.rank], self._names[rank]
-        said = {here: own.parts, there: {"function": "a call that this rank has not made"}}
+        here, said = self.rank, {self.rank: own.parts, rank: {"function": "a call that this rank has not made"}}
         if is_joined and of_other & 3 == COMPARISON:
-            words = self.whole.gather_words((own.digest, own.parts, ""))
-            said = {self.whole.members[position]: parts for position, (_, parts, _) in enumerate(words)}
+            words = self.group.gather_words((own.digest, own.parts, ""))
+            said = {each: parts for each, (_, parts, _) in enumerate(words)}
         elif other is not None:
-            said[there] = other.parts
+            said[rank] = other.parts
         for each in said:
             how = f"call {number}, {KINDS[(mine if each == here else of_other) & 3]}"
             said[each] = {**said[each], "order of backward passes, method or check": how}
@@ -135,7 +124,7 @@ class CallLog:
             f"call {number}, " + ", ".join(f"rank {each}: {value}" for each, value in zip(said, values, strict=True)),
         )
         if is_joined and of_other & 3 == EXCHANGE and mine & 3 != EXCHANGE:
-            Turn(self.whole, self.whole.ledger, own, self.whole.device_of(None)).refuse(self._failure)
+            Turn(self.group, self.group.ledger, own, self.group.device_of(None)).refuse(self._failure)
         raise self._failure
 
     def _mismatch(self, words: str, value: str) -> PeerMismatch:
@@ -156,9 +145,9 @@ def map_shared_words(group: Group, count: int) -> list[torch.Tensor]:
         file.truncate(count * 8)
         found: list[Any] = [None] * group.size
         problem = None
-        for position, name in enumerate(group.gather_words(file.name)):
+        for rank, name in enumerate(group.gather_words(file.name)):
             try:
-                found[group.members[position]] = torch.from_file(name, shared=True, size=count, dtype=torch.int64)
+                found[rank] = torch.from_file(name, shared=True, size=count, dtype=torch.int64)
             except (OSError, RuntimeError) as refused:
                 problem = refused
         said = group.gather_words("" if problem is None else str(problem))

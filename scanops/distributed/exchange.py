@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from scanops.distributed.groups import Group, Ledger, is_captured, pack, size_of, unpack
-from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 from scanops.torch_private import raw_stream
 
@@ -345,14 +344,14 @@ class Turn:
         hint = "make the same call, in the same order of calls, on every rank of the group"
         allowed = "equal calls on all ranks; only the length of a shard may differ"
         if not ask:
-            own = headers[self.group.position]
+            own = headers[self.group.rank]
             other = [rank for rank, header in enumerate(headers) if any(header[k] != own[k] for k in _EQUAL)]
-            value = f"ranks {other} differ from rank {self.group.position}: {format_value(parts)}"
+            value = f"ranks {other} differ from rank {self.group.rank}: {format_value(parts)}"
             raise PeerMismatch(f"{who}: ranks make different calls{when}", allowed=allowed, value=value,
                                hint=f"{hint}; check='always' says what differs")  # fmt: skip
         if len({header[OFFSETS] for header in headers}) > 1:
-            parts = {**parts, "offsets": f"positions with digest {headers[self.group.position][OFFSETS]:x}"}
-        parts = {**parts, "place in the order of calls": f"number {headers[self.group.position][NUMBER]}"}
+            parts = {**parts, "offsets": f"positions with digest {headers[self.group.rank][OFFSETS]:x}"}
+        parts = {**parts, "place in the order of calls": f"number {headers[self.group.rank][NUMBER]}"}
         words = self.group.gather_words({"function": who, **parts})
         differ, values = difference(words)
         value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
@@ -493,7 +492,7 @@ class RepeatedExchange:
         self.ledger, self.route, self.view = group.ledger, route, view
         turn = self._turn(0)
         self.header, self._waits = turn.header(0), turn.waits
-        order, rising = [group.members[row] for row in rows], list(range(group.size))
+        order, rising = list(rows), list(range(group.size))
         self.is_backwards = order == rising[::-1] and not flagged
         is_plain = self.is_backwards or order == rising
         self.order = None if is_plain else torch.tensor(order, device=device)
@@ -553,7 +552,7 @@ class RepeatedExchange:
                     place.copy_(state)
         except Exception as problem:  # whatever it is: the others wait for this rank's states
             turn = self._turn(number)
-            turn.frames = self._by_position(lane.frames) if has_body else None
+            turn.frames = lane.frames if has_body else None
             turn.refuse(problem)
         if not has_body:
             ledger.count += 1
@@ -564,8 +563,8 @@ class RepeatedExchange:
             self._compare(lane, number)
         elif self._waits:
             turn = self._turn(number)
-            turn.frames = self._by_position(lane.frames)
-            turn.compare_body(self._by_position(lane.rows.view(lane.found.shape)))
+            turn.frames = lane.frames
+            turn.compare_body(lane.rows.view(lane.found.shape))
         if self._waits:  # a call that was compared is compared later from here on
             ledger.compared.add(self.message.digest)
             self._waits = self._turn(number).waits
@@ -587,11 +586,7 @@ class RepeatedExchange:
             return Lane(self)
 
     def _raise_late(self, number: int, headers: Headers, frames: Tensor) -> NoReturn:
-        headers = [headers[member] for member in self.group.members]
-        self._turn(number).raise_late(headers, self._by_position(frames))
-
-    def _by_position(self, rows: Tensor) -> Tensor:
-        return in_order_of(self.group.members, rows)
+        self._turn(number).raise_late(headers, frames)
 
     def _compare(self, lane: Lane, number: int) -> None:
         if not self._waits:
@@ -601,8 +596,8 @@ class RepeatedExchange:
         headers = read_headers(lane.memory or memory_of(frames), self.group.size)
         if not are_alike(headers):
             turn = self._turn(number)
-            turn.frames = self._by_position(frames)
-            turn.headers = [headers[member] for member in self.group.members]
+            turn.frames = frames
+            turn.headers = headers
             turn.raise_difference(turn.headers)
 
 

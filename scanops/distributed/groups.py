@@ -1,7 +1,7 @@
 """Process groups: which ranks hold the shards in which order, and the collectives that move bytes between them.
 
-Order is the rank in the group, or the coordinate along the dimension of a DeviceMesh, which a permuted mesh makes
-another order. States travel as bytes: every backend moves those, whatever dtypes it knows.
+The order of the shards is that of the ranks in the group. States travel as bytes: every backend moves those, whatever
+dtypes it knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
-from scanops.distributed.spans import in_order_of
 from scanops.errors import PeerLost, UnsupportedRequest, format_value
 from scanops.runtime import call_cache
 
@@ -61,11 +60,9 @@ class Ledger:
         self.calls: dict[Any, Any] = {}  # prepared calls, by what is equal of equal calls
         self.headers: dict[Any, Tensor] = {}  # on a GPU, by their numbers
         self.device: torch.device | None = None  # of the tensors of the last exchange
-        # For method "onepass": the links or nodes of this rank by order of ranks and device, False where ranks have
-        # none; which of those have none because the ranks of a node do not follow one another; and the calls of all
+        # For method "onepass": the links of this rank by device, False where ranks have none, and the calls of all
         # ranks, None before the first of these.
         self.links: dict[Any, Any] = {}
-        self.scattered: set[Any] = set()
         self.log: Any = None
 
 
@@ -88,13 +85,8 @@ class Group(NamedTuple):
     """The ranks that hold the shards of one scanned dimension."""
 
     process_group: Any  # torch.distributed.ProcessGroup
-    members: tuple[int, ...]  # the group rank at each position along the dimension
-    position: int  # of this rank along the dimension
-
-    @property
-    def size(self) -> int:
-        """The number of ranks of the group."""
-        return len(self.members)
+    size: int  # the number of ranks
+    rank: int  # of this process
 
     @property
     def ledger(self) -> Ledger:
@@ -131,31 +123,26 @@ class Group(NamedTuple):
         return given
 
     def gather(self, row: Tensor) -> Tensor:
-        """Return the row of bytes of each rank, by position."""
+        """Return the row of bytes of each rank."""
         found = row.new_empty(self.size * row.numel())
         self.gather_into(found, row)
-        return in_order_of(self.members, found.view(self.size, -1))
+        return found.view(self.size, -1)
 
     def gather_into(self, found: Tensor, row: Tensor) -> None:
-        """Write the row of bytes of each rank, one after the other by rank in the group."""
+        """Write the row of bytes of each rank, one after the other."""
         run_collective(lambda: _gather(found, row, group=self.process_group))
 
     def trade(self, rows: Tensor) -> Tensor:
-        """Send row r to the rank at position r; return the row that each rank has for this one, by position."""
-        by_rank = in_order_of([self.members.index(member) for member in range(self.size)], rows).contiguous()
-        return in_order_of(self.members, self._trade_bytes(by_rank))
-
-    def gather_words(self, own: Any) -> list[Any]:
-        """Return an object of each rank, by position."""
-        said: list[Any] = [None] * self.size
-        run_collective(lambda: dist.all_gather_object(said, own, group=self.process_group))
-        return [said[member] for member in self.members]
-
-    def _trade_bytes(self, rows: Tensor) -> Tensor:
-        """Return the row for this rank of each rank, by its rank in the group."""
+        """Send row r to rank r; return the row that each rank has for this one."""
         found = torch.empty_like(rows)
         run_collective(lambda: dist.all_to_all_single(found, rows, group=self.process_group))
         return found
+
+    def gather_words(self, own: Any) -> list[Any]:
+        """Return an object of each rank."""
+        said: list[Any] = [None] * self.size
+        run_collective(lambda: dist.all_gather_object(said, own, group=self.process_group))
+        return said
 
 
 def run_collective(collective: Callable[[], object]) -> None:
@@ -223,9 +210,14 @@ def _look_up(given: Any) -> Group:
                 value=f"a mesh of shape {tuple(given.mesh.shape)}",
                 hint="pass mesh['name of the dimension']",
             )
-        of_mesh = given.get_group()
-        members = tuple(dist.get_group_rank(of_mesh, rank) for rank in given.mesh.tolist())
-        return Group(of_mesh, members, members.index(dist.get_rank(of_mesh)))
+        ranks, given = given.mesh.tolist(), given.get_group()
+        if ranks != sorted(ranks):
+            raise UnsupportedRequest(
+                "scanops.distributed: group must be a DeviceMesh whose ranks rise",
+                allowed="a mesh that orders its ranks as its process group does, which is the order of the shards",
+                value=f"a mesh of ranks {ranks}",
+                hint="make the mesh of rising ranks",
+            )
     if not isinstance(given, dist.ProcessGroup) or dist.get_rank(given) < 0:
         raise UnsupportedRequest(
             "scanops.distributed: group must be a process group that this rank belongs to",
@@ -233,7 +225,7 @@ def _look_up(given: Any) -> Group:
             value=f"group={format_value(given)}",
             hint="call it on members of the group alone, and pass what new_group returned to them",
         )
-    return Group(given, tuple(range(dist.get_world_size(given))), dist.get_rank(given))
+    return Group(given, dist.get_world_size(given), dist.get_rank(given))
 
 
 # ---- tensors as rows of bytes

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from scanops.codegen.spec import ScanSpec
 from scanops.distributed.call_log import CallLog, map_shared_words
-from scanops.distributed.groups import is_captured
+from scanops.distributed.groups import Group, is_captured
 from scanops.errors import PeerLost, UnsupportedRequest
 from scanops.forks import import_late
 from scanops.requests.request import RequestKind
@@ -86,11 +86,9 @@ class CarryIn(NamedTuple):
 class Link:
     """This rank's links to the ranks before and after it along a sharded dimension, on one device."""
 
-    def __init__(
-        self, process_group: Any, members: tuple[int, ...], position: int, device: torch.device, log: CallLog
-    ) -> None:
+    def __init__(self, group: Group, device: torch.device, log: CallLog) -> None:
         self.log = log  # of the calls that ranks make
-        self.process_group, self.members, self.position, self.device = process_group, members, position, device
+        self.group, self.device = group, device
         self._memories: list[Memory] = []  # the last one is in use; CUDA graphs may replay launches of the others
         # What C++ compares before each launch: whether a kernel has waited in vain, and the stream of the last launch.
         self._words = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -106,8 +104,8 @@ class Link:
 
     def fields(self, reverse: bool) -> dict[str, bool]:
         """Return the fields of the spec of a scan on this rank."""
-        place = len(self.members) - 1 - self.position if reverse else self.position
-        return {"linked_in": place > 0, "linked_out": place + 1 < len(self.members)}
+        place = self.group.size - 1 - self.group.rank if reverse else self.group.rank
+        return {"linked_in": place > 0, "linked_out": place + 1 < self.group.size}
 
     def bind(self, arguments: Any, spec: ScanSpec, lines: int, state_bytes: int) -> Memory:
         """Set the arguments of a kernel that are this rank's memory and that of the next rank in scan order.
@@ -116,10 +114,9 @@ class Link:
         """
         self.reserve(lines * (state_bytes // STATE_BYTES))
         memory = self._memories[-1]
-        arguments.offsets, arguments.segments = memory.addresses[self.members[self.position]], memory.half
+        arguments.offsets, arguments.segments = memory.addresses[self.group.rank], memory.half
         if spec.linked_out:
-            after = self.position + (-1 if spec.reverse else 1)
-            arguments.carry_out = memory.addresses[self.members[after]]
+            arguments.carry_out = memory.addresses[self.group.rank + (-1 if spec.reverse else 1)]
         return memory
 
     def reserve(self, words: int) -> None:
@@ -149,10 +146,6 @@ class Link:
                 is_later = (word - epoch).to(torch.int32) > 0  # as epochs begin again, by the sign of the difference
                 word.copy_(torch.where((word == 0) | (is_later & (word < HAS_FAILED)), epoch, word))
 
-    def failure_word(self, rank: int) -> torch.Tensor:
-        """Return the word of a rank that says which launches fail, of the memory in use; others may write it."""
-        return self._memories[-1].heads[rank][FAILURE : FAILURE + 1]
-
     def enter(self) -> None:
         """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
         if self._failed.value:
@@ -160,7 +153,7 @@ class Link:
             raise PeerLost(
                 f"another rank refused a call, exited, or did not respond within {LIMIT_SECONDS} s",
                 allowed="all ranks of the group in the same calls, in the same order",
-                value=f"rank {dist.get_rank(self.process_group)} waited for another rank; results since then are wrong",
+                value=f"rank {self.group.rank} waited for another rank; results since then are wrong",
                 hint="end this process: a group that has lost a rank serves no further call",
             )
         if self.device.type == "cuda":
@@ -197,7 +190,7 @@ class Link:
         memory.own[:HEAD_WORDS].copy_(words)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        dist.barrier(self.process_group)
+        dist.barrier(self.group.process_group)
 
 
 def _on_gpus(link: Link, half: int) -> Memory:
@@ -206,7 +199,7 @@ def _on_gpus(link: Link, half: int) -> Memory:
     memory = symmetric.empty(HEAD_WORDS + 2 * half, dtype=torch.int64, device=link.device)
     memory.zero_()
     try:
-        handle = symmetric.rendezvous(memory, link.process_group)
+        handle = symmetric.rendezvous(memory, link.group.process_group)
     except RuntimeError as problem:
         raise UnsupportedRequest(
             "method 'onepass' needs GPUs that write one another's memory",
@@ -221,6 +214,6 @@ def _on_gpus(link: Link, half: int) -> Memory:
 
 def _on_cpu(link: Link, half: int) -> Memory:
     """Memory that processes of one host share, for emulated kernels."""
-    mapped = map_shared_words(link.log.group, HEAD_WORDS + 2 * half)
-    addresses, own = tuple(each.data_ptr() for each in mapped), mapped[dist.get_rank(link.process_group)]
+    mapped = map_shared_words(link.group, HEAD_WORDS + 2 * half)
+    addresses, own = tuple(each.data_ptr() for each in mapped), mapped[link.group.rank]
     return Memory(addresses, half, own, [each[:HEAD_WORDS] for each in mapped], mapped)

@@ -13,21 +13,19 @@ between GPUs.
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from scanops import environment
 from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import find_operator
 from scanops.distributed.call_log import CallLog
 from scanops.distributed.exchange import Message, difference
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.links import Link
-from scanops.distributed.method_costs import Load, choose_bands, compare_methods, count_fronts
-from scanops.distributed.nodes import Nodes, are_contiguous, make_nodes
+from scanops.distributed.method_costs import compare_methods, count_fronts
 from scanops.distributed.shards import Shard
 from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
 from scanops.ops.dispatch import serve
@@ -42,7 +40,6 @@ __all__ = [
     "SharedFinal",
     "add_neutral_items",
     "choose_method",
-    "find_node_problem",
     "launch_linked",
     "link_of",
     "scan_linked",
@@ -94,63 +91,29 @@ def _problem_of(shard: Shard, spans: int, *, recorded: bool, of_initial: bool) -
     return None
 
 
-def link_of(
-    group: Group, message: Message, x: Tensor, load: Load, *, is_required: bool, unserved: str | None = None
-) -> Link | Nodes | None:
-    """Return what connects this rank to others, None where a call takes two passes.
+def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
+    """Return the link of this rank to others, None where ranks have none: on several hosts, say.
 
-    Ranks of one node have links, ranks of several nodes links and borders. Ranks compare a call at the first of its
-    kind, and at every call with ``check="always"``; other calls are noted in the call log. ``is_required``: whether the
-    caller asked for one pass; ``unserved``: what keeps a call from one pass over nodes, in words. Raises PeerMismatch,
-    and UnsupportedRequest for a call that requires one pass over nodes that cannot make it.
+    Ranks compare a call at the first of its kind, and at every call with ``check="always"``; other calls are noted in
+    the call log. Raises PeerMismatch.
     """
-    ledger, key = group.ledger, (group.members, x.device)
-    link: Link | Nodes | Literal[False] | None = ledger.links.get(key)
-    kind = message.digest, is_required
-    is_new = kind not in link.bands if isinstance(link, Nodes) else message.digest not in ledger.compared
-    # Over nodes ranks agree on the number of bands as well, whatever they compare.
-    is_compared = message.check == "always" or (is_new and (message.check == "first" or isinstance(link, Nodes)))
+    ledger = group.ledger
+    link: Link | Literal[False] | None = ledger.links.get(x.device)
+    is_new = message.digest not in ledger.compared
+    is_compared = message.check == "always" or (is_new and message.check == "first")
     if link is None or is_compared:
-        names, sizes = _compare(group, message, x, load, is_new=is_new)
+        hosts = _compare(group, message, x, is_new=is_new)
         if link is None:
-            link = _make_link(group, x.device) if len(set(names)) == 1 else make_nodes(group, x.device, names) or False
-            ledger.links[key] = link
-            if not are_contiguous(names):
-                ledger.scattered.add(key)
-        if isinstance(link, Nodes):
-            bands = _count_bands(link, load, max(sizes), is_required=is_required)
-            link.bands.setdefault(kind, 0 if unserved else bands)
-    if isinstance(link, Nodes) and unserved and is_required:
-        raise UnsupportedRequest(
-            f"{message.who}: method 'onepass' over several nodes does not serve this call: {unserved}",
-            allowed="operators whose gradients take the gradient of a carry-out and give that of a carry-in",
-            value=f"{unserved}, {link.count} nodes",
-            hint="leave method out: 'twopass' serves every call",
-        )
-    if key in ledger.scattered and is_required:
-        raise UnsupportedRequest(
-            f"{message.who}: method 'onepass' needs nodes whose ranks follow one another in the order of the shards",
-            allowed="an order in which all ranks of a node come one after the other",
-            value=f"this rank is at position {group.position} of {group.size}, on node {environment.node()!r}",
-            hint="order the ranks by host, pass a DeviceMesh in such an order, or leave method out",
-        )
-    if not link or (isinstance(link, Nodes) and not link.bands[kind]):
+            link = ledger.links[x.device] = len(set(hosts)) == 1 and _make_link(group, x.device)
+    if not link:
         return None
     if not is_compared:
         link.log.note_launch(message)
     return link
 
 
-def find_node_problem(op: str, *, recorded: bool) -> str | None:
-    """Return what keeps a call that one pass serves from one pass over nodes, in words; None if nothing does."""
-    gradient = find_operator(op).gradient or Gradient()
-    return f"gradients of op={op!r}" if recorded and not (gradient.begins and gradient.ends) else None
-
-
-def _compare(
-    group: Group, message: Message, x: Tensor, load: Load, *, is_new: bool
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Compare a call on all ranks; return the node and the bytes of each rank, by position. Raises PeerMismatch."""
+def _compare(group: Group, message: Message, x: Tensor, *, is_new: bool) -> tuple[str, ...]:
+    """Compare a call on all ranks; return the host of each. Raises PeerMismatch."""
     if is_captured(x):
         raise UnsupportedRequest(
             f"{message.who}: ranks cannot compare a call that a CUDA graph captures",
@@ -160,7 +123,7 @@ def _compare(
         )
     if group.ledger.log is not None:
         group.ledger.log.note_comparison(message)
-    said = group.gather_words((message.digest, message.parts, (environment.node(), load.size)))
+    said = group.gather_words((message.digest, message.parts, socket.gethostname()))
     if len({digest for digest, _, _ in said}) > 1:
         differ, values = difference([parts for _, parts, _ in said])
         value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
@@ -171,14 +134,7 @@ def _compare(
             hint="make the same call, in the same order of calls, on every rank of the group",
         )
     group.ledger.compared.add(message.digest)
-    names, sizes = zip(*(place for _, _, place in said), strict=True)
-    return names, sizes
-
-
-def _count_bands(nodes: Nodes, load: Load, largest: int, *, is_required: bool) -> int:
-    """Return the number of bands that a call is cut into, 0 where two passes take less time."""
-    bands, costs = choose_bands(load, largest, nodes.most_ranks, nodes.count)
-    return bands if is_required or costs.onepass <= costs.twopass else 0
+    return tuple(host for _, _, host in said)
 
 
 def _make_link(group: Group, device: torch.device) -> Link | Literal[False]:
@@ -186,7 +142,7 @@ def _make_link(group: Group, device: torch.device) -> Link | Literal[False]:
     link: Link | Literal[False] = False
     try:
         log = group.ledger.log or CallLog(group)
-        link, problem = Link(group.process_group, group.members, group.position, device, log), ""
+        link, problem = Link(group, device, log), ""
         link.reserve(1)
     except (UnsupportedRequest, OSError) as refused:
         problem = str(refused)

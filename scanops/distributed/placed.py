@@ -70,7 +70,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
         key = None if is_compiling() else key_of((who, call, how), read[:6])
         found = scan_shards(who, lambda: (call, read), along, how, key, read)
         if call.final:
-            once = _Once.apply(found[-1], along.position == 0)  # type: ignore[no-untyped-call]
+            once = _Once.apply(found[-1], along.rank == 0)  # type: ignore[no-untyped-call]
             found = (*found[:-1], once)
     else:
         found = run(call, read)
@@ -109,20 +109,20 @@ def _wrap(local: Tensor, shape: torch.Size, mesh: Any, placements: Placements, o
 
 
 def _group(who: str, mesh: Any, axis: int) -> Group:
-    group = Group(mesh.get_group(axis), *_along(mesh, axis))
-    if group.members != tuple(range(group.size)):
+    members, rank = _along(mesh, axis)
+    if members != tuple(range(len(members))):
         raise UnsupportedRequest(
             f"{who}: the mesh orders its ranks otherwise than its process group",
             allowed="a mesh whose ranks rise: PyTorch places shards by coordinate, and moves them by rank in the group",
-            value=f"a mesh dimension of group ranks {group.members}",
-            hint="pass local tensors and group=mesh, which scans in the order of the coordinates",
+            value=f"a mesh dimension of group ranks {members}",
+            hint="make the mesh of rising ranks",
         )
-    return group
+    return Group(mesh.get_group(axis), len(members), rank)
 
 
 @at_tracing
 def _along(mesh: Any, axis: int) -> tuple[tuple[int, ...], int]:
-    """The group rank at each position along a mesh dimension, and this rank's position."""
+    """The group rank at each coordinate along a mesh dimension, and this rank's coordinate."""
     found, here = mesh.get_group(axis), list(mesh.get_coordinate())
     ranks = mesh.mesh[(*here[:axis], slice(None), *here[axis + 1 :])].tolist()
     return tuple(dist.get_group_rank(found, rank) for rank in ranks), here[axis]

@@ -30,17 +30,12 @@ from scanops.distributed.exchange import (
 from scanops.distributed.groups import Group, is_captured
 from scanops.distributed.linked_calls import make_repeat
 from scanops.distributed.links import Link
-from scanops.distributed.method_costs import Load, count_fronts
-from scanops.distributed.nodes import Nodes
-from scanops.distributed.pipeline import BandedScan, count_cuts
 from scanops.distributed.shards import Carry, Shard, record_with
 from scanops.distributed.spans import (
     Layout,
-    describe_table,
     in_order_of,
     join_spans,
     layout_of,
-    span_table,
     split_spans,
 )
 from scanops.distributed.trade import Exchange, trade
@@ -125,7 +120,7 @@ def scan_shards(
     """
     if is_compiling():
         return _scan_traced(who, request, group, how)
-    calls, key = group.ledger.calls, None if key is None else (group.members, key)
+    calls = group.ledger.calls
     known: ShardedScan | None = None if key is None else calls.get(key)
     if known is not None and (repeat := known.repeat) is not None and repeat.generation == native.generation():
         found = repeat.run(given)
@@ -167,11 +162,8 @@ def prepare(
     ``number_gate``: the gate of ``given``, where users gave a number.
     """
     shard = _check_call(call, given, how)
-    table = span_table(who, how.spans, group.size, shard.length)
-    layout = layout_of(who, table, group.size, group.position, shard.length)
-    parts = {"function": who, **_parts(given, shard), "spans": describe_table(table)}
-    if group.members != tuple(range(group.size)):
-        parts["order"] = f"ranks {group.members}"
+    layout = layout_of(who, how.spans, group.size, group.rank, shard.length, reverse=shard.call.reverse)
+    parts = {"function": who, **_parts(given, shard), "spans": layout.words}
     tensors = shard.tensors
     carry_in = given.initial if isinstance(given.initial, Tensor) else None
     recorded = tensors._replace(initial=carry_in).differentiates
@@ -183,7 +175,7 @@ def prepare(
         carry=shard.carry,
         result=shard.result,
         final=shard.final,
-        layout=layout.towards(shard.call.reverse),
+        layout=layout,
         shape=tensors.x.shape,
         dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
@@ -196,17 +188,7 @@ def prepare(
             recorded=recorded,
             of_initial=carry_in is not None and carry_in.requires_grad,
         ),
-        is_onepass_required=how.method == "onepass",
-        load=_load_of(shard),
     )
-
-
-def _load_of(shard: Shard) -> Load:
-    """Return what one pass over a shard costs."""
-    (x, mask, gate, *_), dim = shard.tensors, shard.call.dim
-    read = sum(each.numel() * each.itemsize for each in (x, mask, gate) if each is not None)
-    size = read + x.numel() * shard.result.itemsize
-    return Load(count_fronts(x.shape, dim), count_cuts(x.shape, dim), size, shard.row.gated)
 
 
 def _check_call(call: Call, given: Inputs, how: How) -> Shard:
@@ -278,9 +260,6 @@ class ShardedScan:
     dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
     recorded: bool  # whether autograd records the call
     method: str = "twopass"  # or "onepass"
-    is_onepass_required: bool = False  # whether the caller asked for one pass
-    load: Load | None = None  # what one pass costs on this rank
-    banded: BandedScan | None = None  # of one pass over nodes: the launches of an equal call
     number_gate: Tensor | None = None  # the gate as a tensor, where it was given as a number
     asked: tuple[Any, ...] = ()  # what C++ knows equal calls by; nothing where they are left to Python
     repeat: Repeat | None = None  # what an equal call was made of, for the next one
@@ -308,8 +287,6 @@ class ShardedScan:
                 self._check_offsets(given.offsets, turn.lengths())
             return self.without_lines(shard, initial)
         if self.method == "onepass" and (link := self.find_link(x)) is not None:
-            if isinstance(link, Nodes):
-                return self.run_nodes(link, tensors, given)
             return self.run_linked(link, tensors, given)
         if self.recorded:
             found = self.record_twopass(given._replace(x=x, mask=mask, gate=gate))
@@ -337,7 +314,7 @@ class ShardedScan:
             return autograd_nodes.Passed(outputs, sent.number)
         befores = [None if each.before is None else each.before.to(shard.carry) for each in sent.carries]
         spans = autograd_nodes.find_spans(self, shard, befores, needs)
-        results = split_spans(Inputs(found[0]), shard.call.dim, self.layout.lengths)
+        results = split_spans(Inputs(found[0]), shard.call.dim, self.layout.lengths_of(shard.length))
         return autograd_nodes.Passed(
             outputs,
             sent.number,
@@ -373,47 +350,9 @@ class ShardedScan:
             and not (tensors.x.is_cuda and (self.message.check == "always" or is_captured(tensors.x)))
         )
 
-    def find_link(self, x: Tensor) -> Link | Nodes | None:
-        """Return what connects this rank to others, None where the call takes two passes."""
-        assert self.load is not None
-        unserved = onepass.find_node_problem(self.call.op, recorded=self.recorded)
-        return onepass.link_of(
-            self.group, self.message, x, self.load, is_required=self.is_onepass_required, unserved=unserved
-        )
-
-    def run_nodes(self, nodes: Nodes, tensors: Inputs, given: Inputs) -> Outputs:
-        """Return the results by kernels and messages between nodes; ``given`` is what ``run`` was given."""
-        plain: Any = [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in tensors[:5]]
-        read = Inputs(*plain)._replace(initial=given.initial)
-        call, is_empty = replace(self.call, dtype=self.result), not self.shape[self.call.dim]
-        if is_empty:
-            read = onepass.add_neutral_items(call, read)
-        banded = self.banded
-        if banded is None or not banded.serves(read):
-            banded = BandedScan(
-                nodes,
-                (self.message, self.backward_message),
-                call,
-                self.carry,
-                read if self.is_first else read._replace(initial=None),
-                nodes.bands[self.message.digest, self.is_onepass_required],
-                returns_final=self.final,
-                recorded=self.recorded,
-            )
-        found = self.run_banded(banded, read)
-        self.banded = banded if banded.is_repeatable else None
-        # Equal calls are repeated where the kernels read their tensors as they were given.
-        kept = all(mine is theirs for mine, theirs in zip(read[:5], given[:5], strict=True))
-        if kept and self.banded is not None and self.number_gate is None and self.message.check != "always":
-            self.repeat = RepeatedNodes(self, banded)
-        return (found[0].narrow(self.call.dim, 0, 0), *found[1:]) if is_empty else found
-
-    def run_banded(self, banded: BandedScan, given: Inputs) -> Outputs:
-        """Return the results of a call over nodes, recorded by autograd where a gradient is wanted."""
-        if self.recorded:
-            return autograd_nodes.OverNodes.record_banded(self, banded, given)
-        found = banded.scan(given)
-        return (found.y,) if found.final is None else (found.y, found.final)
+    def find_link(self, x: Tensor) -> Link | None:
+        """Return the link of this rank, None where the call takes two passes."""
+        return onepass.link_of(self.group, self.message, x)
 
     def run_linked(self, link: Link, tensors: Inputs, given: Inputs) -> Outputs:
         """Return the results by kernels that hand on the states of lines; ``given`` is what ``run`` was given."""
@@ -477,7 +416,7 @@ class ShardedScan:
         """Return the spans of this rank's shard, each a shard of its own."""
         if self.layout.width == 1:
             return [shard]
-        pieces = split_spans(shard.tensors, shard.call.dim, self.layout.lengths)
+        pieces = split_spans(shard.tensors, shard.call.dim, self.layout.lengths_of(shard.length))
         return [replace(shard, tensors=each) for each in pieces]
 
     # ---- forward
@@ -485,6 +424,7 @@ class ShardedScan:
     def send_forward(self, shard: Shard, initial: Initial) -> Sent:
         """Exchange states; return the carry into each span of this rank."""
         offsets, indices = shard.tensors.offsets, bool(shard.row.indices)
+        layout, device, reverse = self.layout, shard.tensors.x.device, self.call.reverse
         gives = [self.carry, torch.int64] if indices else [self.carry]
         common = [self.carry] if self.final else []
         total: list[Any] = []
@@ -510,7 +450,7 @@ class ShardedScan:
             def fold(states: Outputs, first: Initial) -> tuple[list[Tensor], list[Tensor]]:
                 begin: Starts = begins
                 if indices:
-                    begin = self.starts(turn.lengths()) if self.layout.starts is None else self.span_starts(states[0])
+                    begin = self.starts(turn.lengths()) if layout.half is None else layout.starts_on(device, reverse)
                 folded = shards.fold(shard, states, first, begin)
                 after = [each for each in folded if each is not None]
                 return after, [folded.after[-1]]
@@ -536,14 +476,6 @@ class ShardedScan:
     def starts(self, lengths: Tensor | Sequence[int]) -> Starts:
         """Return where the span at each position begins in the line, from the lengths of all shards."""
         return self.layout.starts_of(lengths, self.call.reverse)
-
-    def span_starts(self, like: Tensor) -> Tensor:
-        """Return where the span at each position begins, of layouts that say it, on the device of ``like``."""
-        known = self.__dict__.setdefault("_span_starts", {})
-        if like.device not in known:  # a CUDA graph holds no copy from the CPU: the call before it has made this one
-            known[like.device] = torch.tensor(self.layout.starts, device=like.device)
-        found: Tensor = known[like.device]
-        return found
 
     def place_flags(self, lengths: Tensor | Sequence[int], shard: Shard, offsets: Tensor) -> tuple[Starts, Shard]:
         """Return where the spans of all positions begin, and the shard with head flags in place of offsets."""
@@ -608,7 +540,7 @@ class ShardedScan:
         own = turn.trade_blocks([_in_blocks(each, ranks, size) for each in states],
                                 [((layout.width, size), each.dtype) for each in states])  # fmt: skip
         if isinstance(initial, Tensor):
-            initial = _in_blocks(initial.expand(lines).unsqueeze(0), ranks, size)[self.group.position][0]
+            initial = _in_blocks(initial.expand(lines).unsqueeze(0), ranks, size)[self.group.rank][0]
         by_position, for_all = fold(self.in_order(own), initial)
         rows = [max(layout.rows.index(row) - behind, 0) for row in range(ranks * layout.width)]
         back = [in_order_of(rows, each).reshape(ranks, layout.width, -1) for each in by_position]
@@ -704,19 +636,6 @@ class Repeat(Protocol):
     @property
     def generation(self) -> int: ...
     def run(self, given: Inputs) -> Outputs | None: ...
-
-
-class RepeatedNodes:
-    """What repeats a call in one pass over nodes: its launches in bands."""
-
-    def __init__(self, scan: ShardedScan, banded: BandedScan) -> None:
-        self.generation = banded.generation
-        self._scan, self._banded = scan, banded
-
-    def run(self, given: Inputs) -> Outputs:
-        """Return the outputs for tensors like those of the call."""
-        self._banded.nodes.log.note_launch(self._scan.message)
-        return self._scan.run_banded(self._banded, given)
 
 
 class Folding(NamedTuple):
@@ -901,20 +820,20 @@ def _scan_traced(who: str, request: Callable[[], tuple[Call, Inputs]], group: Gr
     """Return the outputs of a call that a compiler traces: differentiable scans, and exchanges by an operator."""
     call, given = request()
     shard = _check_call(call, given, how)
-    table = span_table(who, how.spans, group.size, shard.length)
-    layout = layout_of(who, table, group.size, group.position, shard.length)
+    layout = layout_of(who, how.spans, group.size, group.rank, shard.length, reverse=shard.call.reverse)
     if group.size == 1 and layout.width == 1:
         return scan_alone(call, given)
     recorded = torch.is_grad_enabled() and (shard.result.is_floating_point or shard.result.is_complex)
     scan = ShardedScan(
         group=group, message=Message(who, {}, 0), call=shard.call, whole=call, carry=shard.carry, result=shard.result,
-        final=shard.final, layout=layout.towards(shard.call.reverse), shape=shard.tensors.x.shape, dtypes=(),
+        final=shard.final, layout=layout, shape=shard.tensors.x.shape, dtypes=(),
         recorded=recorded,
     )  # fmt: skip
     if 0 in shard.lines:
         return scan.without_lines(shard, given.initial)
     name = f"{who} {call.op} {shard.call.dim} {shard.tensors.x.dtype} {shard.result} {call.reverse} {call.exclusive}"
-    offsets, begins, lengths = shard.tensors.offsets, scan.layout.starts, torch.empty(0)
+    offsets, lengths = shard.tensors.offsets, torch.empty(0)
+    begins: Any = None if layout.half is None else scan.starts(())
     starts: list[Any] = [0] * layout.width if begins is None else [begins[at] for at in scan.layout.positions]
     if begins is None and (offsets is not None or shard.row.indices):
         length = torch.full((group.size, 1), shard.length, device=shard.tensors.x.device)

@@ -1,14 +1,14 @@
-"""Which items of the whole line each rank holds: one shard, or several spans of it, as zigzag layouts have them.
+"""Which items of the line each rank holds: one shard each, or a span near each end of the line, as zigzag layouts have.
 
-Pure functions. A *row* is a span in the order in which ranks exchange states: all spans of rank 0, then those of rank
-1, and so on. A *position* is its place in the line.
+Positions count the spans in scan order. A state is exchanged for each span, so a layout says in which order the states
+that ranks exchanged are scanned, and where each span begins.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,129 +16,76 @@ from torch import Tensor
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.request import Inputs
 
-__all__ = [
-    "HEAD_TAIL",
-    "Layout",
-    "Table",
-    "describe_table",
-    "in_order_of",
-    "join_spans",
-    "layout_of",
-    "narrow_operand",
-    "span_table",
-    "split_spans",
-]
+__all__ = ["Layout", "in_order_of", "join_spans", "layout_of", "split_spans"]
 
 HEAD_TAIL = "head_tail"
-Table = tuple[tuple[tuple[int, int], ...], ...]  # of each rank its spans (start, stop), in the order of its items
 
 
 class Layout(NamedTuple):
-    """The spans of all ranks in the order of the line, and which of them are this rank's."""
+    """The spans of all ranks in scan order, and which of them are this rank's."""
 
-    rows: tuple[int, ...]  # the row at each position
+    rows: tuple[int, ...]  # the span at each position: the ranks' spans are counted one rank after the other
     positions: tuple[int, ...]  # of this rank's spans
-    lengths: tuple[int, ...]  # of this rank's spans
-    starts: tuple[int, ...] | None  # where the span at each position begins; None: that follows from all lengths
+    half: int | None = None  # the length of every span, where ranks hold two
 
     @property
     def width(self) -> int:
-        """The number of spans of each rank: those with fewer have empty ones."""
+        """The number of spans of each rank."""
         return len(self.positions)
+
+    @property
+    def words(self) -> str:
+        """The layout in words that are equal for equal layouts."""
+        return "one a rank" if self.half is None else f"two of {self.half} items a rank"
 
     def lengths_of(self, length: int) -> tuple[int, ...]:
         """Return the lengths of a rank's spans, whose items are ``length`` in all."""
-        return (length,) if self.width == 1 else self.lengths
-
-    def towards(self, reverse: bool) -> Layout:
-        """Return the layout with positions in scan order."""
-        if not reverse:
-            return self
-        last = len(self.rows) - 1
-        return self._replace(
-            rows=self.rows[::-1],
-            positions=tuple(last - each for each in self.positions),
-            starts=None if self.starts is None else self.starts[::-1],
-        )
+        return (length,) if self.half is None else (self.half, self.half)
 
     def starts_of(self, lengths: Tensor | Sequence[int], reverse: bool) -> list[int] | Tensor:
         """Return where the span at each position begins in the line; ``lengths`` are those of the ranks' shards."""
-        if self.starts is not None:
-            return list(self.starts)
-        if isinstance(lengths, Tensor):
+        if self.half is not None:
+            starts = [self.half * place for place in range(len(self.rows))]
+        elif isinstance(lengths, Tensor):
             found = lengths.cumsum(0) - lengths
             return found.flip(0) if reverse else found
-        starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+        else:
+            starts = list(itertools.accumulate(lengths, initial=0))[:-1]
         return starts[::-1] if reverse else starts
 
+    def starts_on(self, device: torch.device, reverse: bool) -> Tensor:
+        """Return the same of two spans a rank on a device, without a copy from the CPU, which no CUDA graph holds."""
+        assert self.half is not None
+        starts = torch.arange(len(self.rows), device=device) * self.half
+        return starts.flip(0) if reverse else starts
 
-def span_table(who: str, spans: Any, ranks: int, length: int) -> Table | None:
-    """Return the spans of each rank; None where each holds one shard, in the order of the ranks.
 
-    ``spans`` is None, ``"head_tail"`` for 2 spans of equal lengths, the k-th from the front and the k-th from the back,
-    or a table: a sequence of (start, stop) for each rank. ``length`` is that of the items of this rank; Raises
-    UnsupportedRequest unless the spans of all ranks are the line, each item once.
+def layout_of(who: str, spans: object, ranks: int, rank: int, length: int, *, reverse: bool) -> Layout:
+    """Return the layout of ``spans``: None, or ``"head_tail"`` for the k-th span from the front and from the back.
+
+    ``length`` is that of the items of this rank. Raises UnsupportedRequest.
     """
     if spans is None:
-        return None
-    if isinstance(spans, str) and spans == HEAD_TAIL:
+        rows, mine, half = list(range(ranks)), (rank,), None
+    elif isinstance(spans, str) and spans == HEAD_TAIL:
         half, odd = divmod(length, 2)
         if odd:
             raise _illegal(who, "an even number of items on each rank", f"spans={HEAD_TAIL!r} of {length} items")
-        back = (2 * ranks - 1) * half
-        return tuple(((r * half, (r + 1) * half), (back - r * half, back - (r - 1) * half)) for r in range(ranks))
-    table = _parse(spans)
-    if table is None or len(table) != ranks:
-        raise _illegal(
-            who, f"None, {HEAD_TAIL!r}, or pairs (start, stop) for each of {ranks} ranks", format_value(spans)
-        )
-    held = sorted(span for of_rank in table for span in of_rank if span[0] != span[1])
-    ends = [0, *(stop for _, stop in held)]
-    if any(start >= stop for start, stop in held) or [start for start, _ in held] != ends[:-1]:
-        raise _illegal(who, "spans that hold each item of the line once, from 0 to its end", format_value(spans))
-    return table
-
-
-def _parse(spans: Any) -> Table | None:
-    try:
-        return tuple(tuple((int(start), int(stop)) for start, stop in of_rank) for of_rank in spans)
-    except (TypeError, ValueError):
-        return None
+        rows = [*range(0, 2 * ranks, 2), *range(2 * ranks - 1, 0, -2)]
+        mine = (2 * rank, 2 * rank + 1)
+    else:
+        raise _illegal(who, f"None or {HEAD_TAIL!r}", f"spans={format_value(spans)}")
+    rows = rows[::-1] if reverse else rows
+    return Layout(tuple(rows), tuple(map(rows.index, mine)), half)
 
 
 def _illegal(who: str, allowed: str, value: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"{who}: spans must be the items of each rank: {value}",
+        f"{who}: spans must be None or {HEAD_TAIL!r}: {value}",
         allowed=allowed,
         value=value,
         hint="leave spans out where the shards lie in the order of the ranks",
     )
-
-
-def layout_of(who: str, table: Table | None, ranks: int, position: int, length: int) -> Layout:
-    """Return the layout of a table. Raises UnsupportedRequest where ``length`` is not that of this rank's spans."""
-    if table is None:
-        return Layout(tuple(range(ranks)), (position,), (length,), None)
-    own = sum(stop - start for start, stop in table[position])
-    if own != length:
-        raise _illegal(
-            who, f"{length} items for the rank at position {position}, as x has", format_value(table[position])
-        )
-    count = max(1, *map(len, table))
-    rows = [span for of_rank in table for span in (*of_rank, *[(0, 0)] * (count - len(of_rank)))]
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    mine = range(position * count, (position + 1) * count)
-    return Layout(
-        rows=tuple(order),
-        positions=tuple(map(order.index, mine)),
-        lengths=tuple(rows[row][1] - rows[row][0] for row in mine),
-        starts=tuple(rows[row][0] for row in order),
-    )
-
-
-def describe_table(table: Table | None) -> str:
-    """Return a table in words that are equal for equal layouts."""
-    return "one a rank" if table is None else str(table)
 
 
 def split_spans(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Inputs]:

@@ -29,7 +29,7 @@ class Exchange:
 
 
 def trade(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return slice [this position] of each tensor of every rank, stacked by position; the first dimension is ranks.
+    """Return slice [this rank] of each tensor of every rank, stacked by rank; the first dimension is ranks.
 
     Differentiable to any order.
     """
@@ -39,7 +39,7 @@ def trade(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[
 
 
 class _Trade(torch.autograd.Function):
-    """Row r of each tensor goes to the rank at position r.
+    """Row r of each tensor goes to rank r.
 
     What is recorded of a backward pass depends on this exchange on every rank, whatever reaches it there: derivatives
     of higher order make the same exchanges on all ranks.
@@ -76,8 +76,7 @@ def _trade_now(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> t
     rows = torch.stack([pack([each[rank] for each in tensors]) for rank in range(group.size)])
     model = [(each.shape[1:], each.dtype) for each in tensors]
     if is_compiling():
-        name, members = group.process_group.group_name, list(group.members)
-        return unpack(_operator(rows, name, members, group.position, exchange.name), model)
+        return unpack(_operator(rows, group.process_group.group_name, exchange.name), model)
     assert exchange.message is not None
     with take_turn(group, exchange.message, group.device_of(rows)) as turn:
         turn.number = exchange.number
@@ -89,9 +88,10 @@ def _trade_now(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> t
 
 
 @torch.library.custom_op("scanops::trade_states", mutates_args=())
-def _operator(rows: Tensor, group: str, members: list[int], position: int, exchange: str) -> Tensor:
-    """Send row r to the rank at position r of a process group; ``exchange`` says what it is of."""
-    along = Group(group_named(group), tuple(members), position)
+def _operator(rows: Tensor, group: str, exchange: str) -> Tensor:
+    """Send row r to rank r of a process group; ``exchange`` says what it is of."""
+    named = group_named(group)
+    along = Group(named, named.size(), named.rank())
     parts = {"compiled call": exchange, "bytes": str(rows.shape[1])}
     message = Message("a compiled scan", parts, digest_of(str(parts)))
     with take_turn(along, message, along.device_of(rows)) as turn:
@@ -99,7 +99,7 @@ def _operator(rows: Tensor, group: str, members: list[int], position: int, excha
 
 
 @_operator.register_fake
-def _(rows: Tensor, group: str, members: list[int], position: int, exchange: str) -> Tensor:
+def _(rows: Tensor, group: str, exchange: str) -> Tensor:
     return torch.empty_like(rows)
 
 

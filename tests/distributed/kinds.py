@@ -68,20 +68,6 @@ def initial_that_broadcasts(rank: int, group: Group) -> None:
         torch.testing.assert_close(own, gradients(scanops.linear_scan(a, b, 1, initial=h).sum(), h)[0])
 
 
-def one_span_a_rank_in_another_order(rank: int, group: Group) -> None:
-    """Indices, segments and gradients count in the whole line."""
-    spans = [[(3, 9)], [(0, 3)]]
-    (start, stop), line = spans[rank][0], random(9).mul(4).round()
-    x, offsets = line[start:stop].clone().requires_grad_(), torch.tensor([0, 2, 5, 9])
-    found = sd.cummax(x, 0, group=group, spans=spans)
-    assert torch.equal(found.indices, scanops.cummax(line, 0).indices[start:stop])
-    y = sd.cumsum(x, 0, group=group, spans=spans, offsets=offsets)
-    torch.testing.assert_close(y, scanops.cumsum(line, 0, offsets=offsets)[start:stop])
-    whole = line.clone().requires_grad_()
-    (expected,) = gradients((scanops.cumsum(whole, 0, offsets=offsets) ** 2).sum(), whole)
-    torch.testing.assert_close(gradients((y * y).sum(), x)[0], expected[start:stop])
-
-
 def extremes_of_half_types_beside_empty_shards(rank: int, group: Group) -> None:
     """Values, indices and the carry-out, which is in the dtype of carries, for few lines and for many."""
     for lines, dtype in ((2, torch.bfloat16), (12, torch.bfloat16), (300, torch.float16)):
@@ -340,7 +326,7 @@ def large_states(rank: int, group: Group) -> None:
 
 
 OF_TWO: tuple[Callable[[int, Group], None], ...] = (
-    dtypes_with_gradients, initial_that_broadcasts, one_span_a_rank_in_another_order,
+    dtypes_with_gradients, initial_that_broadcasts,
     extremes_of_half_types_beside_empty_shards, double_backward_beside_empty_shards, second_derivatives_of_carries_out,
     repeated_calls, repeated_calls_that_differ,
     offsets_that_differ, backward_passes_in_another_order, two_threads_of_a_group, one_thread_after_another,

@@ -39,7 +39,7 @@ def forward(request: Request) -> list[tuple[torch.Tensor, ...]]:
     reverse, exclusive, final = (request.given.get(name, False) for name in ("reverse", "exclusive", "return_final"))
     lengths, initial = [len(request.places(rank)) for rank in range(ranks)], request.given.get("initial")
     for rank in range(ranks):
-        given, group = request.local(rank), Group(None, tuple(range(ranks)), rank)
+        given, group = request.local(rank), Group(None, ranks, rank)
         tensors = Inputs(*(given.get(name) for name in ("x", "mask", "gate", "segment_starts", "offsets")), initial)
         scan = prepare("scan", Call(op, 1, reverse, exclusive, final), tensors, group, How(**request.how))
         shard = scan.shard_with(tensors._replace(initial=None))

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -342,18 +341,6 @@ jit, below = partial(partial, torch.jit.trace), names.below_autograd
 hooks, active, traced = partial(names.saved_tensors_hooks, True), names.are_transforms_active, names.is_jit_traced
 
 
-def in_group_of_one(ask: Callable[[], Any]) -> Any:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    try:
-        return ask()
-    finally:
-        dist.destroy_process_group()
-
-
-def ranks_of_a_new_group() -> list[int]:
-    return dist.get_process_group_ranks(names.make_process_group("of one", [0], "gloo", timedelta(seconds=9)))
-
-
 NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked with it, and what has to be the answer
     "DispatchKey": (lambda: names.dispatch_keys(ONE).has(KEYS.CPU), True),
     "TransformType": (lambda: {"Grad", "Jvp", "Vmap"} <= {*dir(names.TransformType)}, True),
@@ -383,16 +370,11 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "is_jit_traced": (lambda: [traced(), under(jit, lambda _: traced())], [False, True]),
     "is_wrapped": (lambda: [names.is_wrapped(ONE), under(vmap, names.is_wrapped)], [False, True]),
     "is_zero": (lambda: [names.is_zero(ONE), names.is_zero(torch._efficientzerotensor(2))], [False, True]),
-    "make_process_group": (lambda: in_group_of_one(ranks_of_a_new_group), [0]),
     "ragged_dim": (lambda: names.ragged_dim(torch.nested.nested_tensor([ONE], layout=torch.jagged)), 1),
     "raw_stream": (lambda: CUDA and names.raw_stream(0) != torch.cuda.current_stream(0).cuda_stream, False),
     "recording": (lambda: within(below(), lambda: within(names.recording(), LEAF.sin)).requires_grad, True),
     "register_fake": (lambda: within(FakeTensorMode(), lambda: scanops.cumsum(torch.ones(3), 0)).shape, (3,)),
     "saved_tensors_hooks": (lambda: within(saved_tensors_hooks(abs, abs), hooks), (abs, abs)),
-    "timeout_of": (
-        lambda: in_group_of_one(lambda: names.timeout_of(dist.group.WORLD, torch.device("cpu"))) > timedelta(0),
-        True,
-    ),
     "version_of": (lambda: names.version_of(torch.ones(2).add_(1)), 1),
     "without_autocast": (lambda: [switch(True), within(names.without_autocast(), enabled), switch(False)][1], False),
     "without_interpreters": (lambda: under(vmap, lambda _: within(names.without_interpreters(), active)), False),
