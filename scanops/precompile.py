@@ -106,15 +106,16 @@ def _recorded() -> Iterator[recording.Recording]:
 
 
 def prepare(
-    what: Iterable[ScanSpec | str | Callable[[], object]], targets: Iterable[str] | None = None
+    what: str | Path | Iterable[ScanSpec | str | Path | Callable[[], object]], targets: Iterable[str] | None = None
 ) -> list[Kernel]:
     """Build and load kernels before they are needed: before a CUDA graph capture, before a server takes requests.
 
     Of several failures the first in the order asked for is raised, and the log has all. The other kernels serve.
 
     Args:
-        what: specs, their short names such as ``"sum-f32-n4096"``, or functions of no argument that call scans as the
-            program will. A function is called once, and its scans are computed.
+        what: specs, their short names such as ``"sum-f32-n4096"``, spec files by a path that ends in .toml, or
+            functions of no argument that call scans as the program will. A function is called once, and its scans are
+            computed. Of a spec file every spec is taken, whatever target the file names beside it.
         targets: architectures; by default that of the current GPU, or the emulator, as ``compile`` chooses.
 
     Returns:
@@ -124,7 +125,9 @@ def prepare(
         which takes half a minute once per torch version.
 
     Raises:
-        UnsupportedRequest: an invalid spec or target, or a function that asks for no kernel.
+        UnsupportedRequest: an invalid spec or target, a function that asks for no kernel, or a spec file with an
+            operator that is not registered here.
+        BadSpecFile: an invalid spec file; UnusableFile: one that cannot be read.
         BuildFailure: no compiler, or one that refused the source.
         MissingKernel: not in the store, under the policy ``never``. Under any other, kernels are built.
 
@@ -135,7 +138,7 @@ def prepare(
         ...     [kernel.spec.slug for kernel in scanops.prepare(["sum-f32-n64", lambda: scanops.cumsum(x, 1)])]
         ['sum-f32-n64', 'sum-f32-n100']
     """
-    if isinstance(what, str | ScanSpec):
+    if isinstance(what, str | Path | ScanSpec):
         what = [what]
     if not isinstance(what, Iterable):
         raise _not_prepared(what, "is neither a spec nor a function")
@@ -172,9 +175,21 @@ def _try_to_obtain(key: KernelKey) -> Kernel | Exception | None:
 
 
 def _expand(
-    item: ScanSpec | str | Callable[[], object], targets: Sequence[str] | None, here: str
+    item: ScanSpec | str | Path | Callable[[], object], targets: Sequence[str] | None, here: str
 ) -> Iterator[KernelKey]:
     """Yield the kernels that one item of ``prepare`` stands for: of a spec those for many and for few lines."""
+    if isinstance(item, Path) or (isinstance(item, str) and item.endswith(".toml")):
+        file = import_late("scanops.specfile").load(Path(item))  # a program that prepares no file needs no TOML
+        if file.unknown:
+            raise UnsupportedRequest(
+                f"prepare: {file.remark.partition(';')[0]}",
+                allowed="spec files whose operators are registered",
+                value=str(item),
+                hint="import the module that defines them first",
+            )
+        for spec in dict.fromkeys(spec for spec, _ in file.wanted):
+            yield from _keys_of(spec, targets or [here])
+        return
     if isinstance(item, ScanSpec | str):
         yield from _keys_of(spec_of(item), targets or [here])
         return
@@ -200,8 +215,8 @@ def _keys_of(spec: ScanSpec, targets: Iterable[str]) -> Iterator[KernelKey]:
 def _not_prepared(item: object, why: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"prepare: {format_value(item)} {why}",
-        allowed="specs, their short names, or functions of no argument that scan CUDA tensors, or CPU tensors inside "
-        "`with scanops.emulate():`",
+        allowed="specs, their short names, spec files, or functions of no argument that scan CUDA tensors, or CPU "
+        "tensors inside `with scanops.emulate():`",
         value=format_value(item),
         hint="pass a function: scanops.prepare([lambda: scanops.cumsum(x, 1)]); empty tensors need no kernel",
     )
@@ -263,7 +278,7 @@ def expand_file(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence
         found.update(dict.fromkeys(_keys_of(spec, targets or [str(own)])))
     if not found:
         raise UnsupportedRequest(
-            f"precompile: {source} names no kernel",
+            f"{source} names no kernel",
             allowed="a spec file with specs = [...] or [[scan]] tables",
             value=f"{source} names none",
             hint="name kernels in it, or let `scanops record` do so",

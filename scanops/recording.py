@@ -64,7 +64,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.counts: Counter[KernelKey] = Counter()  # calls of each kernel
-        self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
+        self.on_cpu = False  # whether PyTorch's operators computed scans of CPU tensors
         self.calls: list[Served] | None = None  # what served each call, where that is wanted
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Recording:
         """What the user should know about this recording, in a sentence; empty where there is nothing to say."""
         if self.counts or not self.on_cpu:
             return ""
-        what = f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute"
+        what = "nothing is recorded: all scans were of CPU tensors, which PyTorch's own operators compute"
         return f"{what}; run the program on a GPU, or inside `with scanops.emulate():`"
 
     def add(self, key: KernelKey) -> None:
@@ -158,9 +158,9 @@ def note(key: KernelKey) -> None:
 
 
 def note_on_cpu(request: str) -> None:
-    """Count what has no spec: a scan of a CPU tensor by PyTorch's operators."""
+    """Note what has no spec: a scan of a CPU tensor by PyTorch's operators."""
     for each in _recordings():
-        each.on_cpu += 1
+        each.on_cpu = True
     note_served(Served(request, "cpu", None, None, None, "fallback", 0.0, "a CPU tensor outside of scanops.emulate()"))
 
 

@@ -89,7 +89,8 @@ class SpecFile:
         if not self.unknown:
             return ""
         operators = ", ".join(dict.fromkeys(operator for _, operator in self.unknown))
-        what = f"{len(self.unknown)} specs in {self.path} are left out: their operators ({operators}) are registered"
+        are = "1 spec in {0} is" if len(self.unknown) == 1 else f"{len(self.unknown)} specs in {{0}} are"
+        what = f"{are.format(self.path)} left out: their operators ({operators}) are registered"
         return f"{what} by the program at run time; pass --import MODULE with the module that defines them"
 
 

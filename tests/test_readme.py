@@ -27,7 +27,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
 from tests.scripts import ROOT, Forked, ran
-from tests.store.sources import script
+from tests.store.sources import needs_nvrtc, script
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/**/*.md"))
@@ -253,6 +253,35 @@ def shell(text: str, folder: Path, **changes: str) -> str:
     """Run the page's commands for the emulator, in a folder of the test, and return what they print."""
     text = re.sub(r"(--target sm_\d+ ?)+", "--target cpu ", text).replace("/opt/kernels", f"{folder}/opt/kernels")
     return ran("/bin/sh", "-euc", f"umask 022\n{text}", folder=folder, PYTHONPATH=str(ROOT), **changes).stdout
+
+
+@pytest.mark.slow
+@needs_nvrtc
+def test_the_stages_of_the_docker_image(tmp_path: Path) -> None:
+    """The commands of both stages but those that install packages, each stage in a folder of its own."""
+    (block,) = (block for block in BLOCKS if block.page.name == "deployment.md" and block.language == "dockerfile")
+    build, run = (re.findall(r"^RUN (scanops .*)$", stage, re.MULTILINE) for stage in block.text.split("\n\n"))
+    (settings,) = re.findall(r"^ENV (.*)$", block.text, re.MULTILINE)
+    changes = dict(each.split("=") for each in settings.split())
+    assert len(build) == 3 and len(run) == 2 and changes["SCANOPS_POLICY"] == "never"
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "specs.toml").write_text('specs = ["sum-f32-n32768", "sum-f32-n4096-inner64"]')
+    shutil.copy(tmp_path / "build" / "specs.toml", tmp_path)
+    (tmp_path / "bin").mkdir()
+    script(tmp_path / "bin" / "scanops", f'exec {sys.executable} -m scanops "$@"')
+
+    def place(text: str) -> str:
+        return text.replace("/opt/", f"{tmp_path}/opt/").replace("/build/", f"{tmp_path}/build/")
+
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    text = f"umask 022\n{place(chr(10).join(build))}"
+    ran("/bin/sh", "-euc", text, folder=tmp_path, PATH=path, PYTHONPATH=str(ROOT))
+    shutil.rmtree(tmp_path / "build")
+    bare = {"PATH": str(tmp_path / "bin"), "HOME": f"{tmp_path}/none", "SCANOPS_STORE": f"{tmp_path}/none"}
+    for line in run:
+        environment_of_stage = {name: place(value) for name, value in changes.items()} | bare
+        said = ran("/bin/sh", "-euc", line, folder=tmp_path, PYTHONPATH=str(ROOT), **environment_of_stage).stdout
+        assert re.search(r"^(\d+) of \1 kernels found$", said, re.MULTILINE), said
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

@@ -22,7 +22,7 @@ from scanops.build_request import Resources
 from scanops.codegen.spec import ScanSpec
 from scanops.environment import AUTO, BUILDERS
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason
-from scanops.specfile import import_modules
+from scanops.specfile import import_modules, load
 
 LINES = "Lines of the tensor to plan for; by default as many as fill the GPU."
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,6 +109,16 @@ class Spec(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ScanSpec:
         """Return the ScanSpec of a short name, whose operators ``--import`` has registered before."""
         return ScanSpec.parse(value)
+
+
+class SpecOrFile(Spec):
+    """A spec by its short name, or a spec file by a name that ends in .toml."""
+
+    name = "spec or file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the ScanSpec of a short name, or the SpecFile."""
+        return load(Path(value)) if str(value).endswith(".toml") else super().convert(value, param, ctx)
 
 
 def builder_option(command: F) -> F:

@@ -11,7 +11,7 @@ import click
 from scanops import environment
 from scanops.build_request import CPU, BuildRequest, Resources, plan_for, request_of
 from scanops.builders import unavailable
-from scanops.cli.output import Answer, Command, Spec, import_option, resources_text
+from scanops.cli.output import Answer, Command, SpecOrFile, import_option, resources_text
 from scanops.codegen.figures import (
     bytes_in_flight,
     estimate_registers,
@@ -24,8 +24,10 @@ from scanops.codegen.lines import key_for, keys_for
 from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.precompile import expand_file
 from scanops.runtime.kernels import default_target
 from scanops.runtime.policies import POLICIES, STRICT
+from scanops.specfile import SpecFile
 from scanops.store.entry import read_entry
 from scanops.store.layers import Place, list_candidates, places, refusal, usable_entry
 from scanops.tuning import Choice, entry_for
@@ -41,22 +43,30 @@ Facts = dict[str, Any]
 @click.command(
     "plan",
     cls=Command,
-    example="scanops plan sum-f32-n32768\nscanops plan sum-bf16-n4096-inner1024 --target sm_80 --lines 65536",
+    example="scanops plan sum-f32-n32768\nscanops plan sum-bf16-n4096-inner1024 --target sm_80 --lines 65536\n"
+    "scanops plan specs.toml --target sm_90 --check",
 )
-@click.argument("spec", metavar="SPEC", type=Spec())
+@click.argument("spec", metavar="SPEC|SPECS.toml", type=SpecOrFile())
 @click.option("--target", help="GPU architecture, or cpu; by default that of the GPU here, else sm_90.")
 @click.option("--lines", type=int, help="Number of lines to plan for (default: about 2^28 items in total).")
-@click.option("--check", is_flag=True, help="Exit with 1 unless the kernel is in the store or in a pack.")
+@click.option("--check", is_flag=True, help="Exit with 1 unless every kernel is in the store or in a pack.")
 @import_option
-def command(spec: ScanSpec, target: str | None, lines: int | None, check: bool) -> Answer:
+def command(spec: ScanSpec | SpecFile, target: str | None, lines: int | None, check: bool) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
     reasons; then where the kernel is found, or why not.
 
-    SPEC is a spec's short name. Nothing is measured and no GPU is needed. Registers are the compiler's where the kernel
-    is built, else estimates. A plan that `scanops tune` has kept takes precedence over the planner's.
+    SPEC is a spec's short name. Of a spec file SPECS.toml, prints for each kernel whether it is found, for the targets
+    that the file names, or for --target. Nothing is measured and no GPU is needed. Registers are the compiler's where
+    the kernel is built, else estimates. A plan that `scanops tune` has kept takes precedence over the planner's.
     """
+    if isinstance(spec, SpecFile):
+        if lines is not None:
+            raise click.UsageError(
+                "--lines goes with one SPEC: of a spec file the kernels for many and few are looked up"
+            )
+        return _check_file(spec, target, check)
     target = target or gpu_target() or DEFAULT_TARGET
     key = key_for(spec, target, lines)
     choice = None if target == CPU else entry_for(key)
@@ -184,6 +194,29 @@ def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, 
             ("builder", f"{each}: {f'not here: {problem.value}; {problem.hint}' if problem else 'works here'}")
         )
     return lines
+
+
+def _check_file(file: SpecFile, target: str | None, check: bool) -> Answer:
+    """Say for each kernel of a spec file whether it is found."""
+    default = gpu_target() or DEFAULT_TARGET
+    wanted = [(spec, own or default) for spec, own in file.wanted]
+    keys = expand_file(wanted, [target] if target else [], file.path)
+    kernels = []
+    for key in keys:
+        found = look_up(key, None if key.target == CPU else entry_for(key))
+        kernels.append({"slug": key.spec.slug, "target": key.target, "few": key.is_few, "lookup": found})
+    missing = [each for each in kernels if not each["lookup"]["found"]]
+    lines = [
+        f"{key}{', few lines' if key.is_few else ''}: {each['lookup']['found'] or 'not found'}"
+        for key, each in zip(keys, kernels, strict=True)
+    ]
+    lines.append(f"{len(kernels) - len(missing)} of {len(kernels)} kernels found")
+    lines += [file.remark] if file.remark else []
+    if missing:
+        targets = ",".join(dict.fromkeys(each["target"] for each in missing))
+        lines.append(f"scanops precompile {file.path} --targets {targets} -o FOLDER builds what is missing")
+    facts = {"file": str(file.path), "found": len(kernels) - len(missing), "missing": len(missing), "kernels": kernels}
+    return Answer({**facts, "remark": file.remark}, lines, code=1 if check and (missing or file.unknown) else 0)
 
 
 # ---- the lookup of the kernel

@@ -117,6 +117,21 @@ def test_a_program_with_expressions(call: Call, ask: Ask, folder: Path, monkeypa
     assert "map must be the text of expressions" in call("precompile", "bad.toml", "-o", "bad").stderr
 
 
+def test_plan_checks_a_spec_file(call: Call, ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_STORE", "pack")
+    (folder / "specs.toml").write_text('specs = ["sum-f32-n7", "sum-f32-n8"]', encoding="utf-8")
+    (folder / "one.toml").write_text('specs = ["sum-f32-n7"]', encoding="utf-8")
+    assert call("precompile", "one.toml", "--targets", "cpu", "-o", "pack").exit_code == 0
+    assert call("plan", "one.toml", "--target", "cpu", "--check").exit_code == 0
+    missing = call("plan", "specs.toml", "--target", "cpu", "--check")
+    assert missing.exit_code == 1 and "sum-f32-n8 for cpu: not found" in missing.stdout
+    assert "1 of 2 kernels found" in missing.stdout and "scanops precompile specs.toml --targets cpu" in missing.stdout
+    answer = ask("plan", "specs.toml", "--target", "cpu")
+    assert (answer["found"], answer["missing"]) == (1, 1)
+    assert "--lines goes with one SPEC" in call("plan", "specs.toml", "--lines", "3").stderr
+    assert "absent.toml" in call("plan", "absent.toml").stderr
+
+
 def test_commands_that_import_an_operator(call: Call, folder: Path) -> None:
     for words in (("generate",), ("plan",), ("build", "--target", "cpu")):
         assert call(*words, "capped_of_test-f32-n9", "--import", "capped_of_test").exit_code == 0

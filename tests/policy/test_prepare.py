@@ -46,6 +46,22 @@ def test_specs_short_names_and_calls() -> None:
     assert (kernel.spec.slug, kernel.target) == ("prod-f32-n64", "cpu")
 
 
+def test_a_spec_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At start-up, without building: whether every kernel of a file is there, by a call and by a command."""
+    path = tmp_path / "specs.toml"
+    path.write_text(f'targets = ["sm_80"]\nspecs = ["{SPEC.slug}", "prod-f32-n65"]\n')
+    with scanops.emulate():
+        scanops.prepare([SPEC])
+        with scanops.policy("never"), pytest.raises(MissingKernel, match="prod-f32-n65"):
+            scanops.prepare(path)
+        scanops.prepare(str(path))
+        with scanops.policy("never"):
+            assert [kernel.spec.slug for kernel in scanops.prepare(path)] == [SPEC.slug, "prod-f32-n65"]
+    path.write_text('[[scan]]\nspec = "mine-f32-n9"\noperator = "mine"\n')
+    with pytest.raises(UnsupportedRequest, match=r"prepare: 1 spec in .* left out: their operators \(mine\)"):
+        scanops.prepare([path])
+
+
 @pytest.mark.parametrize("what", [[SPEC, "no-such-spec"], [SPEC, lambda: scanops.cumsum(X, 1)], [3], 5, None])
 @pytest.mark.parametrize("targets", [None, ["cpu", "sm_12"], ["cpu"]], ids=str)
 def test_what_cannot_be_prepared(what: Any, targets: list[str] | None, store: Path) -> None:
