@@ -14,6 +14,7 @@ COMMANDS = {
     "variants": "other operators, gates, segments, carries and dtypes against a copy",
     "bounds": "what bounds each of the variants that is slower than a copy: hardware counters",
     "workloads": "scans of twenty real programs against the code that their users run today",
+    "uses": "what each page of docs/uses opens with beside the code that it replaces: time and peak memory",
     "patched": "unmodified programs with and without patch_torch: results, host times, steps",
     "drop_ins": "functions of scanops.compat beside the formulas they replace, and the originals where installed",
     "fusion": "scans with map and then against the same expressions around torch's scans, eager and compiled",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import scanops
-from benchmarks import accuracy, draws, drop_ins, forward, patched, random, soak, training
+from benchmarks import accuracy, common, draws, drop_ins, forward, patched, random, soak, training, uses
 from benchmarks import report as report_command
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import RESULTS, Row
@@ -275,6 +275,19 @@ def test_drop_ins_are_held_to_the_formulas_that_they_replace(tmp_path: Path, mon
     wrong = dataclasses.replace(first, ours=lambda *given: first.formula(*given) * 1.01)
     monkeypatch.setattr(drop_ins, "drop_ins", lambda device, small: iter([wrong]))
     assert drop_ins.main(["--small"]) == 1
+
+
+def test_uses_are_held_to_the_code_that_they_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each page, the function that it opens with."""
+    written = tmp_path / "uses.jsonl"
+    assert uses.main(["--small", "-o", str(written)]) == 0
+    _, *lines = map(json.loads, written.read_text(encoding="utf-8").splitlines())
+    pages = {path.stem for path in (common.ROOT / "docs" / "uses").glob("*.md")} - {"selective-scan"}
+    assert {line["page"] for line in lines} - {""} == pages
+    first = next(uses.uses("cpu", small=True))
+    wrong = dataclasses.replace(first, ours=lambda *given: first.today(*given)[::-1])
+    monkeypatch.setattr(uses, "uses", lambda device, small: iter([wrong]))
+    assert uses.main(["--small"]) == 1
 
 
 def test_unmodified_programs_have_the_same_results_when_patched(tmp_path: Path) -> None:
