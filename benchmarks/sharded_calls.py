@@ -13,25 +13,12 @@ from torch import Tensor
 
 import scanops
 import scanops.distributed
-from scanops.codegen.operators import Operator
 from scanops.errors import ScanopsError
 
 sd: Any = scanops.distributed
-LINEAR_MAPS = Operator(  # x -> ax + b modulo 8, as 8a + b: associative, not commutative
-    name="linear_maps",
-    formula="y[i] = x[0] then x[1] then ... then x[i]",
-    identity=("8",),
-    kinds=("int",),
-    combine=("((older >> 3) * (newer >> 3) & 7) << 3 | (((newer >> 3) * (older & 7) + (newer & 7)) & 7)",),
-    step=lambda h, x: (((h >> 3) * (x >> 3)) & 7) << 3 | (((x >> 3) * (h & 7) + (x & 7)) & 7),
-    gives="kept",
-    commutative=False,
-    start=8,
-)
 EXTREMES = ("cummax", "cummin")
 FLOATS = ("sum", "prod", "max", "min", "logcumsumexp", "linear", *EXTREMES)
 INTEGERS = (
-    LINEAR_MAPS,
     "sum",
     "max",
     "bitwise_xor",
@@ -67,7 +54,7 @@ Given = dict[str, Any]
 class Request(NamedTuple):
     """One call on the whole dimension, and where it is cut."""
 
-    op: Any
+    op: str
     dim: int
     table: tuple[tuple[tuple[int, int], ...], ...]  # the spans (start, stop) of each rank
     given: Given  # tensors and keywords
@@ -82,8 +69,7 @@ class Request(NamedTuple):
     def told(self) -> str:
         """Return the call in one line."""
         given = {k: list(v.shape) if k in SHARDED and v.numel() > 40 else v for k, v in self.given.items()}
-        op = getattr(self.op, "name", self.op)
-        return " ".join(f"{op} along {self.dim} {given} {self.how or self.table} {self.twice}".split())
+        return " ".join(f"{self.op} along {self.dim} {given} {self.how or self.table} {self.twice}".split())
 
     def places(self, rank: int) -> Tensor:
         """The items of a rank, on the device of x."""

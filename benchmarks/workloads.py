@@ -25,18 +25,6 @@ from scanops.runtime.kernels import default_target
 
 BUDGET = 0.1  # seconds of runs for each figure
 SLOW_STEPS = 8192  # loops of more steps are not timed: seconds each
-SURVIVAL = scanops.Operator(
-    name="survival",
-    formula="y[i] = (1 - x[0]) * (1 - x[1]) * ... * (1 - x[i])",
-    lift=("1 - x",),
-    combine=("older * newer",),
-    identity=("1",),
-    gives="kept",
-    kinds=("float",),
-    commutative=True,
-    start=1,
-    step=lambda h, x: h * (1 - x),
-)
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Any]  # of the inputs: a tensor, or a tuple of them
 
@@ -126,7 +114,7 @@ def workloads(device: str, small: bool = False) -> Iterator[Workload]:
         return row(
             f"{name}, exclusive product",
             (x,),
-            lambda x: scanops.scan(x, SURVIVAL, -1, exclusive=True),
+            lambda x: scanops.scan(x, "prod", -1, map=lambda x: 1 - x, exclusive=True),
             lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
             trains=True,
         )

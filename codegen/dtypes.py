@@ -291,7 +291,7 @@ def result_dtype_of(term: DType) -> DType:
 
 def default_result(gives: str, term: DType) -> DType:
     """The default output dtype of an operator that ``gives`` results as its row says, for items of dtype ``term``."""
-    if gives in ("bool", "index"):
-        return DTYPES["bool" if gives == "bool" else "int64"]
+    if gives == "bool":
+        return DTYPES["bool"]
     widens = gives == "widened" and term.kind in ("bool", "int")  # as in torch.cumsum and torch.cumprod
     return DTYPES["int64"] if widens else result_dtype_of(term)

@@ -63,13 +63,9 @@ class Fragments:
         return f"{{{', '.join(expressions)}}}"
 
 
+@lru_cache(maxsize=128)  # a planner asks for those of one spec often
 def fragments(spec: ScanSpec) -> Fragments:
     """Return the C++ text for ``spec``."""
-    return _of_row(spec, spec.operator.handle)
-
-
-@lru_cache(maxsize=128)  # a planner asks for those of one spec often; `row`: a name may get another operator
-def _of_row(spec: ScanSpec, row: type) -> Fragments:
     operator, out = spec.operator, spec.accumulator
     types = operator.field_types
     value = out.ordered if operator.ordered else out.accumulator

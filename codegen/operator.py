@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple
 
 from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import DType, late_field, numbers_of, set_derived
-from scanops.codegen.operator_rules import in_meaning, in_texts, refuse
 
 COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
 BACKWARD: dict[str, Any] = {"kinds": ("float",), "gives": "kept", "commutative": False}  # fields of gradients' rows
@@ -54,39 +53,17 @@ class Join(NamedTuple):
     result: Callable[[FieldValues], FieldValues] = lambda states: states  # states -> outputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operator:
     """An associative operator to scan with: ``y[i] = project(lift(x[0]) combined with ... combined with lift(x[i]))``.
 
-    The expressions are C++ over the names that ``help(scanops.codegen.operator)`` lists; ``start``, ``step`` and
-    ``output`` are the same operator as a recurrence in Python. ``scanops.check_operator`` compares the two and tests
-    associativity, identity and commutativity.
-
-    ``step`` and ``output`` also compute results on the CPU, under ``torch.compile`` and ``torch.func``, and gradients:
-    there h and x are tensors of one element per line, or of all, so branches are written with ``torch.where``.
+    The expressions are C++ over the names that this module's docstring lists; ``start``, ``step`` and ``output`` are
+    the same operator as a recurrence in Python. ``step`` and ``output`` also compute results on the CPU, under
+    ``torch.compile`` and ``torch.func``, and gradients: there h and x are tensors of one element per line, or of all.
+    Branches are written with ``where``.
 
     Every state field has the accumulator's type unless ``types`` says otherwise. Declare fields that hold ``i`` as
-    ``"index"``: float32 does not tell integers beyond 2^24 apart. An operator whose output is an index, such as argmax,
-    sets ``gives="index"``, so that elements keep their dtype and the output is int64.
-
-    Raises:
-        UnsupportedRequest: an argument that is not as described, at construction.
-
-    Example:
-        >>> import torch, scanops
-        >>> last = scanops.Operator(
-        ...     name="last",
-        ...     formula="y[i] = x[i], or the newest before it that is not 0",
-        ...     lift=("x",),
-        ...     combine=("newer != 0 ? newer : older",),
-        ...     identity=("0",),
-        ...     gives="kept",
-        ...     commutative=False,
-        ...     start=0,
-        ...     step=lambda h, x: torch.where(x != 0, x, h),
-        ... )
-        >>> scanops.scan(torch.tensor([3, 0, 0, 5, 0]), last, 0)
-        tensor([3, 3, 3, 5, 5])
+    ``"index"``: float32 does not tell integers beyond 2^24 apart.
 
     Source: scans of recurrences with state, lift, combine and project as in Blelloch, "Prefix Sums and Their
     Applications" (1990).
@@ -136,22 +113,20 @@ class Operator:
     # Whether a mask may hold integers, which multiply: of a sum they count an item so many times. Elsewhere a mask of
     # zeros and ones, meant to select, would put zeros among the items.
     integer_masks: bool = False
-    # Legal kinds of the dtype that elements are scanned in: of the output's, except with gives="index".
+    # Legal kinds of the dtype that elements are scanned in, which is the output's.
     kinds: tuple[str, ...] = ("int", "float", "complex")
-    # Output dtype by default: "widened" (integers become int64), "kept" (the elements'), "bool" or "index" (int64,
-    # while elements keep their dtype).
-    gives: Literal["widened", "kept", "bool", "index"] = "widened"
+    # Output dtype by default: "widened" (integers become int64), "kept" (the elements') or "bool".
+    gives: Literal["widened", "kept", "bool"] = "widened"
     ordered: bool = False  # values are compared: integers are scanned in a signed type, which must not overflow
     costly: bool = False  # in double, combine and project are hundreds of instructions: emitted once and called
-    commutative: bool  # check_operator tests this claim; kernels never rely on it
+    commutative: bool  # for readers and tests; kernels never rely on it
     start: Any  # h before the first element: a number, a key of BOUNDS, or a tuple of these
-    # Functions cannot be compared: rows that differ in nothing else are equal.
     # h after x: step(h, x), step(h, x, i) or step(h, x, g), as lift reads i or g.
-    step: Callable[..., Any] = field(compare=False)
+    step: Callable[..., Any]
     # The result of h; None: h itself, or its parts where there are indices.
-    output: Callable[[Any], Any] | None = field(default=None, compare=False)
+    output: Callable[[Any], Any] | None = None
     # h after a carry-in; None: the carry-in itself
-    resumed: Callable[[Any], Any] | None = field(default=None, compare=False)
+    resumed: Callable[[Any], Any] | None = None
 
     torch_name: str | None = None  # torch function with the same inclusive forward result
     unsound: tuple[
@@ -160,15 +135,15 @@ class Operator:
     function: str = ""  # function of scanops that computes this; empty: ``scanops.scan`` with the operator's name
     autocast: bool = False  # torch.autocast computes halves in float32, as it does for torch's function
     # Roundings to float32 that a lost, doubled or misplaced item exceeds, as a function of the length.
-    roundings: Callable[[int], float] | None = field(default=None, compare=False)
+    roundings: Callable[[int], float] | None = None
     # Variants with another state: the fields that differ, by a kind of accumulator or "compensated".
-    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
-    gradient: Gradient | None = field(default=None, compare=False)  # the kernel of the backward pass
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gradient: Gradient | None = None  # the kernel of the backward pass
     # Of one step: a linear scan computes every other derivative, and first ones without a ``gradient``. None: PyTorch's
     # of ``step`` for floats if h is one number and the result; else it differentiates the recurrence item by item.
-    derivative: Derivative | None = field(default=None, compare=False)
+    derivative: Derivative | None = None
     # None: ``step`` combines two states where a state is an element; otherwise items are scanned one by one.
-    join: Join | None = field(default=None, compare=False)
+    join: Join | None = None
 
     # What follows from the fields above, computed once.
     field_types: tuple[str, ...] = late_field()  # of each field: "value" or a key of FIELD_TYPES
@@ -179,11 +154,8 @@ class Operator:
     passed: tuple[str, ...] = late_field()  # the fields that are exchanged between lanes and tiles
     doubled: bool = late_field()  # there is a second output
     variants: Mapping[str, Operator] = late_field()  # the rows of ``forms``
-    # A class that refers back to the row: torch.compile accepts a class as a constant where it refuses the row.
-    handle: type = late_field()
 
     def __post_init__(self) -> None:
-        refuse(self, in_texts(self))
         read = " ".join(self.lift)
         kinds = self.types or ("value",) * len(self.fields)
         of_elements = self.lift == ("x",) and self.project == "state" and kinds == ("value",)
@@ -196,9 +168,7 @@ class Operator:
             resumes=self.resume or (self.lift if of_elements else ()),
             passed=self.fields[: len(self.fields) - len(self.own)],
             doubled=bool(self.indices or self.second),
-            handle=type("Handle", (), {"operator": self}),
         )
-        refuse(self, in_meaning(self))
         set_derived(self, variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
 
     def start_of(self, out: DType) -> Any:

@@ -5,15 +5,14 @@ The constructor of a ``ScanSpec`` runs these checks, so that this module cannot 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from scanops.codegen.derivatives import longest_recomputed
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named, result_dtype_of
+from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.operator import COMPENSATED
-from scanops.codegen.operators import Operator, is_built_in
+from scanops.codegen.operators import Operator
 from scanops.errors import UnsupportedRequest, format_value
 
 MAX_LENGTH = 2**31
@@ -49,13 +48,6 @@ WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
     "multiple": "leave multiple out, for any length",
     "inner": "scan slices of the trailing dimensions",
 }
-# Three mistakes with ``i``, the index along the line, would give wrong results silently, and are refused instead.
-# Elements converted to an integer output dtype before they are compared; an index kept in a field of the accumulator's
-# type, where float32 is exact only up to 2^24; and an index written to an output dtype that cannot hold it.
-EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "complex64": 2**24}  # else at least 2^53 or ``highest``
-CAST = r"(?:(?:\(\s*[A-Za-z_][\w ]*\)|static_cast\s*<[^>]*>|Value|\()\s*)*"  # casts and opening brackets
-# i itself as the value of an expression: alone, cast, in brackets, or as a branch of a conditional.
-YIELDS_INDEX = re.compile(rf"(?:^|[?:])\s*{CAST}i[\s)]*(?:$|:)")
 
 SpecMistake = tuple[str, str, str, str]  # what is wrong, what is allowed, the offending value, a hint
 
@@ -177,8 +169,7 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
     Raises UnsupportedRequest for an accumulator that does not fit the output.
     """
     scanned = dtype_named(spec.fusion.scanned) if spec.fusion else spec.out
-    kept = result_dtype_of(spec.term) if row.gives == "index" else scanned
-    default, accumulate, accumulator = accumulator_of(kept), spec.accumulate, kept
+    default, accumulate, accumulator = accumulator_of(scanned), spec.accumulate, scanned
     if accumulate is not None:
         legal = [each for each in DTYPES.values() if each.stored and each.kind == default.kind in ("float", "complex")]
         legal = [each for each in legal if each.bytes >= default.bytes]
@@ -193,11 +184,11 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
                 hint="leave accumulate out, or pass a wider dtype of the result's kind",
             )
         if found is not None:
-            accumulate, accumulator = (None, kept) if found == default else (found.name, found)
+            accumulate, accumulator = (None, scanned) if found == default else (found.name, found)
     carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
     if spec.totals:  # two numbers: what is accumulated in the parts of a complex one
         carry = DTYPES["complex64" if carry.bytes == DTYPES["float32"].bytes else "complex128"]
-    return accumulate, accumulator, spec.out if row.gives == "index" else carry
+    return accumulate, accumulator, carry
 
 
 def in_results(spec: Any, row: Operator) -> Iterator[SpecMistake]:
@@ -207,7 +198,7 @@ def in_results(spec: Any, row: Operator) -> Iterator[SpecMistake]:
         allowed = ", ".join(name for name, each in DTYPES.items() if each.stored and each.kind in row.kinds)
         hint = "leave dtype out, or pass float32 or a half type, and convert the result"
         yield "the output dtype is for inputs only", allowed, f"dtype={spec.out_dtype}", hint
-    if row.gives != "index" and spec.accumulator.kind not in row.kinds:
+    if spec.accumulator.kind not in row.kinds:
         hint = f"pass an input, or a dtype, of kind {kinds}"
         hint = f"leave dtype out: the default here is {default.name}" if default.kind in row.kinds else hint
         allowed = f"an output dtype of kind {kinds}"
@@ -227,41 +218,3 @@ def in_results(spec: Any, row: Operator) -> Iterator[SpecMistake]:
         value += f"saved_initial={spec.saved_initial}"
         hint = "leave both out, or pass the dtype of the saved results as saved"
         yield "saved_results needs results", "a gradient with `before`, and their dtype as saved", value, hint
-    if row.places_items and not is_built_in(row):
-        yield from _in_indices(spec, row)
-
-
-def _in_indices(spec: Any, row: Operator) -> Iterator[SpecMistake]:
-    """Yield why indices, or elements beside them, would be wrong in the results of ``spec``."""
-    term, out, last, value = spec.term, spec.out, spec.capacity - 1, accumulator_of(spec.accumulator)
-    if row.gives == "index" and (term.kind not in row.kinds or out.name not in ("int32", "int64")):
-        what = f"elements of dtype {term.name} and indices of dtype {out.name} are not supported"
-        allowed = f"elements of kind {' or '.join(row.kinds)}; indices of dtype int64 or int32"
-        yield what, allowed, f"dtype={out.name}, elements {term.name}", "leave dtype out: the indices are int64"
-    if row.gives != "index" and term.kind in ("float", "complex") and out.kind in ("int", "bool"):
-        what = f"elements of dtype {term.name} would be converted to the output dtype {out.name} before the scan"
-        allowed = "gives='index' for an operator whose output is an index: its elements keep their dtype"
-        hint = f"construct the operator with gives='index', or convert the elements first: x.to(torch.{out.name})"
-        yield what, allowed, f"dtype={out.name}", hint
-    told = dict(zip(row.fields, row.field_types, strict=True))
-    lifted = zip(told.items(), row.lift, strict=True)
-    types = {name: "index" if YIELDS_INDEX.search(text) else kind for (name, kind), text in lifted}
-    indices = [name for name, kind in types.items() if kind == "index"]
-    if last > _exact(value) and (wrong := [name for name in indices if told[name] == "value"]):
-        what = f"the field {wrong[0]!r} holds an index as {value.name}, exact only up to {_exact(value)}"
-        allowed = f"a field of type 'index' for lines of up to {spec.capacity} elements"
-        hint = f"construct the operator with types={tuple(types.values())}"
-        yield what, allowed, f"fields={row.fields}, types={row.field_types}", hint
-    # The output is a state field that holds an index, up to casts and brackets.
-    states = ("state",) if row.field_types == ("value",) else tuple(f"state.{name}" for name in indices)
-    projects = indices and any(re.fullmatch(rf"\s*{CAST}{re.escape(name)}[\s)]*", row.project) for name in states)
-    if projects and last > _exact(out):
-        what = f"the output dtype {out.name} holds indices only up to {_exact(out)}"
-        allowed = f"an output dtype that holds every index of lines of up to {spec.capacity} elements"
-        hint = "construct the operator with gives='index': the output is int64 and the elements keep their dtype"
-        yield what, allowed, f"dtype={out.name}", "pass dtype=torch.int64" if row.gives == "index" else hint
-
-
-def _exact(dtype: DType) -> int:
-    """The largest n such that ``dtype`` holds every integer from 0 to n."""
-    return EXACT.get(dtype.name) or (int(dtype.highest) if dtype.kind in ("int", "bool") else 2**53)

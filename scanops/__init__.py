@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from scanops.api import linear_scan as linear_scan
     from scanops.api import scan as scan
     from scanops.codegen.exports.formats import export as export
-    from scanops.codegen.operators import Operator as Operator
-    from scanops.codegen.operators import register_operator as register_operator
     from scanops.codegen.planner import Plan as Plan
     from scanops.codegen.planner import make_plan as make_plan
     from scanops.codegen.source import generate as generate
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 _NAMES = {  # of each module
     "api": ("cumsum", "linear_scan", "scan"),
     "codegen.exports.formats": ("export",),
-    "codegen.operators": ("Operator", "register_operator"),
     "codegen.planner": ("Plan", "make_plan"),
     "codegen.source": ("generate",),
     "codegen.spec": ("ScanSpec",),

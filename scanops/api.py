@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from scanops.codegen.operators import Operator
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
 from scanops.fusion.phases import phase_of
@@ -77,22 +76,16 @@ def _run_natively(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, .
 
 
 @overload
-def scan(x: Tensor, op: str | Operator, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
+def scan(x: Tensor, op: str, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
-def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]
-) -> Tensor: ...
+def scan(x: Tensor, op: str, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
-def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Final, **options: Unpack[Chunks]
-) -> Tensor | Pair: ...
+def scan(x: Tensor, op: str, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
 @overload
-def scan(
-    x: Tensor | Sequence[Tensor], op: str | Operator | FieldOperator, dim: int, **options: Unpack[Functions]
-) -> Any: ...
+def scan(x: Tensor | Sequence[Tensor], op: str | FieldOperator, dim: int, **options: Unpack[Functions]) -> Any: ...
 def scan(
     x: Tensor | Sequence[Tensor],
-    op: str | Operator | FieldOperator,
+    op: str | FieldOperator,
     dim: int,
     *,
     map: Callable[..., Any] | None = None,
@@ -121,8 +114,7 @@ def scan(
             With ``map`` or ``then`` a sequence of several tensors that broadcast.
         op: the name of an operator: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``,
             ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``, ``"logical_and"``, ``"logical_or"``; or an
-            operator of your own, a ``scanops.Operator``, whose name serves as well once it has been used. For
-            indices there are ``cummax`` and ``cummin``.
+            operator of your own, which ``scanops.operator`` makes. For indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         map: a pointwise function of the tensors that returns the elements to scan, computed in the same kernel
             (docs/fusion.md); for ``"linear"`` it returns a pair of gates and values.
@@ -183,7 +175,7 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str | Operator):
+    if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str):
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
         return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)

@@ -28,7 +28,6 @@ import scanops.templates
 from scanops import files
 from scanops.codegen.abi import ABI, SCHEMA
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import BadStoreEntry, UnsupportedRequest
@@ -90,7 +89,6 @@ class BuildRequest:
     source: str  # the whole text
     target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
     options: tuple[str, ...] = ()  # more compiler flags, part of the identity; no paths
-    written: str = ""  # the part of the source that the user wrote, for the message of a failure
     launch: Mapping[str, Any] | None = None  # Launch._asdict(); None: a library that has no kernel
     builders: tuple[str, ...] = tuple(FORMS)  # who may build it for a GPU, in the order to ask them
     flags: tuple[str, ...] = field(init=False, repr=False)  # of a library: those that change the code, without paths
@@ -180,14 +178,10 @@ def request_of(
     key: KernelKey, measured: Choice | None = None, builders: tuple[str, ...] = tuple(FORMS)
 ) -> BuildRequest:
     """Return what the store is asked for: the rendered text, and what it is compiled for."""
-    row = operator_named(key.spec.op)
     with FORK_LOCK:  # jinja2 imports while it renders
         plan = plan_for(key, measured)
         source, launch = import_late("scanops.codegen.source").render(plan), plan.launch._asdict()
-    written = "" if is_built_in(row) else expressions(row)
-    return BuildRequest(
-        name=key.spec.slug, source=source, target=key.target, written=written, launch=launch, builders=builders
-    )
+    return BuildRequest(name=key.spec.slug, source=source, target=key.target, launch=launch, builders=builders)
 
 
 def render_again(key: KernelKey, measured: Choice | None, digest: str) -> str:
@@ -212,12 +206,6 @@ def plan_for(key: KernelKey, measured: Choice | None = None) -> Plan:
     return plan
 
 
-def expressions(operator: Operator) -> str:
-    """Return the C++ expressions of an operator, one a line: for messages about it."""
-    parts = {name: getattr(operator, name) for name in ("lift", "combine", "identity", "project")}
-    return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
-
-
 def store_keys(
     key: KernelKey,
     measured: Choice | None = None,
@@ -226,11 +214,11 @@ def store_keys(
 ) -> list[str]:
     """Return the keys of a kernel in the indexes of store and packs, one for each of ``forms``.
 
-    They follow from the digests that an installed wheel carries. There are none in a checkout, and for an operator that
-    is not in the table: then the identity is found by rendering.
+    They follow from the digests that an installed wheel carries. There are none in a checkout: then the identity is
+    found by rendering.
     """
     digests = DIGESTS if digests is None else digests
-    if not digests or not is_built_in(operator_named(key.spec.op)):
+    if not digests:
         return []
     asked, made_from = (
         f"{key.spec.slug}{' few' * key.is_few} {key.target}",

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops import api, emulator, relatives
-from scanops.codegen.operators import BUILT_IN, Operator
+from scanops.codegen.operators import OPERATORS, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.forks import FORK_LOCK
 from scanops.requests.call import Call
@@ -305,6 +305,6 @@ def _is_checkpointed(x: Tensor) -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" and not is_compiling()
 
 
-_ROWS = tuple(row for row in BUILT_IN.values() if row.function and row.function == row.torch_name)
+_ROWS = tuple(row for row in OPERATORS.values() if row.function and row.function == row.torch_name)
 # of torch: tensors without memory in a compiler, those that sharding and ragged lengths are known of
 _CLASSES = frozenset({"FakeTensor", "FunctionalTensor", "DTensor", "NestedTensor"})

@@ -180,13 +180,6 @@ def _expand(
     """Yield the kernels that one item of ``prepare`` stands for: of a spec those for many and for few lines."""
     if isinstance(item, Path) or (isinstance(item, str) and item.endswith(".toml")):
         file = import_late("scanops.specfile").load(Path(item))  # a program that prepares no file needs no TOML
-        if file.unknown:
-            raise UnsupportedRequest(
-                f"prepare: {file.remark.partition(';')[0]}",
-                allowed="spec files whose operators are registered",
-                value=str(item),
-                hint="import the module that defines them first",
-            )
         for spec in dict.fromkeys(spec for spec, _ in file.wanted):
             yield from _keys_of(spec, targets or [here])
         return

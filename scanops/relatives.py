@@ -19,7 +19,6 @@ from scanops.requests.request import check_request
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from scanops.codegen.operators import Operator
     from scanops.keywords import Chunks, Variant
 
 __all__ = ["cummax", "cummin", "cumprod", "logcumsumexp", "reduce_by_key"]
@@ -392,7 +391,7 @@ def _extreme(
 def reduce_by_key(
     keys: Tensor,
     x: Tensor,
-    op: str | Operator,
+    op: str,
     dim: int = 0,
     *,
     mask: Tensor | None = None,
@@ -410,7 +409,7 @@ def reduce_by_key(
     Args:
         keys: one dimension, a key for each item of x along ``dim``, on x's device.
         x: the items to reduce, of any shape and strides.
-        op: the name of an operator with one result, such as ``"sum"`` or ``"max"``, or a ``scanops.Operator``.
+        op: the name of an operator with one result, such as ``"sum"`` or ``"max"``.
         dim: the dimension of x that is reduced to one item for each run.
         mask: a tensor that broadcasts to ``x.shape``. Where a bool mask is False, the item is left out.
         dtype: the dtype of the result; by default that of a scan of x.

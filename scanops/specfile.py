@@ -1,38 +1,31 @@
 """Spec files: the kernels to build, in TOML, written by hand or by a recording; ``scanops precompile`` reads them.
 
-    targets = ["sm_80", "sm_90"]          # for every spec that names no target
-    specs = ["sum-f32-n32768"]            # short names
+targets = ["sm_80", "sm_90"]          # for every spec that names no target
+specs = ["sum-f32-n32768"]            # short names
 
-    [[scan]]                              # written by a recording
-    spec = "last-f32-n100"
-    target = "sm_90"
-    count = 12                            # calls
-    operator = "last"                     # only for an operator that the program registers at run time
-    map = '[[["operand", ...'             # only where the short name has a digest of expressions: their text
-
-A spec of an operator registered at run time is readable only where that operator is registered. ``load`` returns such
-specs apart, under the operator's name, and never refuses the file because of them; ``import_modules`` imports the
-modules that define the operators, after which ``load`` returns their specs like all others.
+[[scan]]                              # written by a recording
+spec = "last-f32-n100"
+target = "sm_90"
+count = 12                            # calls
+map = '[[["operand", ...'             # only where the short name has a digest of expressions: their text
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
+from scanops.errors import BadSpecFile, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
 from scanops.store.locks import hold_lock
 
@@ -51,7 +44,7 @@ _OUTSIDE = re.compile(r"""'[^'\n]*(?:'|$)|"(?:[^"\\\n]|\\.)*(?:"|\\?$)|#[^\n]*""
 _MANY_LINES = re.compile("'{3}|\"{3}")
 _MAX_DOTS = 4  # of a line
 _Key = tuple[str, "str | None", str]  # the short name of a spec, target, the text of expressions
-_TABLE = ("spec", "target", "count", "operator", "map")
+_TABLE = ("spec", "target", "count", "map")
 _TOP = ("scan", "specs", "targets")
 
 
@@ -62,7 +55,6 @@ _FORMS: dict[str, tuple[str, Any]] = {
     "targets": ('names of targets: ["sm_90"]', [str]),
     "spec": ('the short name of a spec: "sum-f32-n32768"', str),
     "target": ('the name of a target: "sm_90"', str),
-    "operator": ("the name of an operator", str),
     "map": ("the text of expressions, as a recording has it", str),
     "count": ("a number of 0 or more", range(2**63)),
 }
@@ -75,27 +67,15 @@ class SpecFile:
     path: Path
     # (spec, target) -> recorded calls, in the file's order; the target is None where the file leaves it out
     wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
-    # (short name of a spec, target, text of expressions), operator -> calls, for operators not registered here
-    unknown: Counter[tuple[_Key, str]] = field(default_factory=Counter)
 
     @property
     def calls(self) -> int:
-        """The calls that the file counts, of operators that are known here and of others."""
-        return sum(self.wanted.values()) + sum(self.unknown.values())
-
-    @property
-    def remark(self) -> str:
-        """What a user who builds this file's specs should know, in a sentence; empty where there is nothing to say."""
-        if not self.unknown:
-            return ""
-        operators = ", ".join(dict.fromkeys(operator for _, operator in self.unknown))
-        are = "1 spec in {0} is" if len(self.unknown) == 1 else f"{len(self.unknown)} specs in {{0}} are"
-        what = f"{are.format(self.path)} left out: their operators ({operators}) are registered"
-        return f"{what} by the program at run time; pass --import MODULE with the module that defines them"
+        """The calls that the file counts."""
+        return sum(self.wanted.values())
 
 
 def load(path: Path) -> SpecFile:
-    """Read a spec file. Specs of operators that are not registered here are returned apart, as ``unknown``.
+    """Read a spec file. Its texts of expressions are known from here on, by the short names that stand for them.
 
     Raises BadSpecFile, which names the file and the table, and UnusableFile for a file that cannot be read.
     """
@@ -109,12 +89,9 @@ def load(path: Path) -> SpecFile:
         where = f"[[scan]] number {number}"
         if "spec" not in _check(path, where, table, _TABLE):
             raise _bad(path, where, "a spec", "no spec")
-        slug, count, operator, text = table["spec"], table.get("count", 0), table.get("operator"), table.get("map", "")
+        spec = _parse(path, where, table["spec"], table.get("map", ""))
         for each in [table["target"]] if "target" in table else targets:
-            if operator is None or operator in OPERATORS:
-                wanted[_parse(path, where, slug, text), each] += count
-            else:
-                found.unknown[(slug, each, text), operator] += count
+            wanted[spec, each] += table.get("count", 0)
     found.wanted.update(wanted)
     return found
 
@@ -136,9 +113,7 @@ def add(path: Path, counts: Mapping[KernelKey, int]) -> None:
             found = Counter(old.wanted)
             for key, count in counts.items():
                 found[key.spec, key.target] += count
-            total = {(spec.slug, target, spec.map): (n, _operator(spec)) for (spec, target), n in found.items()}
-            total.update({key: (count, operator) for (key, operator), count in old.unknown.items()})
-            text = "".join(_text(total))
+            text = "".join(_text({(spec.slug, target, spec.map): n for (spec, target), n in found.items()}))
             if (size := len(text.encode())) > MAX_BYTES:
                 raise _bad(path, "the text", f"at most {MAX_BYTES} bytes", f"{size} bytes", "record into another file")
             write_text(path, text, f"the spec file {path}")
@@ -154,42 +129,12 @@ def check_writable(path: Path) -> None:
     _load_or_create(path)
 
 
-def import_modules(names: Iterable[str]) -> list[Operator]:
-    """Import modules that define operators, and register every ``scanops.Operator`` among their names.
-
-    A name that ends in .toml is a spec file, whose expressions are read. The current directory is searched after
-    ``sys.path``. Raises MissingRequirement for a module that cannot be imported, whatever its code raises.
-    """
-    found: list[Operator] = []
-    for name in names:
-        if name.endswith(".toml"):
-            load(Path(name))
-            continue
-        sys.path.append(str(Path.cwd()))
-        try:
-            module = importlib.import_module(name)
-        except Exception as problem:
-            raise MissingRequirement(
-                f"import {name}: {type(problem).__name__}",
-                allowed="a module that defines operators, importable from sys.path or the current directory",
-                value=str(problem),
-                hint=f"try `python -c 'import {name}'` in {Path.cwd()}",
-            ) from problem
-        finally:
-            sys.path.pop()
-        found += [register_operator(each) for each in vars(module).values() if isinstance(each, Operator)]
-    return found
-
-
-def _text(total: Mapping[_Key, tuple[int, str | None]]) -> Iterator[str]:
+def _text(total: Mapping[_Key, int]) -> Iterator[str]:
     yield "# Which kernels a program asked for: scanops precompile builds them.\n"
-    for (slug, target, text), (count, operator) in sorted(
-        total.items(), key=lambda item: [str(each) for each in item[0]]
-    ):
+    for (slug, target, text), count in sorted(total.items(), key=lambda item: [str(each) for each in item[0]]):
         named = f"target = {_quote(target)}\n" if target is not None else ""
-        of_program = f"operator = {_quote(operator)}\n" if operator is not None else ""
-        of_program += f"map = {_quote(text)}\n" if text else ""
-        yield f"\n[[scan]]\nspec = {_quote(slug)}\n{named}count = {min(count, _MAX_COUNT)}\n{of_program}"
+        expressions = f"map = {_quote(text)}\n" if text else ""
+        yield f"\n[[scan]]\nspec = {_quote(slug)}\n{named}count = {min(count, _MAX_COUNT)}\n{expressions}"
 
 
 def _quote(text: str) -> str:
@@ -197,11 +142,6 @@ def _quote(text: str) -> str:
     if '"' in text and "'" not in text and text.isprintable():
         return f"'{text}'"
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one escape in which TOML differs
-
-
-def _operator(spec: ScanSpec) -> str | None:
-    """Return the name of a spec's operator if the program registered it at run time."""
-    return None if is_built_in(operator_named(spec.op)) else spec.op
 
 
 def _load_or_create(path: Path) -> SpecFile:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named
-from scanops.codegen.operators import BUILT_IN, FAMILIES, OPERATORS, Operator, bits
+from scanops.codegen.operators import FAMILIES, OPERATORS, Operator, bits
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from tools.committed import run
@@ -27,10 +26,7 @@ __all__ = ["EXAMPLES", "docs_files", "main"]
 
 COMMAND = "python -m tools.pages"
 EXAMPLES = {  # in docs/examples, with their titles
-    "fields": "Filters, matrices, quaternions: Python functions",
-    "continuant": "A 2x2 matrix product in C++",
-    "last_valid": "Last valid value",
-    "argmax": "Running argmax",
+    "fields": "Filters, matrices, quaternions, the last valid value, a running argmax",
 }
 
 
@@ -81,7 +77,7 @@ def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
     """Path under ``docs/`` and text of every page; ``examples`` are the texts of docs/examples by their names."""
     families = {module.__name__.rpartition(".")[2]: _of_module(module) for module in FAMILIES}
     known = {row.name for family in families.values() for row in family.rows}
-    for row in BUILT_IN.values():  # one that no page is about has its own, in the words of its row
+    for row in OPERATORS.values():  # one that no page is about has its own, in the words of its row
         if row.name not in known:
             families[row.name] = Family(title=row.name, rows=(row,), rules="", source="", example=(3, 1, 2, 1))
     pages = {f"operators/{name}.md": _family(family) for name, family in families.items()}
@@ -230,9 +226,9 @@ def _own(examples: Mapping[str, str]) -> str:
     return f"""{_banner()}# Your own operator
 
 Write a custom operator where torch has none: as a few Python functions of one or several tensors, which are traced and
-rendered to CUDA with their gradients, or as a few C++ expressions and the same recurrence in Python.
+rendered to CUDA with their gradients.
 
-## Python functions
+## Define it
 
 ```python
 import torch, scanops
@@ -277,135 +273,43 @@ derivative of a combine by its older state. Entries of it that are 0 or equal in
 where more than 24 are left, or a kernel would read more than 8 tensors, PyTorch differentiates its own log2(n) passes.
 These also compute results on CPU tensors; `vmap`, `torch.compile` and export take the operator as other scans.
 
-## C++ expressions
-
-```python
-import torch, scanops
-
-saturating_add = scanops.Operator(
-    name="saturating_add",
-    formula="y[i] = min(x[0] + ... + x[i], 100), for items that are not negative",
-    lift=("x",),
-    combine=("older + newer < 100 ? older + newer : 100",),
-    identity=("0",),
-    kinds=("float",),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: (h + x).clamp(max=100),
-)
-print(scanops.scan(torch.tensor([60.0, 30.0, 20.0, 5.0]), saturating_add, 0).tolist())  # [60.0, 90.0, 100.0, 100.0]
-```
-
-`scanops.scan(x, op, dim)` accepts the operator, and from then on its name. A name denotes one operator in a process;
-`scanops.register_operator(op)` registers it before the first use.
-
-## Fields and expressions
-
-`scanops.Operator` defines a scan by C++ expressions: `lift` makes the state of an element `x`, `combine` is the
-associative operator on the states of an `older` and a `newer` range of elements, `identity` is its neutral state, and
-`project` maps a `state` to the output. The operator runs in every strategy and direction and with every mask, on a GPU
-and in `scanops.emulate()`. `lift` and `identity` have one expression for each field of the state; a state of one field
-is a plain number.
-
-| in C++ | meaning |
-|---|---|
-| `x`, `i` | an element, converted to the accumulator's type `Value`, and its index along the line (an `int`) |
-| `x` in `resume` | a carry-in, of which `resume` makes a state |
-| `older.field`, `newer.field`, `state.field` | a field; `older`, `newer`, `state` alone if there is one field |
-| `is_nan(value)` | defined for every dtype |
-| `lowest`, `highest` | in `identity`: bounds of the accumulator's dtype, infinities for floating dtypes |
-| `Value` | the accumulator's type; unsigned for integers, which wrap; signed with `ordered=True`, for comparisons |
-| `x.re`, `Value{{1, 0}}` | real part, and a complex number; `+ - * /`, `== !=` also take real operands |
-
-Fields have type `Value` unless `types` gives another for each: `"value"`, `"index"` (a 32-bit integer, which holds
-every index along a line), `"int32"`, `"int64"`, `"float32"` or `"float64"`. **Declare every field that holds `i` as
-`"index"`**: float32 represents integers exactly only up to 2^24, and longer lines are refused otherwise.
-
-**An operator whose output is an index** sets `gives="index"`, as the [running argmax](#running-argmax) below: the
-output is int64 (or int32 with `dtype=torch.int32`) and elements keep their dtype. An integer `dtype` does something
-else: it converts the elements before the scan, as in `torch.cumsum`, and is refused for float elements of an operator
-that reads `i`.
-
-`combine` must be associative and need not be commutative. `start`, `step` and `output` define the same operator as the
-recurrence `h = step(h, x)`, `y = output(h)` in Python, on tensors of one element per line. It computes results on the
-CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it.
-
-## Derivatives
-
-Where h is one number and the result, kernels compute all derivatives of floating-point items, to any order and in
-forward mode: PyTorch differentiates one `step` of all items at once, and a [linear scan](derivatives.md#the-formula)
-does the rest. `derivative` states those of a step instead, by the result before the item and by the item: for complex
-items, and where PyTorch's are not finite. Other operators are differentiated item by item.
-
-```python
-import torch, scanops
-from scanops.codegen.derivatives import Derivative
-
-noisy_or = scanops.Operator(
-    name="noisy_or",
-    formula="y[i] = 1 - (1 - x[0]) * (1 - x[1]) * ... * (1 - x[i])",
-    lift=("x",),
-    combine=("1 - (1 - older) * (1 - newer)",),
-    identity=("0",),
-    kinds=("float", "complex"),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: h + x - h * x,
-    derivative=Derivative(before=lambda line: 1 - line.term, term=lambda line: 1 - line.before),
-)
-x = torch.tensor([0.5, 0.0, 0.5], requires_grad=True)
-scanops.scan(x, noisy_or, 0).sum().backward()
-print(x.grad.tolist())  # [2.5, 0.75, 0.5]
-```
-
 ## Check it
 
-`check_operator` compiles the expressions with g++, without a GPU, and looks for violations of associativity, of the
-identity and of the reference. A report that is not ok names the law and the items that break it.
+`check_operator` tests on random states whether `combine` is associative and has its identity, in the dtypes that you
+ask for: integers and bits exactly, floats in float64. Then it compares emulated kernels of every strategy with
+PyTorch's operators, without a GPU. A report that is not ok names the law, the field and the items that break it.
 
 ```python g++ slow
-import scanops
+import torch, scanops
 
-keep_newer = scanops.Operator(
-    name="keep_newer",
-    formula="y[i] = x[i]",
-    lift=("x",),
-    combine=("older - newer",),  # wrong on purpose
-    identity=("0",),
-    kinds=("float",),
-    gives="kept",
-    commutative=False,
-    start=0,
-    step=lambda h, x: x,
+latches = scanops.operator(  # 32 bits that are set and reset: an item keeps some and sets others
+    fields=("keep", "set"),
+    identity=(-1, 0),
+    combine=lambda older, newer: (older.keep & newer.keep, (older.set & newer.keep) | newer.set),
+    project=lambda state: state.set,
 )
-report = scanops.check_operator(keep_newer)
-assert not report.ok
+assert scanops.check_operator(latches, dtypes=[torch.int32], lengths=(6, 601)).ok
+
+difference = scanops.operator(fields=("a",), combine=lambda older, newer: older.a - newer.a)  # wrong on purpose
+print(scanops.check_operator(difference, lengths=()).findings[0].law)  # identity on the left
 ```
 
-C++ that does not compile raises `BuildFailure` with the expressions and the compiler's output.
+**Where an index is part of the state**, as in a running argmax, pass `torch.arange(n)` as one more tensor and declare
+the field's dtype: `fields={{"value": None, "index": torch.int64}}`. An operator that ships with scanops is a row of a
+table, which [contributors](adding-an-operator.md) edit.
 
 {shown}"""
-
-
-@contextmanager
-def _register(row: Operator) -> Iterator[None]:
-    known = dict(OPERATORS)
-    OPERATORS[row.name] = row
-    try:
-        yield
-    finally:
-        OPERATORS.clear()
-        OPERATORS.update(known)
 
 
 def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
     text = Path(bits.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # there if a reader has followed the page
     more = text.removesuffix(")\n") + ADDED + ")\n"
-    with _register(row):
+    OPERATORS[row.name] = row
+    try:
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
+    finally:
+        del OPERATORS[row.name]
     sibling = generate(ScanSpec.parse(f"bitwise_xor-{ADDED_SPEC}"))
     name = f"generated/{row.name}-{ADDED_SPEC}.cu"
     return f"""{_banner()}# Adding an operator to the table

@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = "build/typed"  # the packages in the folders of their import names
 REFERENCE = {  # sections of the reference, and the public names that have a page of their own in it
     "Scans": "cumsum cumprod cummax cummin logcumsumexp linear_scan scan reduce_by_key patch_torch",
-    "Operators": "operator Operator register_operator check_operator",
+    "Operators": "operator check_operator",
     "Kernels": "ScanSpec make_plan Plan generate export compile prepare record calls policy Kernel emulate",
     "Modules": "nn distributed compat errors",  # a page for each of their own names, and one for the module
 }
-FIELDS = ("Operator", "ScanSpec")  # classes whose fields have comments in place of docstrings
+FIELDS = ("ScanSpec",)  # classes whose fields have comments in place of docstrings
 COMMANDS = """# Commands
 
 ::: mkdocs-click

@@ -23,6 +23,28 @@ class Field(NamedTuple):
     identity: float
 
 
+# Names with a meaning in expressions, which no field may have: fields are members of a generated struct.
+GENERATED = frozenset(("older", "newer", "state", "lowest", "highest", "is_nan", "infinity"))
+_WORDS = (
+    "alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char char8_t char16_t char32_t "
+    "class co_await co_return co_yield compl concept const consteval constexpr constinit const_cast continue decltype "
+    "default delete do double dynamic_cast else enum errno explicit export extern false float for friend goto if "
+    "inline int linux long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected "
+    "public register reinterpret_cast requires return short signed sizeof static static_assert static_cast stderr "
+    "stdin stdout struct switch template this thread_local throw true try typedef typeid typename typeof union unix "
+    "unsigned using virtual void volatile wchar_t while xor xor_eq "
+)
+KEYWORDS = frozenset(_WORDS.split())
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OWN = re.compile(r"own\d+")  # fields of fused kernels, for what outputs take of an item
+
+
+def is_field_name(name: object) -> bool:
+    """Whether a field of a state may have this name, in C++20 and among the names of kernels."""
+    legal = isinstance(name, str) and _NAME.fullmatch(name) is not None and not _OWN.fullmatch(name)
+    return legal and name not in KEYWORDS | GENERATED
+
+
 def of_states(fields: Sequence[Field], role: str, state: str) -> dict[tuple[str, Any], str]:
     """C++ of the fields of a state, by the leaves of expressions that they are."""
     texts = (f"({state}.{name} != 0)" if dtype == "bool" else f"{state}.{name}" for name, dtype, _ in fields)
@@ -45,9 +67,8 @@ def _with_fields(row: Operator, text: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def row_with(fusion: Any, handle: Any) -> Operator:
-    """Return the row of ``handle``, or of expressions, with what outputs take of an item in further fields."""
-    row: Operator = handle.operator
+def row_with(fusion: Any, row: Operator) -> Operator:
+    """Return ``row``, or that of expressions, with what outputs take of an item in further fields."""
     names = tuple(f"own{number}" for number in range(len(fusion.held)))
     named = functools.partial(_with_fields, row) if names else str
     kinds = tuple(_FIELD.get(dtype := fusion.nodes[at][1], dtype) for at in fusion.held)

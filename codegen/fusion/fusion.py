@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from scanops.codegen.dtypes import DTYPES, literal, number_in
-from scanops.codegen.fusion.fused_rows import Field, of_states, row_with
+from scanops.codegen.fusion.fused_rows import Field, is_field_name, of_states, row_with
 from scanops.codegen.fusion.graph import (
     LEAVES,
     Graph,
@@ -31,7 +31,6 @@ from scanops.codegen.fusion.graph import (
 from scanops.codegen.layouts import LAYOUTS, LINE
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operator import Operator
-from scanops.codegen.operator_rules import is_field_name
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, format_value
 
@@ -285,14 +284,14 @@ class Fusion:
                 hint="combine some of them before the scan",
             )
         wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
-        if wrong or row.indices or row.gives == "index":
+        if wrong or row.indices:
             raise UnsupportedRequest(
                 f"{spec.op}: map does not go with {wrong[0] if wrong else 'an operator with indices'}",
                 allowed="an operator with one result, without mask, gate, saved tensor, segments and complete results",
                 value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
                 hint="make mask and gate operands of the expression",
             )
-        return row if self.plain else row_with(self, row.handle)
+        return row if self.plain else row_with(self, row)
 
     def functions(self, project: str, halves: bool) -> str:
         """C++ of the functions that ``lifted`` and the row name; ``project``: the row's expression of its result.

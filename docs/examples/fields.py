@@ -1,4 +1,4 @@
-"""Operators of several tensors, given as Python functions: products of matrices and quaternions, filters, and others.
+"""Operators of one or several tensors: products of matrices and quaternions, filters, fills, and others.
 
 ``scanops.operator`` traces the functions. One definition serves the kernels, CPU tensors and derivatives.
 """
@@ -69,9 +69,31 @@ filtered = scanops.operator(
     project=lambda y: y.last,
 )
 
+# Forward fill: the newest item that is not NaN. With reverse=True it fills backwards.
+last_valid = scanops.operator(
+    fields={"value": None, "valid": torch.bool},
+    identity=(math.nan, False),
+    lift=lambda x: (x, ~x.isnan()),
+    combine=lambda older, newer: (torch.where(newer.valid, newer.value, older.value), older.valid | newer.valid),
+    project=lambda state: state.value,
+)
+
+# A running argmax, the first of equals: pass torch.arange(n) as the second tensor.
+argmax = scanops.operator(
+    fields={"value": None, "index": torch.int64},
+    identity=(-math.inf, -1),
+    combine=lambda older, newer: (
+        torch.maximum(older.value, newer.value),
+        torch.where(newer.value > older.value, newer.index, older.index),
+    ),
+    project=lambda state: state.index,
+)
+
 if __name__ == "__main__":
     angle = torch.full((4,), math.pi / 8)
     print(scanops.scan((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), matrices, 0)[2])  # sines of the sums
     print(scanops.scan(torch.tensor([1e30, -1e30, 2.0]), log_product, 0))
     print(scanops.scan((torch.tensor([1.0, -3.0, 2.0]), torch.tensor([7.0, 8.0, 9.0])), farthest, 0))
     print(scanops.scan(torch.tensor([1.0, 0.0, 0.0, 0.0]), filter, 0))
+    print(scanops.scan(torch.tensor([math.nan, 1.0, math.nan, 3.0]), last_valid, 0))
+    print(scanops.scan((torch.tensor([0.25, 0.5, 0.75, 0.5, 0.9]), torch.arange(5)), argmax, 0))

@@ -119,7 +119,7 @@ def build_failure(request: BuildRequest, compiler: str, command: str, log: str, 
     return BuildFailure(
         f"build {request.name} for {request.target}",
         allowed=f"a source that {compiler} accepts",
-        value=f"{_trim_log(log)}\n{request.written}command: {command}",
+        value=f"{_trim_log(log)}\ncommand: {command}",
         hint=f"read {directory / 'kernel.cu'}; the whole output is in {directory / 'build.log'}",
     )
 

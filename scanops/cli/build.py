@@ -98,7 +98,6 @@ def build(specs: tuple[ScanSpec, ...], targets: tuple[str, ...], lines: int | No
 @click.option(
     "-o", "--output", type=FilePath(), default=Path("specs.toml"), show_default=True, help="The spec file to add to."
 )
-@import_option
 @click.argument("program", metavar="-- PROGRAM [WORD]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(output: Path, program: tuple[str, ...]) -> Answer:
     """Run a program and record the specs of its kernels.
@@ -111,16 +110,15 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
     before = load(path) if path.exists() else SpecFile(path)
     code = _run(program, path)
     file = load(path) if path.exists() else before
-    remarks = [file.remark] if file.remark else []
+    remarks = []
     if file.calls == before.calls:
-        remarks.insert(0, "no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
+        remarks.append("no kernel with a name was asked for: scans of CPU tensors outside emulate() ask for none")
     count = f"{len(file.wanted)} specs in {path}" if path.exists() else f"nothing was written to {path}"
     for words in () if as_json() else (count, *remarks):
         say(f"scanops record: {words}", stderr=True)
     wanted = file.wanted.items()
     kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in wanted]
-    unknown = {by: sorted({key[0] for key, operator in file.unknown if operator == by}) for _, by in file.unknown}
-    facts = {"exit_code": code, "file": str(path), "kernels": kernels, "unknown": unknown, "remarks": remarks}
+    facts = {"exit_code": code, "file": str(path), "kernels": kernels, "remarks": remarks}
     return Answer(facts, code=code)
 
 
@@ -142,7 +140,6 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
 @click.option("--generic", is_flag=True, help="Also the kernels that take the lengths of these as an argument.")
 @click.option("--native", is_flag=True, help="Also the C++ call path, for the torch and the Python that run this.")
 @builder_option
-@import_option
 def precompile(
     path: Path, targets: tuple[str, ...], output: Path, jobs: int | None, generic: bool, native: bool, builder: str
 ) -> Answer:
@@ -155,8 +152,6 @@ def precompile(
     """
     path = Path("/dev/stdin") if str(path) == "-" else path
     file = load(path)
-    if file.remark:
-        say(f"scanops precompile: {file.remark}", stderr=True)
     wanted = expand_file(file.wanted, targets, path)
     if generic:
         wanted = list(dict.fromkeys([*wanted, *map(any_length, wanted)]))

@@ -22,7 +22,7 @@ from scanops.build_request import Resources
 from scanops.codegen.spec import ScanSpec
 from scanops.environment import AUTO, BUILDERS
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason
-from scanops.specfile import import_modules, load
+from scanops.specfile import load
 
 LINES = "Lines of the tensor to plan for; by default as many as fill the GPU."
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,7 +107,7 @@ class Spec(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
     name = "spec"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ScanSpec:
-        """Return the ScanSpec of a short name, whose operators ``--import`` has registered before."""
+        """Return the ScanSpec of a short name, whose expressions ``--import`` has read before."""
         return ScanSpec.parse(value)
 
 
@@ -128,16 +128,15 @@ def builder_option(command: F) -> F:
 
 
 def import_option(command: F) -> F:
-    """Give a command ``--import MODULE``: the module is imported and its operators registered before specs are read."""
+    """Give a command ``--import FILE``: a spec file whose expressions are read before specs are."""
     return click.option(
         "--import",
-        metavar="MODULE",
+        metavar="FILE",
         multiple=True,
         is_eager=True,
         expose_value=False,
-        callback=lambda context, option, names: import_modules(names),
-        help="Import a module that defines operators, or read a spec file FILE.toml with expressions, before specs are "
-        "read; may be repeated.",
+        callback=lambda context, option, names: [load(Path(name)) for name in names],
+        help="Read a spec file with expressions, so that their short names are known; may be repeated.",
     )(command)
 
 

@@ -211,12 +211,11 @@ def _check_file(file: SpecFile, target: str | None, check: bool) -> Answer:
         for key, each in zip(keys, kernels, strict=True)
     ]
     lines.append(f"{len(kernels) - len(missing)} of {len(kernels)} kernels found")
-    lines += [file.remark] if file.remark else []
     if missing:
         targets = ",".join(dict.fromkeys(each["target"] for each in missing))
         lines.append(f"scanops precompile {file.path} --targets {targets} -o FOLDER builds what is missing")
     facts = {"file": str(file.path), "found": len(kernels) - len(missing), "missing": len(missing), "kernels": kernels}
-    return Answer({**facts, "remark": file.remark}, lines, code=1 if check and (missing or file.unknown) else 0)
+    return Answer(facts, lines, code=1 if check and missing else 0)
 
 
 # ---- the lookup of the kernel

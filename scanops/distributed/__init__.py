@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from scanops.codegen.operators import Operator
 from scanops.distributed.groups import Group, group_of
 from scanops.distributed.sharded_scan import How, key_of, scan_shards
 from scanops.errors import UnsupportedRequest
@@ -44,7 +43,7 @@ _REFUSED = {  # what scans of one GPU have, and why a sharded one does not
 
 def scan(
     x: Tensor,
-    op: str | Operator,
+    op: str,
     dim: int,
     *,
     group: Any = None,
@@ -553,7 +552,7 @@ def cummin(
 
 def exscan(
     x: Tensor,
-    op: str | Operator = "sum",
+    op: str = "sum",
     *,
     inclusive: bool = False,
     group: Any = None,

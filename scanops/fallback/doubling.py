@@ -21,13 +21,11 @@ from scanops.requests.segments import find_longest, find_segments, flags_along, 
 States = tuple[torch.Tensor, ...]
 
 
-def join_of(call: Call) -> Join | None:
-    """Return the combine of a call's operator on tensors of states, or None where there is none."""
+def join_of(call: Call) -> Join:
+    """Return the combine of a call's operator on tensors of states."""
     row = operator_named(call.op)
     row = row.variants[COMPENSATED] if call.compensated else row
-    if row.join is None and row.of_elements:
-        return Join(combine=lambda older, newer: (row.step(older[0], newer[0]),))
-    return row.join
+    return row.join or Join(combine=lambda older, newer: (row.step(older[0], newer[0]),))
 
 
 def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: torch.Tensor | None) -> States:

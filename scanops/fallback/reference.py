@@ -37,7 +37,6 @@ def scan(
     less than what it is compared with.
     """
     operator = operator_named(op)
-    dtype = None if operator.gives == "index" else dtype  # items keep their dtype, results are int64
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else x * mask
     terms = terms.to(dtype or terms.dtype).movedim(dim, 0)
@@ -50,36 +49,31 @@ def scan(
         gate = torch.where(mask, gate, 1)  # a NaN gate of a masked-out item would spoil the gradient of h
     gates = None if gate is None else gate.unbind(dim)
     like = terms.new_empty(terms.shape[1:])
-    start = _parts(operator, operator.start_of(dtype_named(terms.dtype)), like)
+    start = _parts(operator.start_of(dtype_named(terms.dtype)), like)
     h = start
     if initial is not None:
         given = initial.to(terms.dtype).expand(like.shape)
-        h = _parts(operator, operator.resumed(given) if operator.resumed else given, like)
+        h = _parts(operator.resumed(given) if operator.resumed else given, like)
     whole, places = isinstance(operator.start, tuple), operator.places_items
     results = []
     for i in reversed(range(len(items))) if reverse else range(len(items)):
         older = h if begins is None or reverse else chosen(begins[i], start, h)
         further = ((i,) if places else ()) + (() if gates is None else (gates[i],))
-        newer = _parts(operator, operator.step(older if whole else older[0], items[i], *further), like)
+        newer = _parts(operator.step(older if whole else older[0], items[i], *further), like)
         newer = newer if keep is None else chosen(keep[i], newer, older)
         results.append(_result(operator, older if exclusive else newer, like))
         h = newer if begins is None or not reverse else chosen(begins[i], start, newer)
-    nothing = terms.to(torch.int64) if operator.gives == "index" else terms
-    stacked = torch.stack(results[::-1] if reverse else results) if results else nothing
+    stacked = torch.stack(results[::-1] if reverse else results) if results else terms
     y = stacked.movedim(0, dim).contiguous()
     return (y, _result(operator, h, like)) if final else y
 
 
-def _parts(operator: Operator, h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The parts of h as tensors of one element per line, in the dtype of ``like``.
-
-    Where the output is an index, integer parts are int64: the elements' dtype may not hold every index.
-    """
-    parts = h if isinstance(h, tuple) else (h,)
-    return tuple(_part(part, like, integers=operator.gives == "index") for part in parts)
+def _parts(h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parts of h as tensors of one element per line, in the dtype of ``like``."""
+    return tuple(_part(part, like) for part in (h if isinstance(h, tuple) else (h,)))
 
 
-def _part(part: Any, like: torch.Tensor, *, integers: bool = False) -> torch.Tensor:
+def _part(part: Any, like: torch.Tensor) -> torch.Tensor:
     # A number is filled in on the device: a copy from the host would synchronise, which a CUDA graph may not capture.
     if isinstance(part, torch.Tensor):
         tensor = part
@@ -87,8 +81,7 @@ def _part(part: Any, like: torch.Tensor, *, integers: bool = False) -> torch.Ten
         tensor = torch.full((), part, dtype=torch.float64 if isinstance(part, float) else None, device=like.device)
     if tensor.dtype == like.dtype and tensor.shape == like.shape:
         return tensor
-    whole = integers and not (tensor.is_floating_point() or tensor.is_complex())
-    return tensor.to(torch.int64 if whole else like.dtype).expand(like.shape)
+    return tensor.to(like.dtype).expand(like.shape)
 
 
 def chosen(
@@ -100,5 +93,4 @@ def chosen(
 
 def _result(operator: Operator, h: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
     state = h if isinstance(operator.start, tuple) else h[0]
-    result = _part(operator.output(state), like, integers=operator.gives == "index") if operator.output else h[0]
-    return result.to(torch.int64) if operator.gives == "index" else result
+    return _part(operator.output(state), like) if operator.output else h[0]

@@ -64,10 +64,9 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     inputs = inputs.readable()
     if call.result in _UNSIGNED:
         return _as_signed(inputs, call)
-    operator, join = operator_named(call.op), doubling.join_of(call)
+    operator = operator_named(call.op)
     # On a CPU a recurrence is computed by its definition; elsewhere log2(n) passes are faster.
-    walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if walked or join is None:
+    if operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling():
         return _scan_item_by_item(inputs, call) if not call.per_segment else _by_segment(inputs, call)
     unsound = "tangents" in operator.unsound and dual_level() >= 0
     unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
@@ -79,7 +78,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         results = _by_torch(inputs, call, _logcumsumexp if differs else getattr(torch, str(operator.torch_name)))
         if results is not None:
             return results
-    y, *others = doubling.outputs(join, inputs, call, *mask_terms(inputs, call))
+    y, *others = doubling.outputs(doubling.join_of(call), inputs, call, *mask_terms(inputs, call))
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
@@ -109,8 +108,6 @@ def _by_segment(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         own = (None if each is None else each.expand(shape).narrow(dim, begin, end - begin) for each in inputs[:3])
         start = None if carried is None else carried.expand(carries).select(dim, number)
         y, *others = _scan_item_by_item(Inputs(*own)._replace(initial=start), alone)  # type: ignore[arg-type]
-        if operator_named(call.op).indices:
-            others[0] = torch.where(others[0] < 0, others[0], others[0] + begin)
         found.append((y, *others))
     *results, last = zip(*found, strict=True)
     last = tuple([each.unsqueeze(dim) for each in last]) if call.final else last
@@ -176,14 +173,13 @@ def _scan_item_by_item(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         reverse=call.reverse,
         exclusive=call.exclusive,
         final=True,
-        dtype=None if operator_named(call.op).gives == "index" else _WIDER.get(call.result, call.result),
+        dtype=_WIDER.get(call.result, call.result),
     )
     if inputs.differentiates or is_derived():
         whole = [each.expand(inputs.x.shape) for each in (terms, inputs.gate) if each is not None]
         lines = [each.expand(h.shape).unsqueeze(call.dim) for each in (h, inputs.initial) if each is not None]
         y = depend(y, (*whole, *lines), call.dim)
         h = depend(lines[0], (*whole, *lines[1:]), call.dim).select(call.dim, 0)
-    h = h.to(call.result) if operator_named(call.op).gives == "index" else h
     return (y.to(call.result), h) if call.final else (y.to(call.result),)
 
 
@@ -227,17 +223,13 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 def mask_terms(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the terms in the dtype they are scanned in, and the mask if it is bool.
 
-    As in the kernels, products of halves are not rounded to the half type of the result, and elements of which an
-    operator gives an index keep their values.
+    As in the kernels, products of halves are not rounded to the half type of the result.
     """
     x, mask, gate = inputs[:3]
-    by_index = operator_named(call.op).gives == "index"
     if mask is not None and mask.dtype != torch.bool:
         terms, dtype = _product(x, mask, gate)
-        return _widen(terms if by_index or dtype == call.result else terms.to(call.result)), None
-    if not by_index:
-        return _widen(x.to(call.result)), mask
-    return _widen(x if gate is None else x.to(torch.promote_types(x.dtype, gate.dtype))), mask
+        return _widen(terms if dtype == call.result else terms.to(call.result)), None
+    return _widen(x.to(call.result)), mask
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:

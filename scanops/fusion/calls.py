@@ -12,13 +12,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.fusion.fusion import MOST_OPERANDS
-from scanops.codegen.operators import find_operator, is_built_in
+from scanops.codegen.operators import find_operator
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.functions import key_of, raise_while_tracing, text_of, trace_fusion
 from scanops.fusion.operators import FieldOperator
 from scanops.ops import schema
-from scanops.ops.dispatch import register_name, repeat, run
+from scanops.ops.dispatch import repeat, run
 from scanops.requests import checks
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
@@ -47,7 +47,7 @@ def scan_fused(
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
     own = op if isinstance(op, FieldOperator) else None
-    op = register_name(op) if own is None else EXPRESSIONS.name
+    op = op if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
     if OPEN:
         _refuse_sharded(dim, tensors)
@@ -64,7 +64,7 @@ def scan_fused(
         wrong = [name for name in wrong if name not in ("initial", "return_final")]
     _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then), mask)
     if own is None:
-        _check_operator(op, len(inputs), map is not None, then is not None, mask is not None)
+        _check_operator(op, len(inputs), map is not None, then is not None)
     kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
     shape = _shape(tensors, inputs)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
@@ -192,7 +192,7 @@ def _shape(tensors: Tensors, inputs: Tensors) -> torch.Size:
 
 
 @raise_while_tracing
-def _check_operator(op: str, count: int, mapped: bool, made: bool, masked: bool) -> str:
+def _check_operator(op: str, count: int, mapped: bool, made: bool) -> str:
     """Return the name of an operator of the table, or raise where it does not go with the tensors and functions."""
     row = find_operator(op)
     if row.indices or (row.gated and not mapped and count != 2):
@@ -208,13 +208,6 @@ def _check_operator(op: str, count: int, mapped: bool, made: bool, masked: bool)
             allowed="map, which makes the elements of the tensors; or then, which reads those after the first",
             value=f"{count} tensors",
             hint="pass map=lambda x, y: x * y, for example",
-        )
-    if masked and not is_built_in(row):
-        raise UnsupportedRequest(
-            "scan: a mask beside map or then needs a built-in operator",
-            allowed="an operator whose identity is an element",
-            value=f"op={op!r}",
-            hint="call torch.where in map",
         )
     return op
 

@@ -107,8 +107,7 @@ def trace_fusion(
     ``masked``: the last of the tensors is a mask, which neither function sees. ``dtype``: of the scan. ``keys``: those
     of the functions; None: they are traced again. Raises UnsupportedRequest, which names the operation and its line.
     """
-    handle = None if isinstance(row, FieldOperator) else row.handle  # whose functions have keys
-    key = None if keys is None else (*keys, handle, kinds, masked, dtype, torch.get_default_dtype())
+    key = None if keys is None else (*keys, row.name, kinds, masked, dtype, torch.get_default_dtype())
     found = None if key is None else _TRACES.get(key)
     if found is None:
         found = fusion_of(_trace(map, then, row, kinds, masked, dtype).text)

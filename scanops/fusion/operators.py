@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from scanops.codegen.dtypes import dtype_named, late_field, number_in, set_derived
-from scanops.codegen.fusion.fused_rows import Field
+from scanops.codegen.fusion.fused_rows import Field, is_field_name
 from scanops.codegen.fusion.graph import Graph, Term, wide
 from scanops.codegen.fusion.graph_derivatives import affine, affine_parts
 from scanops.codegen.lazy import lazy
-from scanops.codegen.operator_rules import is_field_name
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.tracing import Traced
 

@@ -110,6 +110,15 @@ def _of_floats(name: str) -> Callable[..., Term]:
     return compute
 
 
+def _of_bits(name: str) -> Callable[..., Term]:
+    def compute(graph: Graph, to: str, *terms: Any) -> Term:
+        if is_float(wide(to)):
+            raise _Unsupported(f"bitwise_{name} of dtype {to}")
+        return graph.apply(name, to, *terms)
+
+    return compute
+
+
 def _to(graph: Graph, to: str, input: Term, other: Any) -> Term:
     if not dtype_named(to).stored:
         raise _Unsupported(f"a conversion to {to}, which kernels read and never round to")
@@ -131,7 +140,7 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     **{"add": _scale("add"), "sub": _scale("sub"), "where": _where, "clamp": _clamp, "softplus": _softplus},
     **{"pow": _pow, "div": _div, "relu": _relu, "clip": _clamp, "true_divide": _div, "negative": _plain("neg")},
     **{"multiply": _plain("mul"), "divide": _div, "subtract": _scale("sub"), "absolute": _plain("abs")},
-    **{f"bitwise_{name}": _plain(name) for name in ("and", "or", "xor", "not")},
+    **{f"bitwise_{name}": _of_bits(name) for name in ("and", "or", "xor", "not")},
     **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor", "not")},
     "rsub": lambda graph, to, input, other: graph.apply("sub", to, other, input),
     "square": lambda graph, to, input: _pow(graph, to, input, 2),

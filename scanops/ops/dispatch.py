@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_compiling
 
 from scanops import recording
-from scanops.codegen.operators import OPERATORS, Operator, find_operator, register_operator
+from scanops.codegen.operators import OPERATORS, find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
 from scanops.forks import LATE, load_late
@@ -80,11 +80,10 @@ def _whole(dim: Any) -> Any:
 
 
 def plain_name(op: Any) -> Any:
-    """Return the name of an operator, which is known from here on; what is neither is left to the checks.
+    """Return the name of an operator; what is none is left to the checks.
 
     Raises UnsupportedRequest for an operator of two tensors or with two results.
     """
-    op = register_name(op)
     if type(op) is str and not _is_plain(op):
         plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
         raise UnsupportedRequest(
@@ -96,24 +95,11 @@ def plain_name(op: Any) -> Any:
     return op
 
 
-def register_name(op: Any) -> Any:
-    """Return the name of an operator, which is known from here on; anything else as it is."""
-    if isinstance(op, Operator):
-        _let_be_called(op.handle)
-        return op.name
-    return op
-
-
 @at_tracing
 def _is_plain(op: str) -> bool:
     """Whether an operator has one input and one result; also True for an unknown name, which the checks refuse."""
     row = OPERATORS.get(op)
     return row is None or not (row.indices or row.gated)
-
-
-@at_tracing
-def _let_be_called(handle: Any) -> bool:
-    return register_operator(handle.operator) is handle.operator
 
 
 def gate_of(a: Any, b: Any, dtype: torch.dtype | None, out: Any) -> tuple[Any, torch.dtype | None]:

@@ -25,12 +25,12 @@ from scanops import environment
 from scanops.codegen.derivatives import Derivative
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.lazy import lazy
-from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.operators import operator_named
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors
 from scanops.requests.segments import carry_along, flags_along, places_along, shift
-from scanops.requests.torch_state import has_kernels, is_transformed
+from scanops.requests.torch_state import has_kernels
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -43,7 +43,7 @@ class _Line:
     def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
         self.request, self.call, self.inputs = request, request.call, request.plain
         row = request.operator
-        self.local = _derivative_of(row) or Derivative()
+        self.local = row.derivative or Derivative()
         self._nothing = 0 if row.indices else row.start_of(dtype_named(request.carry_dtype))
         self._scan = scan
         mask = self.inputs.mask
@@ -91,22 +91,6 @@ class _Line:
         """The result that includes each item (inclusive scan)."""
         return self._y if self._y is not None and not self.call.exclusive else self._again(exclusive=False)
 
-    @lazy
-    def partials(self) -> Outputs:
-        """The derivatives of the operator's step by each of its arguments, as PyTorch finds them."""
-        given = (self.before, self.term, *(() if self.inputs.gate is None else (self.gate,)))
-        step, again = self.request.operator.step, torch.is_grad_enabled()
-        if is_transformed():
-            transformed: Any = torch.func.vjp(step, *given)
-            found: Outputs = transformed[1](torch.ones_like(transformed[0]))
-            return found
-        with torch.enable_grad():  # which hooks of saved tensors may follow, unlike a transform
-            read = tuple(t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in given)
-            after = step(*read)
-            if not after.requires_grad:
-                return tuple(torch.zeros_like(each) for each in given)
-            return torch.autograd.grad(after, read, torch.ones_like(after), create_graph=again, materialize_grads=True)
-
     def _delay(self, y: torch.Tensor) -> torch.Tensor:
         """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
         dim, ahead, nothing = self.call.dim, self.call.reverse, self._nothing
@@ -139,33 +123,19 @@ class _Line:
         return None if self.local.before is None else self.kept(self.local.before(self), 1)
 
 
-def knows(op: str, dtype: torch.dtype, *, kernels: bool) -> bool:
+def knows(op: str, dtype: torch.dtype) -> bool:
     """Whether derivatives of an operator with results of ``dtype`` are scans, or follow from its indices.
 
     False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
-    of another recurrence. The derivative of a step that no row states is for ``kernels`` alone, for the same reason.
+    of another recurrence.
     """
     row, kind = operator_named(op), dtype_named(dtype).kind
     if row.indices:
         return kind in Derivative().kinds
-    known = _derivative_of(row) if kernels else row.derivative
+    known = row.derivative
     if known is None or (known.before and not row.gated and environment.policy() == "fallback"):
         return False
     return kind in known.kinds
-
-
-_OF_STEP = Derivative(
-    before=lambda line: line.partials[0],
-    term=lambda line: line.partials[1],
-    gate=lambda line: line.partials[2],
-    kinds=("float",),  # a step of complex numbers may have no complex derivative
-)
-
-
-def _derivative_of(row: Operator) -> Derivative | None:
-    """The derivative that a row states, or that of its step where h is the result and a step reads no index."""
-    plain = row.output is None and row.resumed is None and not isinstance(row.start, tuple)
-    return row.derivative or (_OF_STEP if plain and not row.places_items and row.gives != "index" else None)
 
 
 def pull_back(

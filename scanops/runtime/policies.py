@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from scanops import environment
-from scanops.codegen.operators import is_built_in, operator_named
 from scanops.errors import MissingKernel
 
 if TYPE_CHECKING:
@@ -119,12 +118,10 @@ def strict() -> Policy:
 
 
 def command_for(spec: ScanSpec, target: str) -> str:
-    """Return what builds a kernel: a shell command, or Python where only the program knows the operator."""
+    """Return the shell command that builds a kernel."""
     if spec.map:
         return f"scanops build {spec.slug} --target {target} --import FILE, which is a recording of the program"
-    if is_built_in(operator_named(spec.op)):
-        return f"scanops build {spec.slug} --target {target}"
-    return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'
+    return f"scanops build {spec.slug} --target {target}"
 
 
 def missing(spec: ScanSpec, target: str, why: str, rule: str, hint: str) -> MissingKernel:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,28 +20,16 @@ import scanops
 from examples import demo
 from scanops import ScanSpec, specfile
 from scanops.builders.toolchain import find_nvcc
-from scanops.codegen.operators import OPERATORS
 from scanops.errors import MissingKernel
 from scanops.fallback import scans
 from tests.cli.conftest import Ask, Call, parse_json
 from tests.store.sources import needs_nvcc, script
 
-OPERATOR = """
-import scanops
-
-capped = scanops.Operator(
-    name="capped_of_test", formula="y[i] = min(x[0] + ... + x[i], 100)", lift=("x",), identity=("0",),
-    combine=("older + newer < 100 ? older + newer : 100",), kinds=("float",), gives="kept", commutative=True,
-    start=0, step=lambda h, x: (h + x).clamp(max=100),
-)
-"""
 PROGRAM = """
 import sys, torch, scanops
-from capped_of_test import capped
 with scanops.emulate(), scanops.policy("fallback"):
     for _ in range(3):
         scanops.cumsum(torch.ones(4, 60), 1, reverse=True)
-    scanops.scan(torch.ones(4, 60), capped, 1)
 sys.exit(int(sys.argv[1]))
 """
 FUSED = """
@@ -57,34 +44,28 @@ ON_CPU = "import torch, scanops; scanops.cumsum(torch.ones(9), 0)"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current directory, with a program that registers an operator; the store is below it."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a program; the store is below it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     for name in ("SCANOPS_POLICY", "SCANOPS_RECORD"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "capped_of_test.py").write_text(OPERATOR, encoding="utf-8")
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     (tmp_path / "two.toml").write_text('specs = ["sum-f32-n7", "sum-f32-n8"]\n', encoding="utf-8")
-    yield tmp_path
-    OPERATORS.pop("capped_of_test", None)
-    sys.modules.pop("capped_of_test", None)
+    return tmp_path
 
 
-def test_a_program_with_an_operator_of_its_own(call: Call, ask: Ask, folder: Path) -> None:
-    """The exit status is the program's, built-in specs are usable, and --import makes the others so."""
+def test_a_program_that_is_run_twice(call: Call, ask: Ask, folder: Path) -> None:
+    """The exit status is the program's, a second run is added to the same file, and its pack serves the kernel."""
     words = ("record", "--json", "-o", "specs.toml", "--", sys.executable, "program.py")
-    first, second = (call(*words, status) for status in ("7", "0"))  # a second run is added to the same file
+    first, second = (call(*words, status) for status in ("7", "0"))
     assert (first.exit_code, second.exit_code) == (7, 0), second.stderr
-    answer = parse_json(second.stdout)
-    assert [(kernel["spec"], kernel["count"]) for kernel in answer["kernels"]] == [("sum-f32-n60-reverse", 6)]
-    assert answer["unknown"] == {"capped_of_test": ["capped_of_test-f32-n60"]}
+    kernels = parse_json(second.stdout)["kernels"]
+    assert [(kernel["spec"], kernel["count"]) for kernel in kernels] == [("sum-f32-n60-reverse", 6)]
     assert ask("precompile", "specs.toml", "-o", "pack")["built"] == 1
-    rest = ask("precompile", "specs.toml", "-o", "pack", "--import", "capped_of_test")
-    assert (rest["built"], rest["found"]) == (1, 1)
     with pytest.MonkeyPatch.context() as patch, scanops.policy("never"), scanops.emulate():
         patch.setenv("SCANOPS_STORE", "pack")
-        assert scanops.scan(torch.full((4, 60), 3.0), "capped_of_test", 1)[0, -1] == 100
+        assert scanops.cumsum(torch.ones(4, 60), 1, reverse=True)[0, 0] == 60
         with pytest.raises(MissingKernel):
             scanops.cumsum(torch.ones(4, 61), 1)
 
@@ -130,11 +111,6 @@ def test_plan_checks_a_spec_file(call: Call, ask: Ask, folder: Path, monkeypatch
     assert (answer["found"], answer["missing"]) == (1, 1)
     assert "--lines goes with one SPEC" in call("plan", "specs.toml", "--lines", "3").stderr
     assert "absent.toml" in call("plan", "absent.toml").stderr
-
-
-def test_commands_that_import_an_operator(call: Call, folder: Path) -> None:
-    for words in (("generate",), ("plan",), ("build", "--target", "cpu")):
-        assert call(*words, "capped_of_test-f32-n9", "--import", "capped_of_test").exit_code == 0
 
 
 def test_programs_that_record_nothing(call: Call, folder: Path, capfd: Any) -> None:

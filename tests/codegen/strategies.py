@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scanops import ScanSpec
 from scanops.codegen.dtypes import DTYPES, default_result, promote
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -21,7 +21,7 @@ _SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWER
 _LAYOUTS = st.sampled_from(["dense", "rows", "transposed", "strided"])
 _SPREAD = st.sampled_from(["dense", "rows", "transposed", "strided", "line"])
 _DENSE = st.just("dense")
-_OPERATORS = sorted(BUILT_IN)
+_OPERATORS = sorted(OPERATORS)
 _SEGMENTS = [None, "flags", "int32", "int64"]
 
 
@@ -41,15 +41,15 @@ _GATED = [(*operands[:2], gate) for operands in _PLAIN for gate in _NAMES if _me
 
 def _operands(op: str) -> list[tuple[str, str | None, str | None]]:
     """Dtypes of items, mask and gate that an operator takes: masks of integers are for sums."""
-    found = _GATED if BUILT_IN[op].gated else _PLAIN
+    found = _GATED if OPERATORS[op].gated else _PLAIN
     return [each for each in found if op == "sum" or each[1] is None or DTYPES[each[1]].kind != "int"]
 
 
 def _outputs(op: str) -> st.SearchStrategy[str]:
     """Legal output dtypes; none is named where the default is legal for any input."""
-    kinds = BUILT_IN[op].kinds
+    kinds = OPERATORS[op].kinds
     legal = [name for name, row in DTYPES.items() if row.kind in kinds and row.stored]
-    always = all(default_result(BUILT_IN[op].gives, row).kind in kinds for row in DTYPES.values())
+    always = all(default_result(OPERATORS[op].gives, row).kind in kinds for row in DTYPES.values())
     return st.sampled_from([""] * always + legal)
 
 
@@ -72,7 +72,7 @@ def _specs(op: str, operands: tuple[str, str | None, str | None], segments: str 
         length=_SIZES,
         out_dtype=_outputs(op),
         accumulate=st.sampled_from([None, None, "wider", "compensated"]),
-        initial=st.booleans() if BUILT_IN[op].resumes else st.just(False),
+        initial=st.booleans() if OPERATORS[op].resumes else st.just(False),
         final=st.booleans(),
         reverse=st.booleans(),
         exclusive=st.booleans(),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from scanops.codegen.dtypes import DTYPES, DType, convert_number, literal, number_in
+from scanops.codegen.fusion.fused_rows import KEYWORDS, is_field_name
 from scanops.codegen.fusion.graph import Graph, Printer
-from scanops.codegen.operator_rules import KEYWORDS, is_field_name
 from scanops.errors import UnsupportedRequest
 from tests.requests.checks import refused
 

@@ -23,7 +23,6 @@ from benchmarks.sharded_calls import LAYOUTS, OPERATORS, VARIANTS, WORLDS, Reque
 from scanops.distributed.groups import Group
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
 from tests.distributed.kinds import every_kind
-from tests.numbers.oracle import AFFINE as COMPOUND_STATE
 
 DTYPE = torch.float64
 CALLS = 3  # of each request: the first finds what the others repeat
@@ -149,7 +148,6 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         "an even number of items|spans must be": {"spans": "head_tail"},
         "ranks differ in spans": {"spans": "head_tail", "x": x[:, :2]},
         "dim must be from": {"dim": 7},
-        "cannot be sharded": {"op": COMPOUND_STATE},
         "an operator of one tensor": {"op": "linear"},
         "operator": {"op": "prod"},
         "dimension": {"x": x.reshape(2, 3, 1)},
@@ -238,10 +236,6 @@ def dtensors(rank: int, wanted: Expected) -> None:
         torch.testing.assert_close([each.full_tensor() for each in found], [each.detach() for each in expected])
     a = tensors[0].detach()
     x = distribute_tensor(a, mesh, sharded)
-    pairs = distribute_tensor(a.round(), mesh, sharded)
-    assert torch.equal(
-        scanops.scan(pairs.long(), COMPOUND_STATE, 1).full_tensor(), scanops.scan(a.round().long(), COMPOUND_STATE, 1)
-    )
     assert torch.equal(scanops.cumsum(x, 1, complete=True).full_tensor(), scanops.cumsum(a, 1, complete=True))
     assert torch.equal(sd.cummax(x, 1).indices.full_tensor(), torch.cummax(a, 1).indices)
     assert torch.equal(sd.cumsum(x, 0).redistribute(placements=sharded).full_tensor(), torch.cumsum(a, 0))

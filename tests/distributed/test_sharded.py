@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-import scanops
 from benchmarks.sharded_calls import (
     LAYOUTS,
-    LINEAR_MAPS,
     OPERATORS,
     VARIANTS,
     WORLDS,
@@ -62,16 +59,10 @@ def forward(request: Request) -> list[tuple[torch.Tensor, ...]]:
     return results
 
 
-def request_of(ranks: int, seed: int, layout: str, words: str, operator: Any) -> Request:
-    """A call of an operator whose name is known from here on."""
-    scanops.scan(torch.ones(1, dtype=torch.int64), LINEAR_MAPS, 0)
-    return small_request(seed, ranks, layout, words, operator)
-
-
 def requests_on(most: int) -> some.SearchStrategy[Request]:
     """Calls on up to so many ranks."""
     how = map(some.sampled_from, (LAYOUTS, VARIANTS, OPERATORS))
-    return some.builds(request_of, some.integers(1, most), some.integers(0, 1000), *how)
+    return some.builds(small_request, some.integers(0, 1000), some.integers(1, most), *how)
 
 
 @settings(max_examples=25)

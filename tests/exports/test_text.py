@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from scanops.build_request import BuildRequest
 from scanops.codegen.abi import ABI
 from scanops.codegen.exports.formats import FORMATS, export
-from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.store import Store
@@ -118,37 +116,6 @@ def test_kernelbench_masks_and_rules() -> None:
     for bad in ("    try:", "z = x.half()", "class T(torch.Tensor):"):
         assert broken(f"{masked}\n{bad}\n"), bad
     assert len(broken("import torch")) == 3
-
-
-@pytest.mark.parametrize(
-    ("formula", "combine"),
-    [
-        ('y = """x""" and the rest"', "older + newer"),
-        ("y[i] = \\sum \\N \\u x", "older + newer"),
-        ("x", """older + newer + (sizeof(""\"" "") == 0)"""),
-        ("'''x'''", """older + newer + (sizeof(""\"" "") == 0)"""),
-    ],
-)
-def test_formulas_and_expressions_are_no_python(formula: str, combine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    quoted = Operator(
-        name="quoted",
-        formula=formula,
-        lift=("x",),
-        combine=(combine,),
-        identity=("0",),
-        commutative=True,
-        start=0,
-        step=lambda h, x: h + x,
-    )
-    monkeypatch.setitem(OPERATORS, quoted.name, quoted)
-    spec = ScanSpec(op=quoted.name, dtype="float32", length=64)
-    for format in ("modelnew", "kernelbench", "gpumode"):
-        text = export(spec, format)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # escapes that Python does not know
-            assert (ast.get_docstring(ast.parse(text)) or "").startswith(f"{formula}\n")
-        (source,) = texts(text)
-        assert f"// scanops: {formula}\n" in source and f"return {combine};" in source
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import torch
 from scanops.codegen.dtypes import DTYPES, default_result
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length, choose_variant
-from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
+from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
@@ -72,7 +72,7 @@ LAYOUTS: dict[str, Change] = {
 
 AXES: dict[str, tuple[str, ...]] = {
     "route": tuple(ROUTES),
-    "op": (*BUILT_IN, "affine"),
+    "op": (*OPERATORS, "affine"),
     "dtype": tuple(DTYPES),
     "reverse": ("forward", "reverse"),
     "exclusive": ("inclusive", "exclusive", "complete"),

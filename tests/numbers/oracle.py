@@ -18,6 +18,7 @@ import torch
 
 import scanops
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operator import Join
 from scanops.codegen.operators import OPERATORS, Operator
 
 # For tests only: not commutative and of two fields, so that a swapped operand or a lost field shows in any strategy.
@@ -33,12 +34,18 @@ AFFINE = Operator(
     commutative=False,
     start=0,
     step=lambda h, x: x * h + 1,
+    join=Join(
+        lift=lambda x, g, i: (torch.where(i < 0, 1, x), torch.where(i < 0, x, 1)),  # a carry-in has the index -1
+        combine=lambda older, newer: (older[0] * newer[0], newer[0] * older[1] + newer[1]),
+        identity=(1, 0),
+        result=lambda states: (states[1],),
+    ),
 )
 
 
 @contextmanager
 def affine_in_table() -> Iterator[None]:
-    """Register AFFINE inside the block, unless it is registered already."""
+    """Put AFFINE into the table inside the block, unless it is there already."""
     there = OPERATORS.get("affine")
     OPERATORS["affine"] = AFFINE
     yield
@@ -372,18 +379,6 @@ def of_same_turn(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 # ---- a reference that is differentiated: the same in torch's operations
 
-COMPOUND = scanops.Operator(
-    name="compound",
-    formula="y[i] = (1 + x[0]) (1 + x[1]) ... (1 + x[i]) - 1",
-    lift=("x",),
-    combine=("older + newer + older * newer",),
-    identity=("0",),
-    kinds=("float",),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: h + x + h * x,
-)
 # The state before any item, and how an item changes it; the gate of a recurrence is the last argument.
 STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
     "sum": (0.0, lambda h, x: h + x),
@@ -394,7 +389,6 @@ STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
     "cummax": (-math.inf, torch.maximum),
     "cummin": (math.inf, torch.minimum),
     "linear": (0.0, lambda h, x, a: a * h + x),
-    "compound": (0.0, lambda h, x: h + x + h * x),
 }
 
 

@@ -18,7 +18,6 @@ import torch
 
 import scanops
 from scanops.errors import ScanopsError
-from tests.numbers.oracle import COMPOUND
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "cumsum": scanops.cumsum,
@@ -27,7 +26,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "cummax": scanops.cummax,
     "cummin": scanops.cummin,
     "linear_scan": lambda x, dim, gate, **options: scanops.linear_scan(gate, x, dim, **options),
-    "compound": lambda x, dim, **options: scanops.scan(x, COMPOUND, dim, **options),
     **{
         name: lambda x, dim, name=name, **options: scanops.scan(x, name, dim, **options)
         for name in ("max", "min", "bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or")
@@ -36,10 +34,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool)
 DTYPES += (torch.complex64,)
 LENGTHS = (0, 1, 2, 33)
-MULTIPLY = ("cumprod", "linear_scan", "compound")
-DIFFERENTIABLE = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "linear_scan", "compound", "max", "min")
+MULTIPLY = ("cumprod", "linear_scan")
+DIFFERENTIABLE = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "linear_scan", "max", "min")
 # Items of which derivatives are defined: one zero factor, or terms of minus infinity.
-EXACT_AT = {"cumprod": 0.0, "logcumsumexp": -math.inf, "compound": -1.0}
+EXACT_AT = {"cumprod": 0.0, "logcumsumexp": -math.inf}
 FLOATS = (math.inf, -math.inf, math.nan, -0.0, 0.0, 1e-40, 1.0, -1.0)
 
 

@@ -16,7 +16,7 @@ import torch
 import scanops
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length, choose_variant
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import OPERATORS
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT
@@ -135,7 +135,7 @@ def test_special_values_are_torchs(name: str, op: str, device: str) -> None:
     case = CASES[name]
     for seed, (choices, scarce) in enumerate(((SPECIAL, 1), (SPECIAL, 400), ((-math.inf,), 1), (SPECIAL[2:], 1))):
         x = special(case, seed, choices, scarce)
-        function = getattr(torch, BUILT_IN[op].torch_name or "")
+        function = getattr(torch, OPERATORS[op].torch_name or "")
         wanted = function(x, case.dim)
         wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
         for y, expected in zip(call(x.to(device), op, case.dim), wanted, strict=False):

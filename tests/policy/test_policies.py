@@ -18,7 +18,6 @@ from scanops.codegen.kernel_key import KernelKey
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import call_cache, kernels, launcher
 from scanops.runtime.policies import POLICIES
-from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
 
 GENERIC = "sum-f32-any-le128-by4"
@@ -62,8 +61,6 @@ def test_never_names_the_spec_and_the_command() -> None:
             with pytest.raises(MissingKernel, match=SPEC.slug) as caught:
                 call()
             assert f"scanops build {SPEC.slug} --target cpu" in caught.value.hint
-        with affine_in_table(), scanops.emulate(), pytest.raises(MissingKernel, match="register_operator"):
-            scanops.scan(X, AFFINE, 1)
 
 
 NOTHING = (None,) * 5

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import OPERATORS
 from scanops.errors import ScanopsError
 from tests.numbers import oracle
 
-OPS = tuple(BUILT_IN)
+OPS = tuple(OPERATORS)
 NUMBERS = tuple(getattr(torch, name) for name in DTYPES)
 SHAPES: tuple[tuple[int, ...], ...] = (
     (),
@@ -71,7 +71,7 @@ def drawn(pick: random.Random, kernels: random.Random | None = None) -> Any:
     data = {"special": pick.random() < 0.5, "out": pick.choice(("none", "none", "none", "fresh", "stepped", "alias"))}
     data["seed"], choose = pick.randrange(2**16), (kernels or pick).choice
     shape, op = choose(SHAPES), choose((*OPS, "linear", "linear"))
-    rank, kinds = max(1, len(shape)), BUILT_IN[op].kinds
+    rank, kinds = max(1, len(shape)), OPERATORS[op].kinds
     likely = [dtype for dtype in NUMBERS if dtype_named(str(dtype)).kind in kinds]
     x_dtype = choose((*NUMBERS, *likely * 3))
     return Call(
@@ -126,7 +126,7 @@ class Built:
 
     def __init__(self, call: Any, device: str) -> None:
         self.call, self.device, r = call, device, call
-        self.row, self.shape = BUILT_IN[r.op], r.shape
+        self.row, self.shape = OPERATORS[r.op], r.shape
         self.indexed, self.gated = bool(self.row.indices), self.row.gated
         self.length = r.shape[r.dim] if r.shape else 1
         self.lines = tuple(size for d, size in enumerate(r.shape) if d != r.dim % max(1, len(r.shape)))

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.errors import DimensionOutOfRange, MissingCompiler, ScanopsError, UnsupportedRequest
 from scanops.requests.geometry import MAX_RANK
-from tests.numbers.oracle import AFFINE
 from tests.requests.checks import refused
 from tests.scripts import ran
 
@@ -104,7 +102,6 @@ def of_inference(device: str) -> torch.Tensor:
         return ones(device, 3)
 
 
-NO_CARRY_IN = replace(AFFINE, name="no_carry_in", resume=())
 Row = tuple[Callable[[str], object], str]  # a call with tensors on a device, and what the first line shows
 
 
@@ -212,7 +209,6 @@ CARRIES: list[Row] = [
     (lambda d: scan(d, "logical_or", initial=1), "initial=1"),
     (lambda d: scan(d, "sum", dtype=torch.uint8, initial=256), "initial=256"),
     (lambda d: scan(d, "sum", dtype=torch.uint8, initial=-1), "initial=-1"),
-    (lambda d: scan(d, NO_CARRY_IN, initial=0.0), "op='no_carry_in'"),
 ]
 
 SEGMENTS: list[Row] = [

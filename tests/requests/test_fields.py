@@ -99,7 +99,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
 def test_examples_are_lawful(name: str) -> None:
     """check_operator finds nothing in the examples."""
     report = scanops.check_operator(getattr(EXAMPLES, name), lengths=(6, 127, 601))
-    assert report.ok and report.laws == 1800 and report.items > 1000, str(report)
+    assert report.ok and report.laws == 7200 and report.items > 1000, str(report)
 
 
 def made(**options: Any) -> FieldOperator:

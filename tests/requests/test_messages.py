@@ -88,9 +88,3 @@ def test_a_missing_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> 
         scanops.cumsum(torch.ones(2, 1237), 1)
     assert str(caught.value).splitlines()[0].endswith("under the policy never: got policy 'never'")
     assert caught.value.hint.startswith("add it to the pack") and "scanops build sum-f32-n1237" in caught.value.hint
-
-
-def test_check_operator_by_name() -> None:
-    assert scanops.check_operator("bitwise_xor", lengths=(6,)).ok
-    with pytest.raises(scanops.errors.UnsupportedRequest, match="bitwise_xnor"):
-        scanops.check_operator("bitwise_xnor")

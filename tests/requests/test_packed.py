@@ -16,7 +16,7 @@ import torch
 
 import scanops
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import OPERATORS
+from scanops.codegen.operators import OPERATORS, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.reference import scan as scan_by_definition
 from scanops.operands import Operands
@@ -530,9 +530,9 @@ def test_reductions_by_torch(op: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(y, wanted, equal_nan=True)
 
 
-def test_reductions_of_an_operator_that_does_not_commute() -> None:
+def test_reductions_of_an_operator_that_does_not_commute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items are combined in their order."""
-    first = scanops.Operator(
+    first = Operator(
         name="first_of_run",
         formula="y[i] = the first of x[0] to x[i] that is not 0",
         lift=("x",),
@@ -544,9 +544,10 @@ def test_reductions_of_an_operator_that_does_not_commute() -> None:
         commutative=False,
         step=lambda h, x: h + (h == 0) * x,
     )
+    monkeypatch.setitem(OPERATORS, first.name, first)
     keys = torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])
     x = torch.tensor([0.0, 4.0, 3.0, 0.0, 5.0, 2.0, 1.0, 0.0, 9.0])
-    assert scanops.reduce_by_key(keys, x, first)[1].tolist() == [4.0, 0.0, 5.0]
+    assert scanops.reduce_by_key(keys, x, first.name)[1].tolist() == [4.0, 0.0, 5.0]
 
 
 def test_reductions_take_no_step_for_each_run() -> None:

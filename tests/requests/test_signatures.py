@@ -17,7 +17,7 @@ from tests.scripts import ROOT
 
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_scan", "scan")
 # modules, and classes whose fields are described where they are
-OTHERS = ("compat", "distributed", "errors", "nn", "__version__", "Kernel", "Operator", "Plan", "ScanSpec")
+OTHERS = ("compat", "distributed", "errors", "nn", "__version__", "Kernel", "Plan", "ScanSpec")
 PUBLIC = {
     **{name: getattr(scanops, name) for name in scanops.__all__ if name not in OTHERS},
     **{f"nn.{name}": getattr(scanops.nn, name) for name in scanops.nn.__all__},

@@ -12,7 +12,7 @@ from typing import Any
 from scanops import ScanSpec
 from scanops.builders.toolchain import find_cxx
 from scanops.codegen.kernel_key import KernelKey, variant_for
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import OPERATORS
 from scanops.codegen.planner import STRATEGIES, Plan, by_rule, make_plan
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -80,7 +80,7 @@ def plan_of(strategy: str, op: str, fields: Mapping[str, Any]) -> Plan | None:
     dtypes = {("bool",): "bool", ("bool", "int"): "int32"}
     try:
         spec = ScanSpec(
-            **{"op": op, "dtype": dtypes.get(BUILT_IN[op].kinds, "float32"), **SHAPES[strategy], **fields},
+            **{"op": op, "dtype": dtypes.get(OPERATORS[op].kinds, "float32"), **SHAPES[strategy], **fields},
             gate="float32" if op == "linear" else None,
         )
         key = KernelKey(spec, DEFAULT_TARGET, variant_for(strategy == "split"))
@@ -93,7 +93,7 @@ def sampled_plans() -> Iterator[tuple[str, Plan]]:
     """Yield features and plans: some with every operator, the others with a recurrence, or else a sum."""
     for strategy, (feature, fields) in itertools.product(SHAPES, FEATURES.items()):
         is_general = feature in ("plain", "offsets")
-        plans = (plan_of(strategy, op, fields) for op in (BUILT_IN if is_general else ("linear", "sum")))
+        plans = (plan_of(strategy, op, fields) for op in (OPERATORS if is_general else ("linear", "sum")))
         yield from itertools.islice(((feature, plan) for plan in plans if plan), None if is_general else 1)
 
 
@@ -138,7 +138,7 @@ def test_sampled_kernels(tmp_path: Path) -> None:
     features, plans = zip(*sampled_plans(), strict=True)
     assert set(features) == set(FEATURES)
     assert {plan.strategy for plan in plans} == set(STRATEGIES)
-    assert {plan.spec.operator.name for plan in plans} >= set(BUILT_IN)
+    assert {plan.spec.operator.name for plan in plans} >= set(OPERATORS)
     plans += tuple(map(make_plan, GRADIENTS))
     texts = [device_side(plan, number) for number, plan in enumerate(plans)]
     assert warnings_of(texts, tmp_path) == []

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
-from tests.numbers.oracle import COMPOUND, starts_of, walked
+from tests.numbers.oracle import starts_of, walked
 
 Tensors = tuple[torch.Tensor, ...]
 DIM, LENGTH = 1, 5
@@ -86,11 +86,6 @@ _CALLS: dict[str, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]
         ("whole",),
         lambda x: scanops.scan(x, "bitwise_xor", DIM),
         lambda x: torch.stack(list(itertools.accumulate(x.unbind(DIM), operator.xor)), DIM),
-    ),
-    "`scan(x, Operator(...))`": (
-        ("x",),
-        lambda x: scanops.scan(x, COMPOUND, DIM),
-        lambda x: torch.cumprod(1 + x, DIM) - 1,
     ),
     "`reverse`, `exclusive`": (
         ("x",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import scanops
 from scanops.errors import UnsupportedRequest
-from tests.numbers.oracle import COMPOUND
 from tests.torch_integration.columns import as_one_function
 from tests.torch_integration.compilers import QUICKLY, following
 from tests.torch_integration.rows import ROWS, Tensors, close, hold
@@ -180,7 +178,7 @@ def gated(y: Any, a: Any, b: Any) -> Any:
 
 
 SHIFT = 0.5
-LATER = replace(COMPOUND, name="compound_later")
+LATER = scanops.operator(fields=("h",), combine=lambda older, newer: older.h + newer.h + older.h * newer.h)
 COMPILED: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
     "scans in a backward pass": (Recurrence.apply, lambda a, b: scanops.linear_scan(a, b, 1), {}),
     "a new operator": (lambda a, b: scanops.scan(a, LATER, 1) * b, lambda a, b: (torch.cumprod(1 + a, 1) - 1) * b, {}),

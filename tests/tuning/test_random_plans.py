@@ -18,7 +18,7 @@ import pytest
 
 from scanops.build_request import BuildRequest
 from scanops.codegen.kernel_key import KernelKey, variant_for
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import operator_named
 from scanops.codegen.planner import STRATEGIES, Plan, by_rule, make_plan, rebuilt
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -45,7 +45,7 @@ def draw_spec(pick: random.Random) -> ScanSpec:
     """Draw a spec: operands of every layout, masks, gates, flags and offsets, both directions, carries."""
     while True:
         op = pick.choice(OPERATORS)
-        row, mask = BUILT_IN[op], pick.choice((None, None, "bool", "float32"))
+        row, mask = operator_named(op), pick.choice((None, None, "bool", "float32"))
         dtype, segments = pick.choice(WIDE), pick.choice((None, None, "flags", "int32"))
         inner, length = 1 if pick.random() < 0.4 else pick.choice(INNER), pick.choice(LENGTHS)
         layouts = ("dense", "dense", "rows" if inner == 1 else "columns", "transposed", "strided")
