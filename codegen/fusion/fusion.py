@@ -18,6 +18,7 @@ from scanops.codegen.dtypes import DTYPES, literal, number_in
 from scanops.codegen.fusion.fused_rows import Field, is_field_name, of_states, row_with
 from scanops.codegen.fusion.graph import (
     LEAVES,
+    SUM,
     Graph,
     Node,
     Printer,
@@ -151,7 +152,7 @@ class Fusion:
         ):  # fmt: skip
             used = {checked[at][0] for at in graph.find_ancestors(*roots)}.intersection(LEAVES)
             _require(used <= set(legal), f"nodes read {', '.join(sorted(used.difference(legal)))} where there is none")
-        return Fusion(
+        found = Fusion(
             checked,
             tuple(Operand(*each) for each in rows),
             tuple(elements),
@@ -161,6 +162,30 @@ class Fusion:
             tuple(combine),
             tuple(append),
         )
+        scans = {checked[at][0] for at in graph.find_ancestors(*elements, *combine, *append)}
+        _require(SUM not in scans, "a value that is scanned is made of a sum over lines")
+        below = {checked[at][0] for at in graph.find_ancestors(*(checked[at][2] for at in found.sums))}
+        _require(SUM not in below, "a sum over lines is within another")
+        above = {checked[at][0] for at in found.above} if found.sums else set()
+        _require("result" not in above, "an output beside a sum over lines reads the result of one line")
+        return found
+
+    @lazy
+    def sums(self) -> tuple[int, ...]:
+        """The sums of expressions over lines that outputs are made of: they have an item for those lines together."""
+        reached = Graph(self.nodes).find_ancestors(*(each.at for each in self.outputs))
+        return tuple(at for at in reached if self.nodes[at][0] == SUM)
+
+    @lazy
+    def above(self) -> tuple[int, ...]:
+        """The nodes that outputs are made of, as far as the sums over lines, these included."""
+        found, waiting = set[int](), [each.at for each in self.outputs]
+        while waiting:
+            at = waiting.pop()
+            if at not in found:
+                found.add(at)
+                waiting += [] if self.nodes[at][0] == SUM else arguments_of(self.nodes[at])
+        return tuple(sorted(found))
 
     @property
     def digest(self) -> str:
@@ -282,6 +307,13 @@ class Fusion:
                 allowed=f"1 to {MOST_OPERANDS} tensors",
                 value=f"{len(self.operands)} tensors",
                 hint="combine some of them before the scan",
+            )
+        if self.sums:
+            raise UnsupportedRequest(
+                f"{spec.op}: map adds the results of several lines",
+                allowed="expressions whose outputs have an item for each item that is scanned",
+                value="a sum over lines",
+                hint="scan without it, and add the results with torch.sum",
             )
         wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
         if wrong or row.indices:

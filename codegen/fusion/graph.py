@@ -34,6 +34,7 @@ _TEXTS = {
 OPERATIONS = frozenset(_TEXTS)
 _STEPS = ("floor", "trunc", *_DIVISIONS)  # functions that are not continuous
 LEAVES = ("operand", "result", "older", "newer")  # an item of an operand, and fields of states, by their places
+SUM = "sum"  # of an expression, over the lines whose results a scan adds; functions of items have no such operation
 # In float32: fewer instructions, errors of at most 3 units in the last place, results below 2^-126 may be 0. See
 # stages/pointwise.cuh.j2.
 _SINGLE = {
@@ -247,7 +248,7 @@ def _fits(
         to = DTYPES.get(given.pop()) if len(given) == 2 and isinstance(given[1], str) else None
         if to is None or not to.stored or to.name == dtype.name or wide(to.name) != dtype.name:
             return False
-    elif operation not in OPERATIONS and operation != "cast":
+    elif operation not in OPERATIONS and operation not in ("cast", SUM):
         return False
     if not all(is_place(each, len(dtypes)) for each in given):
         return False
@@ -258,6 +259,8 @@ def _fits(
         return dtype.kind == "bool" and len(of) == 2 and of[0] == of[1]
     if operation == "where":
         return of == ["bool", dtype.name, dtype.name]
+    if operation == SUM:
+        return dtype.kind == "float" and of == [dtype.name]
     count = 1 if operation == "round" or "{1}" not in _TEXTS[operation] else 2
     legal = dtype.kind == "float" if operation in _FLOATS else operation not in _WHOLE or dtype.kind != "float"
     return legal and of == [dtype.name] * count
