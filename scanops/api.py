@@ -11,7 +11,6 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
-from scanops.fusion.phases import phase_of
 from scanops.keywords import Ends, Final, Pair
 from scanops.ops.dispatch import broadcast_gates, call_of, gate_of, learn_chunks, plain_name, run
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
@@ -187,9 +186,7 @@ def scan(
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]) -> Pair: ...
 @overload
-def cumsum(
-    x: Tensor, dim: int, *, return_final: Literal[False] = ..., modulo: float | None = ..., **options: Unpack[Chunks]
-) -> Tensor: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
 def cumsum(
@@ -208,7 +205,6 @@ def cumsum(
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
-    modulo: float | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the cumulative sum of ``x`` along ``dim``: ``y[i] = x[0] + x[1] + ... + x[i]``.
 
@@ -252,8 +248,6 @@ def cumsum(
             for sums and products of floats, carries what rounding has lost beside them (docs/variants.md).
         out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
             is to have. It may be x itself.
-        modulo: the period of phases: return remainders of the sums, whose error does not grow with the length
-            (docs/variants.md).
 
     Returns:
         A contiguous tensor of x's shape, or with ``complete`` of one more item along ``dim``. With ``return_final``
@@ -278,11 +272,6 @@ def cumsum(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if modulo is not None:
-        others: dict[str, Any] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
-        others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
-        op = phase_of(x, modulo, dtype)
-        return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, **others)  # type: ignore[no-any-return]
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
     return run_scan(tensors, (out,), options)

@@ -69,6 +69,14 @@ filtered = scanops.operator(
     project=lambda y: y.last,
 )
 
+# A phase in turns, from 0 to 1: a running sum whose whole part is dropped at every step: its error does not grow.
+fold = lambda turns: turns - (turns >= 1).double()  # noqa: E731
+phase = scanops.operator(
+    fields={"turns": torch.float64},
+    lift=lambda x: fold(torch.remainder(x.double(), 1)),
+    combine=lambda older, newer: fold(older.turns + newer.turns),
+)
+
 # Forward fill: the newest item that is not NaN. With reverse=True it fills backwards.
 last_valid = scanops.operator(
     fields={"value": None, "valid": torch.bool},

@@ -165,7 +165,7 @@ def calls_that_differ(rank: int, wanted: Expected) -> None:
         with pytest.raises(UnsupportedRequest if odd else PeerMismatch, match=message):
             sd.scan(**given | (changed if odd else {}))
         assert torch.equal(sd.scan(**given)[:, -1], torch.full((2,), 3.0 * (rank + 1)))
-    for name in ("complete", "out", "chunk", "map", "then", "modulo", "revers"):  # what a sharded scan does not have
+    for name in ("complete", "out", "chunk", "map", "then", "revers"):  # what a sharded scan does not have
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             sd.scan(**given | {name: None})
     for message, changed in {"group must be": {"group": 3}, "must rise": {"offsets": torch.tensor([0, 13])}}.items():

@@ -171,7 +171,6 @@ MOST_FILES = {
     "dtype": 77,
     "accumulate": 9,
     "out": 39,
-    "modulo": 2,
 }
 
 

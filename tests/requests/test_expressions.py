@@ -25,6 +25,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.fusion.functions import trace_fusion
 from tests.requests.checks import refused
+from tests.scripts import loaded
 
 PLACES: tuple[Callable[[], Any], ...] = (contextlib.nullcontext, lambda: scanops.emulate(seed=5))
 
@@ -98,7 +99,6 @@ def test_results_of_8_bit_floats_are_float32(dtype: str) -> None:
     for place in PLACES:
         with place():
             for found, wanted in (
-                (scanops.cumsum(x, 0, modulo=2.5), [1.0, 0.5, 1.0]),
                 (scanops.scan((x,), largest, 0), [1.0, 2.0, 2.0]),
                 (scanops.scan((x, x), both, 0)[1], [1.0, 2.0, 0.5]),
                 (scanops.scan((x,), "sum", 0, then=lambda y, x: x), [1.0, 2.0, 0.5]),
@@ -108,13 +108,13 @@ def test_results_of_8_bit_floats_are_float32(dtype: str) -> None:
             for call in (
                 lambda: scanops.scan((x,), "sum", 0, map=lambda x: x.float().to(getattr(torch, dtype))),
                 lambda: scanops.scan((x,), "sum", 0, map=lambda x: x, dtype=getattr(torch, dtype)),
-                lambda: scanops.cumsum(x, 0, modulo=2.5, dtype=getattr(torch, dtype)),
             ):
                 refused(UnsupportedRequest, call)
 
 
 # ---- transforms
 
+EXAMPLES = loaded("docs/examples/fields.py")
 MEAN = scanops.operator(
     fields=("weight", "total"),
     lift=lambda x: (x * x + 1, x),
@@ -128,7 +128,7 @@ SCANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linear": lambda v: scanops.scan((v, v), "linear", 0, map=lambda x, y: (x.sigmoid(), x * y)),
     "fields": lambda v: scanops.scan((v,), MEAN, 0),
     "step": lambda v: scanops.scan((v,), FILTER, 0)[0],
-    "modulo": lambda v: scanops.cumsum(v, 0, modulo=1.25) * v,
+    "phase": lambda v: scanops.scan(v, EXAMPLES.phase, 0) * v,
     "carry": lambda v: scanops.scan((v, v[:1]), "sum", 0, map=lambda x, y: x * y, initial=v[0] * 2),
 }
 

@@ -28,16 +28,6 @@ MESSAGES: dict[str, tuple[Callable[[], object], str, str]] = {  # the call, its 
         "linear_scan: a must be on b's device: got a.device=meta",
         "move it: a.to('cpu')",
     ),
-    "a period": (
-        lambda: scanops.cumsum(X, 1, modulo=-1.0),
-        "cumsum: modulo must be a positive finite number: got modulo=-1.0",
-        "modulo=2 * math.pi",
-    ),
-    "a dtype beside a period": (
-        lambda: scanops.cumsum(X, 1, modulo=1.0, dtype=torch.int32),
-        "beside modulo: got",
-        "leave modulo out",
-    ),
     "None": (lambda: scanops.cumsum(None, 0), "x must be a tensor: got x=None", "pass a tensor as x"),  # type: ignore[call-overload]
     "a list": (lambda: scanops.cumsum([1.0], 0), "x must be a tensor: got x=[1.0]", "torch.as_tensor(x)"),  # type: ignore[call-overload]
     "a carry-in with dim": (

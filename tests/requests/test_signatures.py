@@ -69,7 +69,7 @@ def test_equal_arguments_of_scans_have_one_description() -> None:
 PROGRAM = """
 import torch, scanops
 x, flag = torch.rand(3), bool(torch.rand(()) > 1)
-a: torch.Tensor = scanops.cumsum(x, 0, modulo=1.0)
+a: torch.Tensor = scanops.cumsum(x, 0)
 b: torch.Tensor = scanops.scan(x, "sum", 0, chunk=2)
 c: torch.Tensor = scanops.cumprod(x, 0, chunk=2)
 d, e = scanops.logcumsumexp(x, 0, return_final=True)

@@ -295,29 +295,3 @@ def test_settings_of_the_compiler_outlive_a_function_that_fails() -> None:
         with pytest.raises(Exception, match="fft"):
             call(x)
         assert settings == [getattr(torch._dynamo.config, name) for name in names]
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_phases_in_compiled_programs(dynamic: bool | None) -> None:
-    """``modulo`` with a period that changes, under fullgraph and strict export, with gradients."""
-    x = torch.rand(2, 6, requires_grad=True)
-
-    def function(x: torch.Tensor, period: float) -> torch.Tensor:
-        return scanops.cumsum(x * 4, -1, modulo=period, reverse=True)
-
-    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for period in (6.25, 1.5, 2, 0.3):
-        y, wanted = compiled(x, period), function(x, period)
-        torch.testing.assert_close(y, wanted)
-        for found in (torch.autograd.grad(each.sin().sum(), x)[0] for each in (y, wanted)):
-            torch.testing.assert_close(found, torch.autograd.grad(function(x, period).sin().sum(), x)[0])
-
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return function(x, 2.5)
-
-    for strict in (True, False):
-        program = torch.export.export(Model(), (x.detach(),), strict=strict).module()
-        torch.testing.assert_close(program(x.detach()), function(x.detach(), 2.5))
-    with pytest.raises(Exception, match="modulo must be a positive finite number"):
-        compiled(x, -1.0)
