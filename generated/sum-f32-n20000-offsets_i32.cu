@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 9a52a847d43792ec of everything below this banner
+// content  sha256 4ad802f32d452465 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -76,6 +76,14 @@ constexpr int kStatusWords = 2;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
 constexpr bool kCopiesAsync = true;  // the target has cp.async
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
+#ifdef __CUDACC__
+__device__ __forceinline__ float root_of(float x) {  // to 1 ulp
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
 
 #ifdef __CUDACC__
 // Tile status words: relaxed 64-bit accesses, which L1 does not serve, at the scope of the GPU, or of the system where
@@ -172,10 +180,20 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     return __funnelshift_r(marks[at / kWordBits], marks[at / kWordBits + 1], at % kWordBits);
 }
 
-// The number of segments that begin before `place`, which all lanes of the warp name alike.
-__device__ __forceinline__ int count_begins(const Segments& segments, long long place, int lane) {
-    int low = 0, count = segments.count;  // range that holds the first of them
-    while (count > 0) {                   // split the rest into 32 parts; count those that end before `place`
+// The number of segments that begin before `place` of `length` items, which all lanes of the warp name alike. Each step
+// waits for memory. Of many segments the first looks where equal ones would begin, as far as their lengths vary mostly;
+// the others split the range that is left into 32 parts, and count those that end before `place`.
+__device__ __forceinline__ int count_begins(const Segments& segments, long long place, long long length, int lane) {
+    int low = 0, count = segments.count;  // range that holds the first that does not begin before `place`
+    if (count > kWarpThreads * kWarpThreads) {
+        const int part = 1 + (int)root_of((float)count) / 10, near = (int)((float)count * ((float)place / (float)length));
+        const int first = max(0, min(near, count) - kWarpThreads / 2 * part), last = first + lane * part - 1;
+        const bool before = last < 0 || (last < count && segments.begin[last] < place);
+        const int parts = __popc(__ballot_sync(kFullMask, before));
+        if (parts > 0) low = first + (parts - 1) * part;
+        count = parts == 0 ? first - 1 : parts == kWarpThreads ? count - low : min(count - low, part - 1);
+    }
+    while (count > 0) {
         const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1;
         const bool before = last < count && segments.begin[low + last] < place;
         const int whole = __popc(__ballot_sync(kFullMask, before));
@@ -185,17 +203,18 @@ __device__ __forceinline__ int count_begins(const Segments& segments, long long 
     return low;
 }
 
-// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
-__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
+// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order; `low` segments
+// at most begin before.
+__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int low,
+                                            int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
     for (int w = lane; w < kWarpItems / kWordBits; w += kWarpThreads) marks[w] = 0;
     if constexpr (kFlagsNextItems) ++first;  // an item begins a segment, in scan order, if the next in memory does
-    int low = count_begins(segments, first, lane);
     __syncwarp();
-    for (bool inside = true; __all_sync(kFullMask, inside); low += kWarpThreads) {
+    for (bool goes_on = true; __all_sync(kFullMask, goes_on); low += kWarpThreads) {
         const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
-        inside = item >= 0 && item < kWarpItems;  // offsets that were overwritten may fall
-        if (inside) atomicOr(&marks[item / kWordBits], 1u << item % kWordBits);
+        goes_on = item < kWarpItems;
+        if (goes_on && item >= 0) atomicOr(&marks[item / kWordBits], 1u << item % kWordBits);
     }
     __syncwarp();
 }
@@ -768,7 +787,11 @@ sum_f32_n20000_offsets_i32_persistent(  // no __restrict__: an operand may be an
             const unsigned arrived = (unsigned)(step + kAhead) % kStages;
             const TileNumber number = (TileNumber)loaded[0];
             const RowPart part = part_of(number / tiles_a_line, (int)(number % tiles_a_line));
-            mark_begins(ring.marks[arrived][warp], segments, memory_index(part.first - lane * kItemsPerLoad, kWarpItems, length), lane);
+            {
+                const long long first = memory_index(part.first - lane * kItemsPerLoad, kWarpItems, length);
+                const int low = count_begins(segments, first - 1, length, lane);
+                mark_begins(ring.marks[arrived][warp], segments, first, low, lane);
+            }
             copy_async_wait<kStages - 1 - kAhead>();
             if (kLanesShare) __syncwarp();  // lanes read items that other lanes copied
             Accesses a = take(ring, arrived, warp, lane);

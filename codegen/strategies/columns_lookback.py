@@ -174,7 +174,7 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         few
         and spec.looks_ahead
         and column_tile.is_gradient(spec)
-        and vector >= GRADIENT_WIDTH
+        and column_tile.column_width(spec) >= GRADIENT_WIDTH
         and column_tile.can_stage(spec, target, GRADIENT_WIDTH)
     ):
         return _of_gradients(spec, target)

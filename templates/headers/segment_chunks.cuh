@@ -1,17 +1,3 @@
-//@ count_begins
-// The number of segments that begin before `place`, which all lanes of the warp name alike.
-__device__ __forceinline__ int count_begins(const Segments& segments, long long place, int lane) {
-    int low = 0, count = segments.count;  // range that holds the first of them
-    while (count > 0) {                   // split the rest into 32 parts; count those that end before `place`
-        const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1;
-        const bool before = last < count && segments.begin[low + last] < place;
-        const int whole = __popc(__ballot_sync(kFullMask, before));
-        low += whole * part;
-        count = min(count - whole * part, part - 1);
-    }
-    return low;
-}
-
 //@ each_chunk
 // Call use(item) for each chunk of segment k that begins at item `first` + `item`, of `count` items.
 template <class Use>
@@ -23,12 +9,13 @@ __device__ __forceinline__ void each_chunk(const Segments& segments, int k, long
 }
 
 //@ mark_begins
-// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
-__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
+// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order; `low` segments
+// at most begin before.
+__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int low,
+                                            int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
     for (int w = lane; w < kWarpItems / kWordBits; w += kWarpThreads) marks[w] = 0;
     if constexpr (kFlagsNextItems) ++first;  // an item begins a segment, in scan order, if the next in memory does
-    int low = count_begins(segments, first, lane);
     __syncwarp();
     for (low = low > 0 ? low - 1 : 0; __any_sync(kFullMask, low + lane < segments.count - 1); low += kWarpThreads) {
         const bool inside = low + lane < segments.count - 1 && begin_of(segments, low + lane) < first + kWarpItems;

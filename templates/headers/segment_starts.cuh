@@ -7,6 +7,30 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     return __funnelshift_r(marks[at / kWordBits], marks[at / kWordBits + 1], at % kWordBits);
 }
 
+//@ count_begins
+// The number of segments that begin before `place` of `length` items, which all lanes of the warp name alike. Each step
+// waits for memory. Of many segments the first looks where equal ones would begin, as far as their lengths vary mostly;
+// the others split the range that is left into 32 parts, and count those that end before `place`.
+__device__ __forceinline__ int count_begins(const Segments& segments, long long place, long long length, int lane) {
+    int low = 0, count = segments.count;  // range that holds the first that does not begin before `place`
+    if (count > kWarpThreads * kWarpThreads) {
+        const int part = 1 + (int)root_of((float)count) / 10, near = (int)((float)count * ((float)place / (float)length));
+        const int first = max(0, min(near, count) - kWarpThreads / 2 * part), last = first + lane * part - 1;
+        const bool before = last < 0 || (last < count && segments.begin[last] < place);
+        const int parts = __popc(__ballot_sync(kFullMask, before));
+        if (parts > 0) low = first + (parts - 1) * part;
+        count = parts == 0 ? first - 1 : parts == kWarpThreads ? count - low : min(count - low, part - 1);
+    }
+    while (count > 0) {
+        const int part = (count + kWarpThreads - 1) / kWarpThreads, last = (lane + 1) * part - 1;
+        const bool before = last < count && segments.begin[low + last] < place;
+        const int whole = __popc(__ballot_sync(kFullMask, before));
+        low += whole * part;
+        count = min(count - whole * part, part - 1);
+    }
+    return low;
+}
+
 //@ count_begins_alone
 // The number of segments that begin before `place`.
 __device__ __forceinline__ int count_begins_alone(const Segments& segments, long long place) {

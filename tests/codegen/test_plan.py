@@ -44,6 +44,11 @@ from tools.golden import GOLDEN
 @example(ScanSpec.parse("cummax-f16-n32768"), "sm_75", False)  # a ring too short for items that pass through registers
 @example(ScanSpec.parse("sum-e5m2-n65536-out_c128"), "sm_75", False)  # pieces of results that fill shared memory
 @example(ScanSpec.parse("linear-bf16-n6657-out_i16-mask_c128-gate_f16-strided-line_mask"), "sm_90", False)
+@example(
+    ScanSpec.parse("linear_gradient-f32-n20000-inner33-gate_f32-saved_f32-reverse-exclusive-results_saved"),
+    "sm_90",
+    True,
+)
 def test_a_plan_covers_the_line(spec: ScanSpec, target: str, few: bool) -> None:
     """No tile lies wholly past the end, positions fit their type, and the rules of plans from files hold."""
     plan = make_plan(spec, target, few)
@@ -270,6 +275,18 @@ def test_a_malformed_launch_is_refused(change: dict[str, object]) -> None:
     """Types, bounds, names and fields of what a manifest holds; ... stands for a field that is not there."""
     with pytest.raises((TypeError, ValueError)):
         Launch.read({name: value for name, value in {**SOUND, **change}.items() if value is not ...})
+
+
+# ---- measured plans
+
+
+def test_a_gate_for_each_line_takes_the_plan_of_one_for_each_item() -> None:
+    """Where nothing was measured for scans like it with a gate for each line."""
+    slug = "linear-f32-n1024-inner24-gate_f32-segments-reverse"
+    full, of_lines = make_plan(slug), make_plan(f"{slug}-line_gate")
+    assert (of_lines.origin, of_lines.numbers()) == (f"measured: {slug}", full.numbers())
+    own = make_plan("linear-f32-n32768-gate_f32-line_gate")
+    assert own.origin == "measured: linear-f32-n32768-gate_f32-line_gate"
 
 
 # ---- measured shapes for all GPUs

@@ -241,6 +241,22 @@ def test_chunks_longer_than_lines(kernels: str, cuts: list[int] | None, chunk: i
     torch.testing.assert_close(compiled(x), in_chunks(x, 0, [0, length], chunk))
 
 
+@pytest.mark.parametrize("shape", [(9000,), (9000, 8)])
+@pytest.mark.parametrize(("low", "high"), [(0, 9000), (0, 40), (8970, 9000)])
+def test_thousands_of_segments(kernels: str, shape: tuple[int, ...], low: int, high: int) -> None:
+    """Of similar lengths, or all but one at an end of the line, far from where equal ones would begin."""
+    random = torch.Generator().manual_seed(2026)
+    inner = torch.randint(low, high, (2500,), generator=random).sort().values
+    offsets = torch.cat([torch.tensor([0]), inner, torch.tensor([9000])]).to(kernels)
+    x = torch.randint(-3, 4, shape, generator=random).double().to(kernels)
+    total = torch.cat([x.new_zeros(1, *shape[1:]), x.cumsum(0)])
+    y = scanops.cumsum(x, 0, offsets=offsets)
+    begins = offsets[torch.searchsorted(offsets, torch.arange(9000, device=x.device), right=True) - 1]
+    assert torch.equal(y, total[1:] - total[begins])
+    ends = offsets[torch.searchsorted(offsets, torch.arange(9000, device=x.device), right=True)]
+    assert torch.equal(scanops.cumsum(x, 0, offsets=offsets, reverse=True), total[ends] - total[:-1])
+
+
 @pytest.mark.parametrize("shape", [(2, 12), (2, 12, 3), (2, 12, 40)], ids=["rows", "few columns", "columns"])
 def test_many_segments_in_chunks(kernels: str, shape: tuple[int, ...]) -> None:
     """More segments than a warp has lanes, of which many are empty or shorter than a chunk."""
