@@ -15,7 +15,7 @@ TYPED := build/typed
 EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || echo 315532800))
 PREBUILT := $(CURDIR)/build/native
 
-.PHONY: help demo test test-fast tests lint format types linked wheel figures golden docs pytorch-page site gpu-test test-against clean
+.PHONY: help demo test test-fast tests lint format types linked wheel golden docs pytorch-page site gpu-test test-against clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -52,10 +52,6 @@ linked:
 
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/, with the C++ call path for this torch and Python
 	mkdir -p dist && cp build/wheel/scanops-* dist/
-
-figures: $(STAMPS)/package  ## figures of the project's structure and runtime; none is a limit
-	$(BIN)/python tools/figures.py
-	-$(BIN)/python -m tools.recorded
 
 golden: $(STAMPS)/package  ## render generated/ again
 	$(BIN)/python -m tools.golden

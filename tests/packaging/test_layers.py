@@ -1,28 +1,19 @@
 """Layers: no module and no package imports itself through others, and the generator imports nothing of scanops.
 
-Counted are all imports: lazy ones and those for type annotations too. A new keyword of ``cumsum`` is passed along by
-one object, so that few files name it.
+Counted are all imports: lazy ones and those for type annotations too.
 """
 
 from __future__ import annotations
 
 import ast
-import shutil
 import sys
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import scanops
 import scanops.codegen
 from tests.scripts import ROOT, ran
-from tools import figures
-
-needs_git = pytest.mark.skipif(
-    shutil.which("git") is None or not (figures.ROOT / ".git").exists(), reason="needs a git checkout"
-)
 
 TREES = {"scanops": Path(scanops.__path__[0]), "scanops.codegen": Path(scanops.codegen.__path__[0])}
 GENERATOR = "scanops.codegen"
@@ -151,44 +142,3 @@ def test_the_generator_renders_where_nothing_else_can_be_imported() -> None:
     """Every module of it is imported, every kernel of ``generated/`` is rendered, and so is a fused one."""
     files = len(list((ROOT / "generated").iterdir()))
     assert ran(sys.executable, "-c", ALONE, ROOT / "generated", folder=ROOT).stdout == f"{files} [] True False\n"
-
-
-# How many files may name each keyword of the public scans. A layer that passes keywords along hands on ``Call`` or
-# ``Inputs`` whole. A file that gives one a meaning may name it: then its number here goes up, and whoever reviews the
-# change sees it. Some are words of PyTorch or of C++ as well, such as dtype and out.
-MOST_FILES = {
-    "map": 14,
-    "then": 7,
-    "mask": 47,
-    "reverse": 32,
-    "exclusive": 31,
-    "initial": 38,
-    "return_final": 9,
-    "complete": 22,
-    "segment_starts": 9,
-    "offsets": 35,
-    "chunk": 22,
-    "dtype": 77,
-    "accumulate": 9,
-    "out": 39,
-}
-
-
-@needs_git
-def test_every_keyword_is_named_in_few_files() -> None:
-    found = figures.keyword_files()
-    assert found.keys() == MOST_FILES.keys()
-    print({word: len(files) for word, files in found.items()})
-    assert all("scanops/api.py" in files for files in found.values())
-    assert {word: files for word, files in found.items() if len(files) > MOST_FILES[word]} == {}
-
-
-def test_words_of_a_file(tmp_path: Path) -> None:
-    """Comments, docstrings, built-in functions and functions of itertools are not keywords."""
-    python, header = tmp_path / "a.py", tmp_path / "a.h"
-    python.write_text(
-        '"""Docstring of reverse."""\nf(map(g, xs), mask=itertools.accumulate(xs), map=call.chunk)  # dtype\nd["out"]\n'
-    )
-    header.write_text("int mask; // dtype\n/* reverse */ int chunk;\n")
-    assert figures.list_words(python) & {*MOST_FILES} == {"mask", "map", "chunk", "out"}
-    assert figures.list_words(header) & {*MOST_FILES} == {"mask", "chunk"}

@@ -1,51 +1,56 @@
-"""Names of code, as far as a script can judge them: functions are verbs, and no two things share a name."""
+"""Names: no two classes, aliases or modules of the package and its generator share one."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+import ast
+import re
 
-import pytest
-
-from tools import figures
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("git") is None or not (figures.ROOT / ".git").exists(), reason="needs a git checkout"
-)
+from tests.scripts import ROOT
 
 # Names that are left to change: they only become fewer.
-PARTICIPLES = {
-    "scanops/ops/linearised.py kept",
-}
 REPEATED = {
     "classes": {"Layout"},
     "aliases": {"Function", "Outputs", "Scan", "States", "Tensors"},
     "modules": {"fused"},
 }
+_CONSTANT = re.compile(
+    r"^(?:    (?=static))?(?:static |inline )*constexpr [^({=;]*?\b(\w+)(?:\[\w*\])?\s*(?:=|\{)", re.MULTILINE
+)
 
 
-@pytest.fixture(scope="module")
-def sources() -> list[Path]:
-    """The sources of the package and of the generator."""
-    return [*figures.sources("scanops"), *figures.sources("codegen")]
+def test_no_two_classes_aliases_or_modules_share_a_name() -> None:
+    found: dict[str, dict[str, list[str]]] = {"classes": {}, "aliases": {}, "modules": {}}
+    for path in (*(ROOT / "scanops").rglob("*.py"), *(ROOT / "codegen").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if path.stem not in ("__init__", "__main__"):
+            found["modules"].setdefault(path.stem, []).append(name)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found["classes"].setdefault(node.name, []).append(name)
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Name) and re.match("[A-Z][a-z]", target.id):
+                found["aliases"].setdefault(target.id, []).append(name)
+    for name in found["classes"].keys() & found["aliases"].keys():
+        found["classes"][name] += found["aliases"].pop(name)
+    repeated = {
+        kind: {name: at for name, at in names.items() if len(at) > 1 and name not in REPEATED[kind]}
+        for kind, names in found.items()
+    }
+    assert repeated == {kind: {} for kind in REPEATED}
 
 
-def test_no_function_is_called_by_a_participle(sources: list[Path]) -> None:
-    found = {place.partition(":")[0] + " " + place.split()[1] for place in figures.participles(sources)}
-    assert sorted(found - PARTICIPLES) == []
+def lower_case_constants(text: str) -> list[str]:
+    """Return the constants of a kernel, at file scope or of a class, that are not called ``kLikeThis``.
 
-
-def test_no_two_classes_aliases_or_modules_share_a_name(sources: list[Path]) -> None:
-    found = figures.find_repeated_names(sources)
-    assert {
-        kind: {name: at for name, at in found[kind].items() if name not in REPEATED[kind]} for kind in REPEATED
-    } == {kind: {} for kind in REPEATED}
+    A ``constexpr`` variable of a function is a value like its others.
+    """
+    return [name for name in _CONSTANT.findall(text) if not re.match("k[A-Z]", name)]
 
 
 def test_constants_of_kernels_are_not_in_lower_case() -> None:
-    kernels = [path for path in figures.list_tracked("generated") if path.suffix == ".cu"]
+    kernels = list((ROOT / "generated").glob("*.cu"))
     assert len(kernels) >= 8
-    found = {path.name: figures.lower_case_constants(path.read_text(encoding="utf-8")) for path in kernels}
+    found = {path.name: lower_case_constants(path.read_text(encoding="utf-8")) for path in kernels}
     assert {name: names for name, names in found.items() if names} == {}
 
 
@@ -64,4 +69,4 @@ void f() {
     if constexpr (kRight == 1) return;
 }
 """
-    assert figures.lower_case_constants(text) == ["wrong", "is_flat", "list"]
+    assert lower_case_constants(text) == ["wrong", "is_flat", "list"]
