@@ -17,6 +17,7 @@ COMMANDS = {
     "uses": "what each page of docs/uses opens with beside the code that it replaces: time and peak memory",
     "patched": "unmodified programs with and without patch_torch: results, host times, steps",
     "drop_ins": "functions of scanops.compat beside the formulas they replace, and the originals where installed",
+    "peers": "kernels of fla, accelerated-scan, mamba_ssm, cuda.compute, torch.compile beside scans like them",
     "fusion": "scans with map and then against the same expressions around torch's scans, eager and compiled",
     "plans": "search the fastest plans on this GPU and write the table that the planner reads",
     "gradients": "forward and backward passes: time in copies, peak memory",
@@ -38,6 +39,7 @@ COMMANDS = {
     "pack": "bytes of packs of one kernel for eight targets",
     "readme": "write the benchmark tables of README and docs from the committed results",
 }
+MODULES = {"peers": "peers.published"}  # where the module is not named like the command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = "\n".join(f"  {name:<18}{words}" for name, words in COMMANDS.items())
         print(f"usage: python -m benchmarks COMMAND [--help] ...\n\n{rows}")
         return 0 if name in ("-h", "--help") else 2
-    return int(importlib.import_module(f"benchmarks.{name}").main(rest) or 0)
+    return int(importlib.import_module(f"benchmarks.{MODULES.get(name, name)}").main(rest) or 0)
 
 
 if __name__ == "__main__":

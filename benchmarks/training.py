@@ -5,17 +5,14 @@ forward and backward: gates and terms of a recurrence, its results; then the gra
 again, and two gradients. A fraction is the time of a device-to-device copy of as many bytes over that of the pass.
 Gradients are compared first, on a few lines, with those of PyTorch's operators in float64.
 
-Peers are measured where they can be imported: accelerated-scan, and fla-core's ``chunk_hgrn`` and
-``fused_recurrent_hgrn``, whose gates are logarithms; torch, and with ``--compile`` its associative scan.
-Each cell is one line of JSON in the file of ``--output``, appended as soon as it is measured.
+torch is measured where it has the operation; other peers are those of ``python -m benchmarks peers``. Each cell is one
+line of JSON in the file of ``--output``, appended as soon as it is measured.
 """
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +21,6 @@ import torch
 import scanops
 from benchmarks.common import append_line, build_kernels_of, parser, require_gpu
 from benchmarks.timing import Timer
-from benchmarks.workloads import associative
 from scanops.codegen.figures import item_bytes
 from scanops.runtime.kernels import default_target
 
@@ -132,42 +128,12 @@ def ours(cell: Cell, segments: dict[str, Any]) -> Function:
     return lambda x: scanops.scan(x, cell.op, cell.dim)
 
 
-def theirs(cell: Cell, compiles: bool) -> dict[str, tuple[Function, Callable[[Tensors], Tensors]]]:
-    """Return the peers of a cell by name: the function, and the leaves that it takes in place of the cell's."""
-    same: Callable[[Tensors], Tensors] = lambda leaves: leaves  # noqa: E731
+def theirs(cell: Cell) -> Function | None:
+    """Return the pass by torch, where it has the operation."""
     torch_functions = {"sum": torch.cumsum, "prod": torch.cumprod, "logcumsumexp": torch.logcumsumexp}
-    if cell.op in torch_functions:
-        return {"torch": (partial(torch_functions[cell.op], dim=cell.dim), same)}
     if cell.op == "cummax":
-        return {"torch": (lambda x: torch.cummax(x, cell.dim).values, same)}
-    found: dict[str, tuple[Function, Callable[[Tensors], Tensors]]] = {}
-    if cell.op not in ("linear", FUSED):
-        return found
-    length, columns = cell.shape[cell.dim], len(cell.shape) == 3
-    if cell.op == "linear" and compiles:
-        found["torch.compile"] = (torch.compile(partial(associative, dim=cell.dim)), same)
-    with suppress(Exception):  # what is not installed, or does not build here
-        if not columns and cell.op == "linear" and length <= 65536 and length & (length - 1) == 0:
-            warp = importlib.import_module("accelerated_scan.warp")
-            blocks = (-1, 64, length)
-
-            def warped(g: torch.Tensor, x: torch.Tensor) -> Any:
-                return warp.scan(g.view(blocks), x.view(blocks)).view(cell.shape)
-
-            found["accelerated-scan"] = (warped, same)
-    with suppress(Exception):
-        if columns:
-            hgrn = importlib.import_module("fla.ops.hgrn")
-            squash = torch.nn.functional.logsigmoid if cell.op == FUSED else (lambda g: g)
-            logs = same if cell.op == FUSED else _logarithms
-            found["chunk_hgrn"] = (lambda g, x: hgrn.chunk_hgrn(x, squash(g))[0], logs)
-            found["fused_recurrent_hgrn"] = (lambda g, x: hgrn.fused_recurrent_hgrn(x, squash(g))[0], logs)
-    return found
-
-
-def _logarithms(leaves: Tensors) -> Tensors:
-    gate, x = leaves
-    return gate.detach().clamp(min=1e-6).log().requires_grad_(), x
+        return lambda x: torch.cummax(x, cell.dim).values
+    return partial(torch_functions[cell.op], dim=cell.dim) if cell.op in torch_functions else None
 
 
 def run(function: Function, leaves: Tensors, given: torch.Tensor) -> Tensors:
@@ -198,7 +164,7 @@ def worst_difference(cell: Cell, leaves: Tensors, segments: dict[str, torch.Tens
     return max(float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
 
 
-def measure(cell: Cell, timer: Timer, *, compiles: bool = False, peers: bool = True) -> dict[str, Any]:
+def measure(cell: Cell, timer: Timer) -> dict[str, Any]:
     """Return the figures of a cell. Raises AssertionError where a gradient is wrong."""
     leaves, segments = leaves_of(cell, "cuda"), segments_of(cell, "cuda")
     random = torch.Generator("cuda").manual_seed(1)
@@ -208,17 +174,8 @@ def measure(cell: Cell, timer: Timer, *, compiles: bool = False, peers: bool = T
     with scanops.record() as used:
         run(ours(cell, segments), leaves, given)
     runs: dict[str, Callable[[], object]] = {"scanops": partial(run, ours(cell, segments), leaves, given)}
-    for name, (function, changed) in theirs(cell, compiles).items() if peers else ():
-        others, problem = changed(leaves), ""
-        try:
-            run(function, others, given)
-            torch.cuda.synchronize()
-        except Exception as error:  # a peer that does not serve this shape
-            problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        if problem:
-            print(f"   {name}: {problem}", flush=True)
-        else:
-            runs[name] = partial(run, function, others, given)
+    if peer := theirs(cell):
+        runs["torch"] = partial(run, peer, leaves, given)
     times = timer.samples({"copy": timer.copy(moved), **runs}, moved)
     return {
         "cell": str(cell),
@@ -233,10 +190,7 @@ def measure(cell: Cell, timer: Timer, *, compiles: bool = False, peers: bool = T
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the passes and print a line for each."""
-    options = parser(__doc__, filtered="passes")
-    options.add_argument("--compile", action="store_true", help="compile torch's associative scan as well: minutes")
-    options.add_argument("--alone", action="store_true", help="measure no peers")
-    given = options.parse_args(arguments)
+    given = parser(__doc__, filtered="passes").parse_args(arguments)
     require_gpu()
     wanted = [cell for cell in cells() if given.filter in str(cell)]
     problems = build_kernels_of(
@@ -247,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timer, wrong = Timer(BUDGET), 0
     for cell in wanted:
         try:
-            found = measure(cell, timer, compiles=given.compile, peers=not given.alone)
+            found = measure(cell, timer)
         except Exception as problem:  # one failed cell is a result, not the end of the run
             wrong += 1
             print(f"{cell}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)

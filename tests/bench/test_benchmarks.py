@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from benchmarks import accuracy, common, draws, drop_ins, forward, patched, rand
 from benchmarks import report as report_command
 from benchmarks.cells import VARIANTS, Cell, allocate
 from benchmarks.common import RESULTS, Row
-from benchmarks.peers import cub, triton
+from benchmarks.peers import cub, published, triton
 from benchmarks.peers.pytorch import Eager
 from benchmarks.readme import results
 from benchmarks.scans import poison, same_bits
@@ -288,6 +289,24 @@ def test_uses_are_held_to_the_code_that_they_replace(tmp_path: Path, monkeypatch
     wrong = dataclasses.replace(first, ours=lambda *given: first.today(*given)[::-1])
     monkeypatch.setattr(uses, "uses", lambda device, small: iter([wrong]))
     assert uses.main(["--small"]) == 1
+
+
+def test_peers_are_held_to_the_results_of_the_scans_and_named_where_they_are_missing() -> None:
+    x = torch.randn(3, 40)
+    peers = {
+        "right": lambda: lambda x: x.cumsum(1),
+        "wrong": lambda: lambda x: x.cumsum(0),
+        "none": partial(published.load, "no_such_package", "scan"),
+        "refusing": partial(published.load, "torch", "nonzero_static"),
+    }
+    contest = published.Contest(name="sum", inputs=(x,), ours=lambda x: scanops.cumsum(x, 1), peers=peers)
+    missing = published.measure(contest, None)["missing"]
+    assert {name.partition(",")[0] for name in missing} == {"wrong", "none", "refusing"}
+    assert "no_such_package" in missing["none"] and "off" in missing["wrong, forward"]
+    assert published.is_behind({"scanops": 10.0, "peer": 9.7}) and not published.is_behind(
+        {"scanops": 10.0, "peer": 9.9}
+    )
+    assert published.main(["--small", "--filter", "packed"]) == 0
 
 
 def test_unmodified_programs_have_the_same_results_when_patched(tmp_path: Path) -> None:
