@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import io
 import json
 import lzma
@@ -14,7 +13,6 @@ import shutil
 import sys
 import tarfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,7 +212,7 @@ def damaged(data: bytes, contents: bytes, draw: random.Random) -> bytes:
 
 
 def test_damaged_archives_are_refused_or_give_the_same_pack(pack: Path, tmp_path: Path) -> None:
-    """6,000 archives of a small kernel, each damaged in one thing."""
+    """500 archives of a small kernel, each damaged in one thing."""
     (other,) = pack.glob("of-a-user-*")
     shutil.rmtree(other)
     replaced(kernel(pack) / "kernel.so", b"code" * 200)
@@ -228,7 +226,7 @@ def test_damaged_archives_are_refused_or_give_the_same_pack(pack: Path, tmp_path
     was_there = Path("/tmp/x").exists()  # a path that damaged members name
     tar, draw, outcomes = lzma.decompress(data).rstrip(b"\0"), random.Random(1), Counter[str]()
     expected = {path: (pack / path).read_bytes() for path in (*files_of(contents), *dict(following(contents)))}
-    for _ in range(6000):
+    for _ in range(500):
         file.write_bytes(damaged(data, tar, draw))
         try:
             found = unpack(file, place)
@@ -241,127 +239,21 @@ def test_damaged_archives_are_refused_or_give_the_same_pack(pack: Path, tmp_path
             shutil.rmtree(place)
         assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert Path("/tmp/x").exists() == was_there and not (tmp_path / "x").exists()
-    assert outcomes.total() == 6000 and outcomes[""] < 600 and len(outcomes) > 6, outcomes
+    assert outcomes.total() == 500 and outcomes[""] < 60 and len(outcomes) > 4, outcomes
 
 
-def headed(kind: bytes) -> bytes:
-    """An archive that begins with an extended header of 150 MB."""
-    packed = lzma.LZMACompressor(preset=0)
-    data = packed.compress(member("x", kind, size=150 << 20).tobuf(tarfile.GNU_FORMAT))
-    return data + b"".join(packed.compress(bytes(2**20)) for _ in range(150)) + packed.flush()
-
-
-def chained(kind: bytes, body: bytes) -> bytes:
-    """An archive of 2,000 extended headers, each of which another one follows."""
-    each = member("x", kind, size=len(body)).tobuf() + body + bytes(-len(body) % 512)
-    return lzma.compress(2000 * each, preset=0)
-
-
-def sparse() -> bytes:
-    """An archive that begins with a sparse file whose map of holes does not end."""
-    header = bytearray(member("x", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
-    header[482] = 1  # the map goes on in the next block
-    header[148:156] = b"%06o\0 " % sum(header[:148] + 8 * b" " + header[156:])
-    more = (21 * b"%011o\0%011o\0") % (21 * (512, 512)) + b"\1" + bytes(7)
-    return lzma.compress(bytes(header) + 200_000 * more, preset=0)
-
-
-def listed(text: bytes) -> bytes:
-    """An archive whose pack.json is ``text``."""
-    return lzma.compress(member(PACK, size=len(text)).tobuf() + text + bytes(-len(text) % 512 + 1024), preset=0)
-
-
-def dictionary() -> bytes:
-    """An .xz stream whose decoder needs a dictionary of 1 GB."""
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**30}]
-    packer = lzma.LZMACompressor(filters=[{**filters[0], "dict_size": 2**20}])
-    data = bytearray(packer.compress(bytes(2**16)) + packer.flush())
-    data[16] = 36  # dictionary size in the block header, whose CRC follows
-    data[20:24] = zlib.crc32(data[12:20]).to_bytes(4, "little")
-    return bytes(data)
-
-
-BOMBS: dict[str, Callable[[], bytes]] = {
-    "a PAX header of 150 MB": lambda: headed(tarfile.XHDTYPE),
-    "a long name of 150 MB": lambda: headed(tarfile.GNUTYPE_LONGNAME),
-    "a sparse member of 150 MB": lambda: headed(tarfile.GNUTYPE_SPARSE),
-    "PAX headers in a row": lambda: chained(tarfile.XHDTYPE, b"60000 a=" + bytes(59_991) + b"\n"),
-    "global PAX headers in a row": lambda: chained(tarfile.XGLTYPE, b"60000 a=" + bytes(59_991) + b"\n"),
-    "long names in a row": lambda: chained(tarfile.GNUTYPE_LONGNAME, 60_000 * b"x"),
-    "a map of holes without an end": sparse,
-    "a pack.json of 127 MB": lambda: listed(b"[" + b"[]," * (127 * 2**20 // 3) + b"[]]"),
-    "a pack.json of many lists": lambda: listed(b"[" + b"[]," * 5_000_000 + b"[]]"),
-    "a nested pack.json": lambda: listed(b"[" * 400_000),
-    "a dictionary of 1 GB": dictionary,
-}
-
-
-PEAK = r"""
-import re, sys
-from pathlib import Path
-from scanops.errors import BadStoreEntry
-from scanops.store.archive import unpack
-try:
-    unpack(Path(sys.argv[1]), Path(sys.argv[1]).with_name("out"))
-except BadStoreEntry:
-    print(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
-"""
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_memory_stays_bounded_whatever_the_archive_says(tmp_path: Path, name: str) -> None:
-    file = tmp_path / "k.tar.xz"
-    file.write_bytes(BOMBS[name]())
-    assert int(ran(sys.executable, "-c", PEAK, file).stdout) < 100_000  # KB
-
-
-def test_repeated_fields_take_little_memory_disk_and_time(pack: Path, tmp_path: Path) -> None:
-    """Archives whose pack.json is near its limits, or whose files are: each is refused before it is written out."""
+def test_a_limit_of_bytes_is_checked_before_files_are_written(pack: Path, tmp_path: Path) -> None:
+    """Of the sizes that pack.json states, and of pack.json itself."""
     contents = read(pack)
-    (folder, manifest), *_ = contents["entries"].items()
-
-    def stated(**fields: object) -> bytes:
-        return listed(json.dumps({**contents, "entries": {folder: {**manifest, **fields}}, "index": {}}).encode())
-
-    def nested(depth: int, leaves: int) -> object:
-        value: object = [0] * leaves
-        for _ in range(depth):
-            value = [value]
-        return value
-
-    def zeros(size: int, count: int) -> bytes:
-        """Files of zeros with the right digests, as many as there are kernels."""
-        facts = {"size": size, "sha256": hashlib.sha256(bytes(size)).hexdigest()}
-        files = {**manifest["files"], "kernel.so": facts}
-        names = [f"x-{number:016x}" for number in range(count)]
-        entries = {name: {**manifest, "files": files, "identity": f"{name[2:]}{48 * '0'}"} for name in names}
-        text = json.dumps({**contents, "entries": entries, "index": {}}).encode()
-        packer = lzma.LZMACompressor(preset=0)
-        data = packer.compress(member(PACK, size=len(text)).tobuf() + text + bytes(-len(text) % 512))
-        for name in names:
-            data += packer.compress(member(f"{name}/kernel.so", size=size).tobuf() + bytes(size))
-        return data + packer.compress(bytes(1024)) + packer.flush()
-
-    many = dict.fromkeys(map(str, range(150_000)))
-    records = {f"{number:064x}": folder for number in range(50_000)}
-    bombs = {
-        "abi": stated(abi=nested(400, 390_000)),
-        "link_flags": stated(link_flags=nested(300, 390_000)),
-        "flags": stated(flags=["-g"] * 390_000),
-        "resources": stated(resources={f"r{name}": None for name in many}),
-        "toolchain": stated(toolchain={f"r{name}": "" for name in many}),
-        "files": stated(files={f"kernel.r{name}": {} for name in many}),
-        "more": stated(more=nested(900, 390_000)),
-        "index": listed(json.dumps({**contents, "index": records}).encode()),
-        "files of zeros": zeros(2**24, 8),
-        "too large a file": zeros(2**26 + 512, 1),
-    }
-    for name, data in bombs.items():
-        (tmp_path / "k.tar.xz").write_bytes(data)
-        begun = time.monotonic()
-        kilobytes = int(ran(sys.executable, "-c", PEAK, tmp_path / "k.tar.xz").stdout)
-        assert kilobytes < 100_000 and time.monotonic() - begun < 10, (name, kilobytes)
-        assert {path.name for path in tmp_path.iterdir()} == {"k.tar.xz", "pack"}, name
+    manifest = first(contents)
+    files = {**manifest["files"], "kernel.so": {"size": 2**26 - 1, "sha256": 64 * "0"}}
+    names = [f"x-{number:016x}" for number in range(300)]
+    entries = {name: {**manifest, "files": files, "identity": f"{name[2:]}{48 * '0'}"} for name in names}
+    text = json.dumps({**contents, "entries": entries, "index": {}}).encode()
+    for data, words in ((text, "at most 16"), (b"[" + 2**22 * b"[]," + b"[]]", "first member"), (b"[" * 9999, PACK)):
+        item = member(PACK, size=len(data)).tobuf() + data + bytes(-len(data) % 512 + 1024)
+        (tmp_path / "k.tar.xz").write_bytes(lzma.compress(item, preset=0))
+        assert words in refused(tmp_path / "k.tar.xz")
 
 
 def test_pip_installs_a_package_and_its_pack_is_found(pack: Path, tmp_path: Path) -> None:
