@@ -64,6 +64,7 @@ pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 
 site: $(STAMPS)/site linked  ## the documentation site, under build/site; needs neither torch nor a compiler
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(TYPED) $(BIN)/mkdocs build --quiet
+	@echo "built $(CURDIR)/build/site/index.html"
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU, in some minutes on 16 cores
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --maxschedchunk 1 $(PYTEST_ARGS)

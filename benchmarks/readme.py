@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md and the excerpt in the README from the committed results.
+"""Write the tables of docs/benchmarks.md, and the figures of README and of the first page, from the committed results.
 
 The results of the grid are those of ``python -m benchmarks grid -o benchmarks/results/bench_h200.json``; the commands
 ``variants``, ``bounds``, ``workloads`` and ``builds`` write those of the other tables.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from benchmarks import random
 from benchmarks.common import RESULTS, ROOT, Row, markdown
+from benchmarks.timing import percentile
 from benchmarks.verdicts import best_peer, summary_lines
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
+FIRST = ROOT / "docs" / "README.md"
 BEGIN, END = "<!-- {0}: written by python -m benchmarks readme -->\n", "<!-- {0} end -->\n"
 # The five lines of the README by the names of their cells.
 EXCERPT = {
@@ -29,6 +33,8 @@ EXCERPT = {
 PEERS = {"torch": "torch eager", "torch.compile": "torch.compile", "Triton": "Triton", "CUB": "CUB"}
 # Families with a line for each cell; every other family has one line.
 SINGLE = ("origin problems",)
+LEAST_SHARDED_MS = 0.45  # of one GPU's own part: smaller scans wait for the host
+SHARDED = {"many rows": "rows", "columns": "columns", "one row of 2^31 items": "one row"}  # beginnings of cells
 WORDS = {
     "sum": "cumulative sum",
     "prod": "cumulative product",
@@ -54,6 +60,59 @@ def excerpt(document: Row) -> list[str]:
         rows.append([words, f"**{_range([row['fraction']])}**", *theirs])
     said = "fraction of the bandwidth of a device-to-device copy of the same bytes."
     return [f"{_source(document)}, float32: {said}", "", *markdown(["", "scanops", *PEERS], rows)]
+
+
+def summary() -> list[str]:
+    """Return the table of the README: forward, with gradients and on several GPUs, all on cards of one kind."""
+    drawn = [row for row in lines_of("random_h100") if "fraction" in row]
+    _, *sharded = lines_of("distributed_h100_x4")
+    training = lines_of("training_h100")
+    groups: dict[str, list[float]] = {
+        f"random calls, {direction}": [row["fraction"] for row in drawn if row["direction"] == direction]
+        for direction in random.GOALS
+    }
+    forward = [row["fraction"] for row in lines_of("forward_h100")]
+    groups["forward: resets, packed sequences, half types, small inputs"] = forward
+    groups["forward and backward: `linear`, `prod`, `sum`, `cummax`, `logcumsumexp`"] = [
+        row["fraction"] for row in training
+    ]
+    large = [row for row in sharded if row["one_gpu_ms"] > LEAST_SHARDED_MS]
+    for words, start in SHARDED.items():
+        groups[f"4 GPUs: {words}"] = [of_four(row) for row in large if row["cell"].startswith(start)]
+    rows = [
+        [words, len(found), *(f"{value:.2f}" for value in (percentile(found, 50), percentile(found, 10), min(found)))]
+        for words, found in groups.items()
+        if found
+    ]
+    said = "as fractions of the speed of a copy of the least bytes that a call moves; of 4 GPUs, of four times one GPU"
+    return [
+        f"{_source(training[0])}: {said}.",
+        "",
+        *markdown(["", "cells", "median", "10th percentile", "worst"], rows),
+    ]
+
+
+def of_four(row: Row) -> float:
+    """Return the speed of a sharded scan by its faster method, as a fraction of four times that of one GPU."""
+    times = [row[name] for name in ("onepass_ms", "twopass_ms") if row.get(name)]
+    return float(row["one_gpu_ms"]) / min(times)
+
+
+def numbers(document: Row) -> list[str]:
+    """Return the three numbers of the first page."""
+    low, high, torch = row_sums(document)
+    training = lines_of("training_h100")
+    drop_ins = lines_of("drop_ins_h100")[1:]
+    (estimate,) = (row["forward"] for row in drop_ins if row["name"].startswith("generalized_advantage"))
+    figures = {
+        f"{low:.2f} to {high:.2f}": "of the bandwidth of a copy: float32 row sums of 1 to 65536 items on an H200; "
+        f"`torch.cumsum` reaches at most {torch:.2f}",
+        f"{statistics.median(row['fraction'] for row in training):.2f}": "of the bandwidth of a copy: median of "
+        f"{len(training)} training passes, forward and backward, on an H100",
+        f"{estimate['formula'] / estimate['scanops']:,.0f} times": "the speed of a loop in PyTorch: advantages (GAE) "
+        f"of 256 environments and 1024 steps in {estimate['scanops']:.0f} us on an H100",
+    }
+    return markdown(list(figures), [list(figures.values())])
 
 
 def row_sums(document: Row) -> tuple[float, float, float]:
@@ -140,6 +199,13 @@ def builds_table() -> list[str]:
     return markdown(headings, rows, texts=1)
 
 
+def lines_of(name: str) -> list[Row]:
+    """Return the lines of the committed results of this name; none where it was not measured yet."""
+    path = RESULTS / f"{name}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def _source(document: Row, driver: bool = False) -> str:
     versions = document["versions"]
     drivers = f", driver {versions['driver']}" if driver else ""
@@ -171,7 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads", "fusion")}
     for name, lines in parts.items():
         page = _fill(page, name, lines)
-    fresh = {README: _fill(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
+    text = _fill(README.read_text(encoding="utf-8"), "cells", excerpt(document))
+    first = _fill(FIRST.read_text(encoding="utf-8"), "numbers", numbers(document))
+    fresh = {README: _fill(text, "summary", summary()), FIRST: first, PAGE: page}
     if not check:
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")

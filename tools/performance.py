@@ -66,13 +66,17 @@ class Chart:
             parts.append(f'<text x="{x + 17:.0f}" y="{y}">{escape(name)}</text>')
             x += 17 + len(name) * TEXT * CHARACTER + 24
         y += LINE + 6
-        top, bars = y - LINE, len(parts)
+        ticks = self.ticks if width > NARROW else self.ticks[:: 2 if len(self.ticks) > 4 else 1]
         for label, values in self.rows:
             say(label)
             y -= LINE - 5
+            bottom = y - 2 + BAR * sum(value is not None for value in values)
+            for tick in ticks:  # behind the bars of a row, and not through its label
+                at = self._x(tick, width)
+                parts.append(f'<path d="M{at:.1f} {y - 2}V{bottom}" stroke="{line}"/>')
             for place, value in enumerate(values):
                 if value is not None:
-                    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+                    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if self.unit else f"{value:.2f}"
                     end = self._x(value, width)
                     size = f'width="{max(1, end - EDGE):.1f}" height="{BAR - 2}"'
                     words = f"{label}, {self.series[place]}: {value:,.4g}{self.unit}"
@@ -82,10 +86,8 @@ class Chart:
                     y += BAR
             y += LINE + 5
         bottom = y - LINE + 4
-        ticks = self.ticks if width > NARROW else self.ticks[:: 2 if len(self.ticks) > 4 else 1]
         for tick in ticks:
             at = self._x(tick, width)
-            parts.insert(bars, f'<path d="M{at:.1f} {top}V{bottom}" stroke="{line}"/>')
             anchor = "start" if tick == self.ticks[0] else "middle"
             words = f"{tick:,g}{self.unit}"
             parts.append(
@@ -111,7 +113,7 @@ def performance_files() -> dict[str, str]:
         for theme, colours in THEMES.items():
             files[f"pictures/{name}-{theme}.svg"] = chart.svg(*colours)
             files[f"pictures/{name}-narrow-{theme}.svg"] = chart.svg(*colours, NARROW)
-        sections.append(f"## {chart.title}\n\n{words}\n\n{picture(name, chart.title)}{below}")
+        sections.append(f"## {HEADINGS[name]}\n\n{words}\n\n{picture(name, chart.title)}{below}")
     return {"performance.md": PAGE + "\n".join([*sections, *_tables()]), **files}
 
 
@@ -168,9 +170,10 @@ def pictures(name: str) -> str:
 PAGE = """<!-- written by python -m tools.pages -->
 # Performance
 
-How fast scans are, beside a copy of the bytes that they read and write and beside the code that people run today. On
-the site, point at a bar to see its figure. [Benchmarks](benchmarks.md) has all figures with their peers and limits, and
-[performance tuning](tuning.md) says what to do where a call is slow.
+How fast scans are, as a fraction of the speed of a copy of the bytes that they read and write (1 is the copy, higher is
+better), and beside the code that people run today. On the site, point at a bar to see its figure.
+[Benchmarks](benchmarks.md) has all figures with their peers, and [performance tuning](tuning.md) says what to do where
+a call is slow.
 
 To measure your own GPU, run this in a checkout. It takes about a minute and writes one HTML page:
 
@@ -178,9 +181,20 @@ To measure your own GPU, run this in a checkout. It takes about a minute and wri
 python -m benchmarks report  # writes scanops-report.html
 ```
 
-The pictures are drawn by `make docs` from the results in [benchmarks/results](../benchmarks/README.md).
+Every figure is one of [benchmarks/results](../benchmarks/README.md), with its GPU, versions and date.
 
 """
+PEERS = ("scanops", "torch", "compile")  # of gradients
+HEADINGS = {  # of sections, by name of the picture
+    "examples": "Beside PyTorch",
+    "classes": "By class of scan",
+    "lengths": "Row sums by length",
+    "training": "Training",
+    "sharded": "Several GPUs",
+    "workloads": "Real programs",
+    "passes": "Forward and backward passes",
+    "builds": "Time until a kernel is ready",
+}
 
 
 def picture(name: str, title: str) -> str:
@@ -305,22 +319,22 @@ def _training() -> tuple[Chart, list[str]]:
 
 
 def _draw_sharded() -> Chart:
-    """Sharded scans on four GPUs, in times of one GPU's own part."""
+    """Sharded scans on four GPUs, as fractions of the speed of four."""
     header, *cells = _read_lines("distributed_h100_x4")
     large = [cell for cell in cells if cell["dtype"] == "torch.float32" and cell["one_gpu_ms"] > LEAST_SHARDED_MS]
     rows = []
     for cell in large:
         passes = ", forward and backward" if cell.get("backward") else ""
         times = (cell.get(f"{way}_ms") for way in ("onepass", "twopass", "torch"))
-        parts = tuple(None if each is None else each / cell["one_gpu_ms"] for each in times)
+        parts = tuple(None if each is None else cell["one_gpu_ms"] / each for each in times)
         rows.append((f"{cell['op']}, {cell['cell']}{passes}", parts))
     return Chart(
-        title="Sharded scans on 4 GPUs, in times of one GPU for its own part",
+        title="Sharded scans on 4 GPUs, fraction of four times the speed of one",
         source=f"{header['ranks']} x {header['gpu']}, torch {header['torch']}, {header['date']}, float32",
         series=("one pass", "two passes", "plain PyTorch"),
         rows=tuple(rows),
-        unit="x",
-        ticks=(0, 2.5, 5, 7.5, 10),
+        unit="",
+        ticks=(0, 0.25, 0.5, 0.75, 1),
     )
 
 
@@ -347,8 +361,9 @@ def _charts() -> dict[str, tuple[Chart, str, str]]:
         ),
     ]
     both = [
-        (name, tuple(row[way]["copies"] if row.get(way) else None for way in ("scanops", "torch", "compile")))
+        (name, tuple(row["least"] / row[way]["copies"] if row.get(way) else None for way in PEERS))
         for name, row in passes["passes"].items()
+        if row["least"] is not None
     ]
     return {
         "examples": (_examples(grid), "A series without a bar was not measured.", ""),
@@ -365,8 +380,8 @@ def _charts() -> dict[str, tuple[Chart, str, str]]:
         ),
         "sharded": (
             _draw_sharded(),
-            "A scan along a dimension that is [sharded over GPUs](distributed.md). At 1 it takes as long as one\n"
-            "GPU needs for its own part. Shorter is better.",
+            "A scan along a dimension that is [sharded over GPUs](distributed.md), float32. At 1 it takes as long as\n"
+            "one GPU needs for its own part.",
             "",
         ),
         "workloads": (
@@ -384,15 +399,15 @@ def _charts() -> dict[str, tuple[Chart, str, str]]:
         ),
         "passes": (
             Chart(
-                title="Forward and backward, in times of a copy",
+                title="Forward and backward, fraction of the bandwidth of a copy",
                 source=f"{_source(passes)}, {' x '.join(map(str, passes['shape']))} float32",
                 series=("scanops", "torch", "torch.compile"),
                 rows=tuple(both),
                 unit="",
-                ticks=(1, 10, 100, 1000),
-                logarithmic=True,
+                ticks=(0, 0.25, 0.5, 0.75, 1),
             ),
-            'Shorter is better; lines that end with "again" include the second derivative.',
+            "Beside a copy of the least bytes that both passes move. [More figures](benchmarks.md#gradients), also of\n"
+            " second derivatives.",
             "",
         ),
         "builds": (

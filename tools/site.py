@@ -16,13 +16,16 @@ from textwrap import dedent
 from typing import Any
 
 import griffe
+from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.toc import AnchorLink
 
 import scanops
 from tools.performance import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
+REPOSITORY = "https://github.com/scanops/scanops"
 PACKAGES = "build/typed"  # the packages in the folders of their import names
 REFERENCE = {  # sections of the reference, and the public names that have a page of their own in it
     "Scans": "cumsum cumprod cummax cummin logcumsumexp linear_scan scan reduce_by_key patch_torch",
@@ -51,6 +54,12 @@ PICTURE = re.compile(
     r'<picture>\s*(?:<source [^>]*>\s*)*<img src="([^"]+)-light\.svg" alt="([^"]+)">\s*</picture>', re.DOTALL
 )
 CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+MATH = re.compile(r"^( *)```math\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+# Parts of a docstring that are none of those which Google's style knows.
+PART = re.compile(r"^(Accuracy|Example|Gradient|Key|Shape|Source|When to use it):\s+", re.MULTILINE)
+SECTION = '<p><span class="doc-section-title">{}:</span></p>'
+EXCEPTION = r"(?<![\w>])<code>({})</code>(?!</a>)"
+STACKED = ("from-torch.md",)  # pages whose tables have a column that a narrow screen would hide
 
 
 class Doctests(griffe.Extension):
@@ -66,11 +75,14 @@ class Doctests(griffe.Extension):
         """Fence the examples of one docstring."""
         if obj.docstring:
             text = obj.docstring.value.replace("  # doctest: +SKIP", "")
-            obj.docstring.value = DOCTEST.sub(lambda found: f"```pycon\n{dedent(found[0])}\n```\n", text)
+            text = DOCTEST.sub(lambda found: f"```pycon\n{dedent(found[0])}\n```\n", text)
+            text = MATH.sub(lambda found: formula(found[2]), text)
+            obj.docstring.value = PART.sub(lambda found: f"{SECTION.format(found[1])}\n\n", text)
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages of the reference into the navigation, behind its index."""
+    """Put the pages of the reference into the navigation, behind its index, and the version into the header."""
+    config.extra["version"] = scanops.__version__
     package = load_package()
     sections: list[Any] = ["reference/index.md"]
     for title, names in REFERENCE.items():
@@ -112,10 +124,77 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")
 
     markdown = PICTURE.sub(inline_picture, markdown)
+    markdown = MATH.sub(lambda found: formula(found[2]), markdown)
     if uri == "README.md":  # whose links on a host of repositories have no reference to lead to
-        markdown = markdown.replace("[**API**](operators/README.md)", "[**API**](reference/index.md)")
+        page.meta["title"] = "scanops"
+        markdown = first_screen(markdown.replace("[**API**](operators/README.md)", "[**API**](reference/index.md)"))
     markdown = re.sub(r"^(```\w+) .*$", r"\1", markdown, flags=re.M)  # what a block needs is for its test
     return "".join(part if CODE.match(part) else LINK.sub(move_link, part) for part in CODE.split(markdown))
+
+
+def first_screen(markdown: str) -> str:
+    """Make the claim, the numbers and the links that the first page begins with a heading, figures and buttons."""
+    claim = re.search(r"^\*\*(.*)\*\*$", markdown, re.MULTILINE)
+    table = re.search(r"^(\|.*\|)\n\|[-|]+\|\n(\|.*\|)$", markdown, re.MULTILINE)
+    links = re.search(r"^(\[[^]]+\]\([^)]+\)) (\[[^]]+\]\([^)]+\))$", markdown, re.MULTILINE)
+    if claim is None or table is None or links is None:
+        raise PluginError("docs/README.md: a claim, a table of numbers and two links are missing")
+    pairs = zip(*(row.strip("|").split("|") for row in table.groups()), strict=True)
+    figures = [f'<div markdown="span">**{number.strip()}** {words.strip()}</div>' for number, words in pairs]
+    numbers = '<div class="numbers" markdown="1">\n' + "\n".join(figures) + "\n</div>"
+    markdown = markdown.replace(links[0], f"{links[1]}{{ .md-button .md-button--primary }} {links[2]}{{ .md-button }}")
+    markdown = markdown.replace(table[0], numbers).replace(claim[0], "")
+    markdown = re.sub(r"(?<=README.md -->\n).*?(?=```sh)", "", markdown, count=1, flags=re.DOTALL)  # says the same
+    return markdown.replace("# scanops\n", f"# {claim[1]} {{ .claim }}\n", 1)
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Complete a page: links of exceptions and to sources, and the sections of a docstring in the table of contents."""
+    uri = page.file.src_uri
+    name = uri.removeprefix("reference/").removesuffix(".md")
+    errors = set(load_package()["errors"].exports or ()) - {name.removeprefix("errors.")}
+    folder = posixpath.relpath("reference", posixpath.dirname(uri) or ".")
+    linked = re.compile(EXCEPTION.format("|".join(map(str, sorted(errors)))))
+    parts = re.split(r"(<h\d.*?</h\d>|<pre.*?</pre>|<a .*?</a>)", html, flags=re.DOTALL)
+    parts[::2] = [linked.sub(rf'<a href="{folder}/errors.\1.html"><code>\1</code></a>', each) for each in parts[::2]]
+    html = "".join(parts)
+    if uri.startswith("reference/") and name not in ("index", "commands"):
+        html = with_source(with_sections(html, page), name)
+    return f'<div class="stacked">\n{html}\n</div>' if uri in STACKED else html
+
+
+def with_sections(html: str, page: Any) -> str:
+    """Turn the titles of a docstring's sections into headings, which the table of contents lists."""
+    own, children, rest = html.partition('<div class="doc doc-children">')
+    (root,) = page.toc.items[:1]
+
+    def head(found: re.Match[str]) -> str:
+        anchor = found[1].lower().replace(" ", "-")
+        root.children.append(AnchorLink(found[1], anchor, 2))
+        return (
+            f'<h2 id="{anchor}">{found[1]}<a class="headerlink" href="#{anchor}" title="Permanent link">&para;</a></h2>'
+        )
+
+    members = list(root.children)
+    root.children.clear()
+    own = re.sub(SECTION.format("([^<:]+)"), head, own)
+    root.children.extend(members)
+    return own + children + rest
+
+
+def with_source(html: str, name: str) -> str:
+    """Put a link to the lines of the repository behind the heading of a public name."""
+    found = load_package()[name]
+    found = found.final_target if found.is_alias else found
+    path = Path(str(found.filepath)).resolve().relative_to(ROOT)
+    lines = "" if found.is_module else f"#L{found.lineno}-L{found.endlineno}"
+    link = f'<a class="source" href="{REPOSITORY}/blob/main/{path}{lines}">source</a>'
+    return html.replace("</h1>", f"</h1>\n<p>{link}</p>", 1)
+
+
+def formula(text: str) -> str:
+    """A formula in LaTeX as MathML, which browsers draw by themselves."""
+    return "\n" + convert(" ".join(text.split()), display="block") + "\n"
 
 
 def inline_picture(found: re.Match[str]) -> str:
@@ -196,8 +275,7 @@ def reference() -> Iterator[tuple[str, str]]:
 def page_of(path: str, further: str = "", is_module: bool = False) -> str:
     """The page of one public name: its signature, and what its docstring says."""
     members = "      members: false\n" if is_module else ""
-    title = path.removeprefix("scanops.")
-    return f"---\ntitle: {title}\n---\n\n::: {path}\n    options:\n      heading_level: 1\n{members}\n{further}"
+    return f"---\ntitle: {path}\n---\n\n::: {path}\n    options:\n      heading_level: 1\n{members}\n{further}"
 
 
 def index_of(package: griffe.Object | griffe.Alias) -> str:

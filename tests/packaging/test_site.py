@@ -14,6 +14,7 @@ import pytest
 
 import scanops
 from tests.scripts import ROOT, ran
+from tools.site import REPOSITORY as SOURCE
 
 pytest.importorskip("mkdocs")
 pytestmark = pytest.mark.slow
@@ -71,10 +72,14 @@ def test_a_page_for_each_public_name(site: Path) -> None:
     names |= {f"{name}.{each}" for name, module in modules.items() for each in module.__all__}
     for name in names:
         text = (site / f"reference/{name}.html").read_text(encoding="utf-8")
-        assert f"<title>{name} - scanops</title>" in text, name
+        assert f"<title>scanops.{name} - scanops</title>" in text, name
+        assert f'<a class="source" href="{SOURCE}/blob/main/' in text, name
     text = (site / "reference/cumprod.html").read_text(encoding="utf-8")
+    assert all(f'href="#{each}"' in text for each in ("parameters", "returns", "raises", "example"))  # in the contents
     rows = re.findall(r"<tr[^>]*>\s*<td[^>]*>\s*<code>(\w+)</code>", text)
     assert rows[:5] == ["x", "dim", "mask", "reverse", "exclusive"] and "options" not in rows
+    text = (site / "reference/linear_scan.html").read_text(encoding="utf-8")
+    assert 'href="./errors.UnsupportedRequest.html"><code>UnsupportedRequest</code></a>' in text
     fields = (site / "reference/ScanSpec.html").read_text(encoding="utf-8")
     assert "items in a line" in fields and "the scanned dimension" in fields
 
@@ -94,5 +99,7 @@ def test_nothing_is_fetched_from_another_host(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href|srcset)=\"(https?:[^\"]+)", text)
         assert not loaded and "url(http" not in text, page
+        assert 'data-md-component="source"' not in text, page  # asks GitHub for stars
     text = (site / "index.html").read_text(encoding="utf-8")
+    assert scanops.__version__ in text and text.count('class="md-button') == 2
     assert "unpkg.com" not in text and (site / "javascripts/worker.js").exists()
