@@ -250,7 +250,11 @@ def test_a_limit_of_bytes_is_checked_before_files_are_written(pack: Path, tmp_pa
     names = [f"x-{number:016x}" for number in range(300)]
     entries = {name: {**manifest, "files": files, "identity": f"{name[2:]}{48 * '0'}"} for name in names}
     text = json.dumps({**contents, "entries": entries, "index": {}}).encode()
-    for data, words in ((text, "at most 17.2 GB"), (b"[" + 2**22 * b"[]," + b"[]]", "first member"), (b"[" * 9999, PACK)):
+    for data, words in (
+        (text, "at most 17.2 GB"),
+        (b"[" + 2**22 * b"[]," + b"[]]", "first member"),
+        (b"[" * 9999, PACK),
+    ):
         item = member(PACK, size=len(data)).tobuf() + data + bytes(-len(data) % 512 + 1024)
         (tmp_path / "k.tar.xz").write_bytes(lzma.compress(item, preset=0))
         assert words in refused(tmp_path / "k.tar.xz")
