@@ -14,9 +14,19 @@ from unittest.mock import patch
 import torch
 
 from scanops.runtime import call_cache, driver, kernels, launcher
-from tools.figures import DRIVER
 
 BUILDERS = {"library": "load_inline", "cubin": "nvrtc"}
+DRIVER = """
+int cuDriverGetVersion(int* version) { return *version = 12000, 0; }
+int cuLibraryGetKernel(void** kernel) { return *kernel = "a kernel", 0; }
+""" + "".join(
+    f"int {name}() {{ return 0; }}\n"
+    for name in (
+        *("cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain"),
+        *("cuGetErrorName", "cuGetErrorString", "cuKernelGetFunction", "cuKernelSetAttribute"),
+        *("cuLibraryLoadData", "cuLaunchKernel"),
+    )
+)
 PRETENDED = launcher.Device(target="sm_90", multiprocessors=132)  # the GPU of cubins where there is none
 
 

@@ -10,8 +10,8 @@ the emulator and times nothing.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from typing import NamedTuple
 import torch
 
 import scanops
-from benchmarks.common import ROOT, Row, aligned, append_line, parser, require_gpu
+from benchmarks.common import Row, aligned, append_line, parser, require_gpu
 from benchmarks.draws import Draw, draw, worst_difference
 from benchmarks.forms import PRETENDED, forms
 from benchmarks.timing import Timer, percentile
 from scanops.processes import jobs_that_fit
-from scanops.runtime.launcher import Device, device_of
+from scanops.runtime.launcher import Device
 
 CALLS_A_SECOND = 3.5  # as many are built for; where the GPU is faster, the run ends earlier
 BUDGET = 0.03  # seconds of runs for each figure
@@ -68,11 +68,12 @@ def pretend(device: Device) -> Iterator[None]:
         yield
 
 
-def build_part(seed: int, count: int, part: int, parts: int, device: Device) -> int:
-    """Build the kernels of every ``parts``-th call; return the number of calls that failed."""
-    failed = 0
+def build_part(seed: int, numbers: Sequence[int], device: Device) -> None:
+    """Build the kernels of these calls, in a process that has not used a GPU."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
     with pretend(device):
-        for number in range(part, count, parts):
+        for number in numbers:
             each = draw(seed, number)
             try:
                 operands = each.operands("cpu", filled=False)
@@ -80,21 +81,20 @@ def build_part(seed: int, count: int, part: int, parts: int, device: Device) -> 
                     leaf.requires_grad_()
                 each.run(operands, each.gradients("cpu", filled=False))
             except Exception as problem:  # which the call that is timed reports
-                failed += 1
-                print(f"{number}: {each}: {type(problem).__name__}: {str(problem)[:200]}", file=sys.stderr, flush=True)
-    return failed
+                words = f"{type(problem).__name__}: {str(problem)[:200]}"
+                print(f"{number}: {each}: not built: {words}", file=sys.stderr, flush=True)
 
 
-def build(seed: int, count: int, device: Device) -> float:
-    """Build the kernels of all calls in as many processes as fit; return the seconds that it took."""
-    began, parts = time.perf_counter(), jobs_that_fit()
-    words = ["--seed", seed, "--calls", count, "--target", device.target, "--multiprocessors", device.multiprocessors]
-    command = [sys.executable, "-m", "benchmarks", "random", *map(str, words), "--part"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    workers = [subprocess.Popen([*command, f"{part}/{parts}"], cwd=ROOT, env=environment) for part in range(parts)]
+def build(seed: int, count: int, device: Device) -> None:
+    """Build the kernels of all calls in as many processes as fit."""
+    parts, context = jobs_that_fit(), multiprocessing.get_context("fork")  # children find modules as this process does
+    workers = [
+        context.Process(target=build_part, args=(seed, range(part, count, parts), device)) for part in range(parts)
+    ]
     for worker in workers:
-        worker.wait()
-    return time.perf_counter() - began
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 # ---- one call
@@ -181,24 +181,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--calls", type=int, default=0, help="that are drawn; by default as many as fit")
     options.add_argument("--only", type=int, nargs="*", help="measure the calls of these numbers")
     options.add_argument("--small", action="store_true", help="small calls in the emulator, which are not timed")
-    options.add_argument("--target", default=PRETENDED.target, help="of kernels that are built without a GPU")
-    options.add_argument("--multiprocessors", type=int, default=PRETENDED.multiprocessors)
-    options.add_argument("--part", default="", help="build the kernels of part/parts of the calls and measure nothing")
+    options.add_argument("--target", default=PRETENDED.target, help="of the kernels that are built beforehand")
+    options.add_argument("--multiprocessors", type=int, default=PRETENDED.multiprocessors, help="of that GPU")
     given = options.parse_args(arguments)
     began, count = time.perf_counter(), given.calls or int(CALLS_A_SECOND * given.seconds)
-    if given.part:
-        part, parts = map(int, given.part.split("/"))
-        return min(1, build_part(given.seed, count, part, parts, Device(given.target, given.multiprocessors)))
     with contextlib.ExitStack() as block:
         if given.small:
             block.enter_context(scanops.emulate())
             device, timer = "cpu", None
         else:
+            if not given.only:
+                build(given.seed, count, Device(given.target, given.multiprocessors))
+                print(f"{count} calls, kernels built in {time.perf_counter() - began:.0f} s", flush=True)
             require_gpu()
             device, timer = "cuda", Timer(BUDGET)
-            if not given.only:
-                seconds = build(given.seed, count, device_of(torch.empty(0, device="cuda")))
-                print(f"{count} calls, kernels built in {seconds:.0f} s", flush=True)
             block.enter_context(forms("cubin"))
         numbers = given.only or range(count)
         draws = (draw(given.seed, number, small=given.small) for number in numbers)
