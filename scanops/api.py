@@ -107,6 +107,8 @@ def scan(
     CUDA tensors are scanned by a kernel generated for exactly this request, built at its first use and cached, in
     compiled code and backward passes too; CPU tensors by PyTorch's own operators, with the same results.
 
+    Arguments that ``scanops.cumsum`` has are as there, where they are described in full.
+
     Args:
         x: the input, of any shape and strides: bool, integers, floats or complex numbers. The 8-bit floats
             ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` and ``float8_e5m2fnuz`` are scanned in float32.
@@ -119,37 +121,17 @@ def scan(
             (docs/fusion.md); for ``"linear"`` it returns a pair of gates and values.
         then: a pointwise function of the result and the tensors that returns what is stored, computed in the same
             kernel; of several values a tuple.
-        mask: a tensor that broadcasts to ``x.shape``; it is never copied. A bool mask selects: an item where it is
-            False counts as the identity of the operator whatever its value, NaN included. A floating or
-            complex mask multiplies, as ``x * mask`` does, and so does a mask of integers, which only sums take.
+        mask: a tensor that broadcasts to ``x.shape``: a bool one selects items, a floating or complex one multiplies.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
-        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
-            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
-            has one value for each segment, with the segments in place of ``dim``.
-        return_final: also return the carry-out, the final state of each line; of each segment if it is
-            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
-            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
-            floats to within rounding.
-        complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then
-            the inclusive results; with ``reverse`` the carry-in is last. Not together with ``exclusive``,
-            ``return_final`` or segments.
-        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and
-            the scan starts again from the identity. Segments are the same items in both directions; in reverse each
-            is scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
-        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``: an int32 or int64 tensor
-            ``[0, ..., x.shape[dim]]`` that never falls; segments may be empty. Its values are read once for each
-            tensor (for an inference tensor at each call), which waits for the GPU.
-        chunk: start again every ``chunk`` items of a line, or of each segment of ``offsets``; the last chunk may be
-            shorter. In reverse the chunks hold the same items. Not together with other segments, carries or
-            ``complete``.
-        dtype: the dtype of the result; items are converted to it before they are scanned. By default x's dtype, or
-            torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for logical
-            operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in float32,
-            the dtype of their carries as well.
-        accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16. A wider one,
-            such as ``torch.float64`` for a float32 result, to which items are then converted. ``"compensated"``,
-            for sums and products of floats, carries what rounding has lost beside them (docs/variants.md).
+        initial: the carry-in, in place of the identity: a number, or one value for each line or segment.
+        return_final: also return the carry-out of each line, or with ``"segments"`` of each segment.
+        complete: return n + 1 results for n items: the carry-in or the identity, then the inclusive results.
+        segment_starts: head flags: True where a segment begins and the scan starts again.
+        offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``.
+        chunk: start again every ``chunk`` items of a line or segment.
+        dtype: the dtype of the result, to which items are converted before they are scanned.
+        accumulate: the dtype to compute in, or ``"compensated"`` (sums and products).
         out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
             is to have. It may be x itself.
 
