@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from scanops import api, relatives
-from scanops.errors import UnsupportedRequest, format_value
+from scanops.errors import DimensionOutOfRange, UnsupportedRequest, format_value
 from scanops.fusion.functions import key_of
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.operators import operator as operator_of_fields
@@ -293,20 +293,24 @@ def generalized_advantage_estimate(
     state; one that is terminated has no next state.
 
     Args:
-        gamma: the discount: a number, or a tensor that broadcasts to the shape of reward.
-        lmbda: the exponential weight: a number, or a tensor that broadcasts to the shape of reward.
+        gamma: the discount: a number, which is a constant of the kernel, or a tensor that broadcasts to the shape of
+            reward. Pass a 0-d tensor for one that changes from call to call.
+        lmbda: the exponential weight: likewise.
         state_value: values of the states, of one shape with the next four; by default [..., time, 1].
         next_state_value: values of the states after each step, before any reset.
         reward: rewards of the steps.
         done: True where an episode ends, terminated or truncated; bool or numbers 0 and 1.
         terminated: True where an episode ends in a terminal state; by default ``done``.
-        time_dim: the dimension of time.
+        time_dim: the dimension of time. Of tensors [environments, time] it is -1: another one scans environments, and
+            nothing tells.
 
     Returns:
-        A pair of tensors of that shape: advantages, and ``advantages + state_value``.
+        A pair of tensors of that shape and of the dtype of rewards and values: advantages, and ``advantages +
+        state_value``. Half types are computed in float32, in one kernel, and rounded once.
 
     Raises:
         UnsupportedRequest: an argument that is not as described.
+        DimensionOutOfRange: ``time_dim`` is not a dimension of reward.
         BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
@@ -321,15 +325,32 @@ def generalized_advantage_estimate(
     """
     who = "generalized_advantage_estimate"
     checks.check_tensor(who, "reward", reward)
-    terminated = done if terminated is None else terminated
-    given = {"state_value": state_value, "next_state_value": next_state_value, "done": done, "terminated": terminated}
+    given = {"state_value": state_value, "next_state_value": next_state_value, "done": done}
+    given |= {} if terminated is None else {"terminated": terminated}
     for name, each in given.items():
         checks.check_tensor(who, name, each)
         _check_shape(who, name, each, tuple(reward.shape))
-    going, lives = (1 - each.to(state_value.dtype) for each in (done, terminated))
-    delta = reward + gamma * lives * next_state_value - state_value
-    advantage = api.linear_scan(gamma * lmbda * going, delta, time_dim, reverse=True)
-    return advantage, advantage + state_value
+    _check_dim(who, "time_dim", time_dim, reward)
+    dtype = torch.promote_types(torch.promote_types(state_value.dtype, next_state_value.dtype), reward.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    # of a tensor None: it is an operand behind the others
+    constants = tuple(None if isinstance(each, Tensor) else each for each in (gamma, lmbda))
+
+    def gate_and_item(reward: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        value, following, ends, *rest = (each.to(wide) for each in others)
+        terminal = ends if terminates_alike else rest.pop(0)
+        discount, weight = (rest.pop(0) if each is None else each for each in constants)
+        return discount * weight * (1 - ends), reward.to(wide) + discount * (1 - terminal) * following - value
+
+    def outputs(advantage: Tensor, reward: Tensor, value: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        return advantage.to(dtype), (advantage + value.to(wide)).to(dtype)
+
+    terminates_alike = terminated is None
+    operands = (reward, *given.values(), *(each for each in (gamma, lmbda) if isinstance(each, Tensor)))
+    advantage, target = api.scan(
+        operands, "linear", time_dim, dtype=wide, reverse=True, map=gate_and_item, then=outputs
+    )
+    return advantage, target
 
 
 def associative_scan(
@@ -507,6 +528,17 @@ def _sizes(who: str, name: str, tensor: Any, allowed: str, count: int) -> tuple[
     if tensor.ndim != count:
         raise _make_error(who, f"{name} of shape {allowed}", f"{name}.shape={tuple(tensor.shape)}", f"reshape {name}")
     return tuple(tensor.shape)
+
+
+def _check_dim(who: str, name: str, dim: Any, tensor: Tensor) -> None:
+    rank = tensor.ndim
+    if type(dim) is not int or not -rank <= dim < rank:
+        raise DimensionOutOfRange(
+            f"{who}: {name} must be a dimension of a tensor of shape {tuple(tensor.shape)}",
+            allowed=f"an int from {-rank} to {rank - 1}",
+            value=f"{name}={format_value(dim)}",
+            hint=f"pass {name}=0 for a single trajectory" if rank == 1 else f"pass the dimension of time as {name}",
+        )
 
 
 def _check_shape(who: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:

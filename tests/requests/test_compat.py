@@ -13,7 +13,7 @@ from torch.nn import functional
 import scanops
 from scanops import compat
 from scanops.errors import UnsupportedRequest
-from scanops.fusion import operators
+from scanops.fusion import functions, operators
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -182,6 +182,31 @@ def test_advantages(time_dim: int) -> None:
     torch.testing.assert_close(found, reference(*tensors[:4], tensors[3]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_advantages_of_half_types(dtype: torch.dtype) -> None:
+    """Gates, differences and sums are of float32: results have the errors of one rounding, also of a long sum."""
+    make = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(1024, 8, generator=make).to(dtype) for _ in range(3)]
+    done = torch.rand(1024, 8, generator=make) < 0.01
+    found = compat.generalized_advantage_estimate(0.99, 0.95, *tensors, done, time_dim=0)
+    exact = compat.generalized_advantage_estimate(0.99, 0.95, *(each.double() for each in tensors), done, time_dim=0)
+    assert all(each.dtype == dtype for each in found)
+    torch.testing.assert_close(found, tuple(each.to(dtype) for each in exact), rtol=torch.finfo(dtype).eps, atol=1e-3)
+
+
+def test_weights_of_advantages_may_be_tensors() -> None:
+    value, following, reward = torch.randn(3, 4, 20, dtype=torch.float64).unbind()
+    done = torch.rand(4, 20) < 0.2
+    expected = compat.generalized_advantage_estimate(0.9, 0.8, value, following, reward, done, time_dim=-1)
+    for gamma, lmbda in (
+        (torch.tensor(0.9), 0.8),
+        (0.9, torch.full((4, 1), 0.8)),
+        (torch.full((4, 20), 0.9), torch.tensor(0.8)),
+    ):
+        found = compat.generalized_advantage_estimate(gamma, lmbda, value, following, reward, done, time_dim=-1)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def stepwise(combine: Callable[..., Any], reverse: bool, *leaves: torch.Tensor) -> Tensors:
     """The scan of tensors of a tree of one tensor or of a tuple, item by item, along dimension 1."""
     order = range(leaves[0].shape[1])
@@ -253,10 +278,17 @@ def test_equal_functions_of_a_program_are_one_operator(monkeypatch: pytest.Monke
         with scanops.emulate():
             return compat.associative_scan(combine, pair, 1)  # type: ignore[no-any-return]
 
-    one = rotate(1.0)
-    asked = len(traced)
-    assert asked and all(map(torch.equal, rotate(1.0), one)) and len(traced) == asked
-    assert not torch.equal(rotate(0.5)[0], one[0]) and len(traced) > asked
+    monkeypatch.setattr(functions, "_trace", lambda *given, of=functions._trace: traced.append(1) or of(*given))
+
+    def estimate(gamma: float) -> Any:
+        with scanops.emulate():
+            return compat.generalized_advantage_estimate(gamma, 0.9, *pair, pair[0], pair[1] > 2, time_dim=0)
+
+    for call in (rotate, estimate):
+        one = call(1.0)
+        asked = len(traced)
+        assert asked and all(map(torch.equal, call(1.0), one)) and len(traced) == asked
+        assert not torch.equal(call(0.5)[0], one[0]) and len(traced) > asked
 
 
 X = torch.rand(2, 4, 5)
@@ -269,6 +301,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "batch": (lambda: compat.chunk_global_cumsum(X, cu_seqlens=torch.tensor([0, 4])), "a batch of 2"),
     "gates": (lambda: compat.scan(X[:1], X), r"gates.shape=\(1, 4, 5\)"),
     "done": (lambda: compat.generalized_advantage_estimate(0.9, 0.9, X, X, X, X[0]), r"done.shape=\(4, 5\)"),
+    "time_dim": (
+        lambda: compat.generalized_advantage_estimate(0.9, 0.9, *[X[0, 0]] * 4),
+        r"shape \(5,\): got time_dim=-2",
+    ),
     "combine_fn": (lambda: compat.associative_scan(3, X, 1), "combine_fn=3"),  # type: ignore[arg-type]
     "combine_mode": (lambda: compat.associative_scan(torch.add, X, 1, combine_mode="x"), "combine_mode='x'"),
     "leaves": (lambda: compat.associative_scan(lambda a, b: a, (X,) * 5, 1), "5 tensors"),
