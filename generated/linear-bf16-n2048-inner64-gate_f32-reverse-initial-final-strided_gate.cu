@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // numbers  measured: columns strided, rows up to 8192, any GPU
 // target   sm_90
-// content  sha256 82fc433abf51325e of everything below this banner
+// content  sha256 8aec9a57c0a03dd9 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -298,7 +298,7 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
 }
 
 // The place of a thread in a column tile, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned column_tile, Position begin, Position length) {
+__device__ __forceinline__ Place thread_position(unsigned column_tile, Position begin, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
     const long long outer = column_tile / kColumnTiles;
     const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;
@@ -520,7 +520,7 @@ linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(  
     __shared__ States warp_aggregates[kLoops ? 2 : 1][kBlockWarps][kLanes];
 
     // ---- a block scans the columns of one column tile
-    const Place at = place_of(blockIdx.x, 0, length);
+    const Place at = thread_position(blockIdx.x, 0, length);
     Sources from = sources_of(operands, at, geometry, length, lines, length);
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);

@@ -6,7 +6,7 @@
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 7bf69db461e74645 of everything below this banner
+// content  sha256 49b24085ed051d96 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -49,8 +49,6 @@ constexpr bool kLanesShare = false;  // lanes read what others of the warp copie
 constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
-constexpr bool kSerial = false;  // each result of a vector load is computed from the one before it
-constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
 constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 constexpr int kStatusWords = 1;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
@@ -590,7 +588,9 @@ __device__ __forceinline__ State value_of(const StatusWords& words) {
     return total;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
+// Spin until the tile's status is of this launch, then return the tile's total. There is no back-off: a block waits only
+// for tiles with lower tickets, whose blocks run already, and finds them published after one or two reads as a rule. A
+// sleep would add its length to the latency of the chain that all later tiles wait for.
 __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, unsigned epoch, long long tile,
                                                  StatusWords words) {
     while (is_stale(words, epoch)) words = load_status(tile_status, tile);
@@ -599,7 +599,7 @@ __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, 
 
 // Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
 // groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
-// each group in group_total.
+// each group in group_aggregate.
 __device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
                                                 long long first, int group, int index) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
@@ -747,7 +747,7 @@ prod_f32_n131072_persistent(  // no __restrict__: an operand may be an output, s
         for (int j = 0; j < kThreadRuns; ++j)
             s[j] = lift_items(a, j);
 #pragma unroll
-        for (int j = 0; j < kThreadRuns && (kExtends || !kSerial); ++j) scan_items(s[j]);
+        for (int j = 0; j < kThreadRuns; ++j) scan_items(s[j]);
         if (kLanesShare) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];

@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 64c118bba4315b39 of everything below this banner
+// content  sha256 6bc767e78dd6f46b of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -283,8 +283,8 @@ struct alignas(16) Slab {  // a warp's part of a tile
     Item item[kTileColumns * kRunItems];
 };
 
-// The place of a thread among the block's lines, the first of which is `line`.
-__device__ __forceinline__ Place place_of(long long line, int lines, long long step, Position length) {
+// The position of a thread among the block's lines, the first of which is `line`.
+__device__ __forceinline__ Place thread_position(long long line, int lines, long long step, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
     const Position first = warp * kRunItems;
     // results along lines: the lowest in memory of the warp's; across lines: the thread's
@@ -318,9 +318,9 @@ __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unus
 template <typename Item>
 constexpr int kPieceItems = kRunItems * sizeof(Item) < 16 ? kRunItems : 16 / sizeof(Item);
 
-// Place of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
+// Index of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
 template <bool order, typename Item>
-__device__ __forceinline__ int place_of(int run, int item) {
+__device__ __forceinline__ int slab_index(int run, int item) {
     if (order == kAcross) return run * kTileColumns + item;
     constexpr int pieces = kRunItems / kPieceItems<Item>;                // pieces per line
     constexpr int swizzled = kPitch * pieces > 8 ? kPitch : 8 / pieces;  // lines with the same swizzle
@@ -348,7 +348,7 @@ __device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long p
     for (int k = 0; k < runs; k += kWarpThreads / lanes, first += kWarpThreads / lanes * pitch)
 #pragma unroll
         for (int part = 0; part < items; part += lanes * access) {
-            auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + place_of<order, Item>(run + k, item + part));
+            auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + slab_index<order, Item>(run + k, item + part));
             const bool exists = run_exists(run + k) && ((!kZeroFills && part == 0) || item_exists(item + part));
             if constexpr (!store)
                 exists ? copy_async<true>(&slot, first + part) : leave_out(slot);
@@ -364,7 +364,7 @@ __device__ __forceinline__ void move_lines(Item* slab, Rows<Item>& rows) {
     for (int c = 0; c < kThreadColumns; ++c)
 #pragma unroll
         for (int begin = 0; begin < kRunItems; begin += kPieceItems<Item>) {
-            const int place = place_of<kAlong, Item>(threadIdx.x % kWarpThreads * kPitch + c * kSpacing, begin);
+            const int place = slab_index<kAlong, Item>(threadIdx.x % kWarpThreads * kPitch + c * kSpacing, begin);
             auto& slot = *reinterpret_cast<Access<Item, kPieceItems<Item>>*>(slab + place);
             Access<Item, kPieceItems<Item>> piece;
             if (!store) piece = slot;
@@ -567,7 +567,7 @@ prod_f32_n16384_transposed_transposed(  // no __restrict__: an operand may be an
     const int lines = (int)min(neighbours.size - first_line, (long long)kTileColumns);
     const long long line_step = kToRows ? neighbours.lines : 1;  // from a line to its neighbour
     const long long line = (other / line_step * neighbours.size + first_line) * line_step + other % line_step;
-    const Place at = place_of(line, lines, line_step, length);
+    const Place at = thread_position(line, lines, line_step, length);
     Sources from = sources_of(operands, at, line, geometry, neighbours, length);
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);

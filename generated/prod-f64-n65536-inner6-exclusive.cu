@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  measured: columns_lookback few, any GPU
 // target   sm_90
-// content  sha256 d13dc264dc23cfa8 of everything below this banner
+// content  sha256 68c56e8aea7bdc56 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -301,7 +301,7 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
 }
 
 // The place of a thread in a column tile, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned column_tile, Position begin, Position length) {
+__device__ __forceinline__ Place thread_position(unsigned column_tile, Position begin, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
     const long long outer = column_tile / kColumnTiles;
     const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;
@@ -732,7 +732,7 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an opera
     const unsigned abreast = min(column_tiles - first_column_tile, (unsigned)kTilesAbreast);
     const unsigned column_tile = first_column_tile + blockIdx.x % together % abreast;
     const int tile = blockIdx.x % together / abreast;  // index in its column tile
-    const Place at = place_of(column_tile, (Position)tile * kTileItems, length);
+    const Place at = thread_position(column_tile, (Position)tile * kTileItems, length);
     const int lane = at.lane, warp = at.warp, place = at.in_tile;
     const Sources from = sources_of(operands, at, geometry, length, lines, length);
 

@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // numbers  measured: columns staged, rows up to 1024, any GPU
 // target   sm_90
-// content  sha256 ba2c1814c861bde1 of everything below this banner
+// content  sha256 b589bd5ed67dd0f8 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -272,7 +272,7 @@ __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, c
 }
 
 // The place of a thread in a column tile, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned column_tile, Position begin, Position length) {
+__device__ __forceinline__ Place thread_position(unsigned column_tile, Position begin, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
     const long long outer = column_tile / kColumnTiles;
     const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;
@@ -476,7 +476,7 @@ sum_f32_n1024_inner1024_columns(  // no __restrict__: an operand may be an outpu
     __shared__ States warp_aggregates[kLoops ? 2 : 1][kBlockWarps][kLanes];
 
     // ---- a block scans the columns of one column tile
-    const Place at = place_of(blockIdx.x, 0, length);
+    const Place at = thread_position(blockIdx.x, 0, length);
     Sources from = sources_of(operands, at, geometry, length, lines, length);
     Outputs<PointerTo> to = outputs;
     for_each_output([&](auto& y) { y += at.item; }, to);

@@ -6,7 +6,7 @@
 //          few rows of 1048576: each is split over several blocks at once
 // numbers  measured: split, any GPU
 // target   sm_90
-// content  sha256 8af8f5c16969d1d1 of everything below this banner
+// content  sha256 d4e30101b7e41648 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -506,7 +506,9 @@ __device__ __forceinline__ State value_of(const StatusWords& words) {
     return total;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
+// Spin until the tile's status is of this launch, then return the tile's total. There is no back-off: a block waits only
+// for tiles with lower tickets, whose blocks run already, and finds them published after one or two reads as a rule. A
+// sleep would add its length to the latency of the chain that all later tiles wait for.
 __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, unsigned epoch, long long tile,
                                                  StatusWords words) {
     while (is_stale(words, epoch)) words = load_status(tile_status, tile);
@@ -515,7 +517,7 @@ __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, 
 
 // Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
 // groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
-// each group in group_total.
+// each group in group_aggregate.
 __device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
                                                 long long first, int group, int index) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,

@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 4ad802f32d452465 of everything below this banner
+// content  sha256 4016c37befdd1513 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -66,8 +66,6 @@ constexpr bool kLanesShare = true;  // lanes read what others of the warp copied
 constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = false;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
-constexpr bool kSerial = true;  // each result of a vector load is computed from the one before it
-constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
 constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 constexpr bool kFlagsEndSegments = false;  // a head flag ends a segment in scan order
@@ -688,7 +686,9 @@ __device__ __forceinline__ State value_of(const StatusWords& words) {
     return total;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
+// Spin until the tile's status is of this launch, then return the tile's total. There is no back-off: a block waits only
+// for tiles with lower tickets, whose blocks run already, and finds them published after one or two reads as a rule. A
+// sleep would add its length to the latency of the chain that all later tiles wait for.
 __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, unsigned epoch, long long tile,
                                                  StatusWords words) {
     while (is_stale(words, epoch)) words = load_status(tile_status, tile);
@@ -697,7 +697,7 @@ __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, 
 
 // Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
 // groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
-// each group in group_total.
+// each group in group_aggregate.
 __device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
                                                 long long first, int group, int index) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
@@ -849,8 +849,6 @@ sum_f32_n20000_offsets_i32_persistent(  // no __restrict__: an operand may be an
 #pragma unroll
         for (int j = 0; j < kThreadRuns; ++j)
             s[j] = lift_items(a, j, {part.rest(j), (int)memory_index(part.begin(j), 1, items_in(length)), starts_of(ring.marks[stage][warp], j, lane)});
-#pragma unroll
-        for (int j = 0; j < kThreadRuns && (kExtends || !kSerial); ++j) scan_items(s[j]);
         Results r = make_results(combine(prefix, tile[0].prefix[0]), s[0]);
         auto* const slots = reinterpret_cast<Vector<Output, kItemsPerStore>*>(ring.x[stage][warp]);  // of the items
         exchange_back(r.y, slots, lane);

@@ -1,6 +1,6 @@
-//@ place_of
+//@ thread_position
 // The place of a thread in a column tile, for the tile that begins at a scan position.
-__device__ __forceinline__ Place place_of(unsigned column_tile, Position begin, Position length) {
+__device__ __forceinline__ Place thread_position(unsigned column_tile, Position begin, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
     const long long outer = column_tile / kColumnTiles;
     const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;

@@ -75,7 +75,9 @@ __device__ __forceinline__ State value_of(const StatusWords& words) {
 }
 
 //@ wait_for_status
-// Spin until the tile's status is of this launch, then return the tile's total.
+// Spin until the tile's status is of this launch, then return the tile's total. There is no back-off: a block waits only
+// for tiles with lower tickets, whose blocks run already, and finds them published after one or two reads as a rule. A
+// sleep would add its length to the latency of the chain that all later tiles wait for.
 __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, unsigned epoch, long long tile,
                                                  StatusWords words) {
     while (is_stale(words, epoch)) words = load_status(tile_status, tile);
@@ -85,7 +87,7 @@ __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, 
 //@ wait_for_groups
 // Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
 // groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
-// each group in group_total.
+// each group in group_aggregate.
 __device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
                                                 long long first, int group, int index) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,

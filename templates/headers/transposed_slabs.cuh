@@ -11,9 +11,9 @@ struct alignas(16) Slab {  // a warp's part of a tile
     Item item[kTileColumns * kRunItems];
 };
 
-//@ place_of
-// The place of a thread among the block's lines, the first of which is `line`.
-__device__ __forceinline__ Place place_of(long long line, int lines, long long step, Position length) {
+//@ thread_position
+// The position of a thread among the block's lines, the first of which is `line`.
+__device__ __forceinline__ Place thread_position(long long line, int lines, long long step, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
     const Position first = warp * kRunItems;
     // results along lines: the lowest in memory of the warp's; across lines: the thread's
@@ -49,10 +49,10 @@ __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unus
 template <typename Item>
 constexpr int kPieceItems = kRunItems * sizeof(Item) < 16 ? kRunItems : 16 / sizeof(Item);
 
-//@ place_of
-// Place of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
+//@ slab_index
+// Index of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
 template <bool order, typename Item>
-__device__ __forceinline__ int place_of(int run, int item) {
+__device__ __forceinline__ int slab_index(int run, int item) {
     if (order == kAcross) return run * kTileColumns + item;
     constexpr int pieces = kRunItems / kPieceItems<Item>;                // pieces per line
     constexpr int swizzled = kPitch * pieces > 8 ? kPitch : 8 / pieces;  // lines with the same swizzle
@@ -81,7 +81,7 @@ __device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long p
     for (int k = 0; k < runs; k += kWarpThreads / lanes, first += kWarpThreads / lanes * pitch)
 #pragma unroll
         for (int part = 0; part < items; part += lanes * access) {
-            auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + place_of<order, Item>(run + k, item + part));
+            auto& slot = *reinterpret_cast<Access<Item, access>*>(slab + slab_index<order, Item>(run + k, item + part));
             const bool exists = run_exists(run + k) && ((!kZeroFills && part == 0) || item_exists(item + part));
             if constexpr (!store)
                 exists ? copy_async<true>(&slot, first + part) : leave_out(slot);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void move_lines(Item* slab, Rows<Item>& rows) {
     for (int c = 0; c < kThreadColumns; ++c)
 #pragma unroll
         for (int begin = 0; begin < kRunItems; begin += kPieceItems<Item>) {
-            const int place = place_of<kAlong, Item>(threadIdx.x % kWarpThreads * kPitch + c * kSpacing, begin);
+            const int place = slab_index<kAlong, Item>(threadIdx.x % kWarpThreads * kPitch + c * kSpacing, begin);
             auto& slot = *reinterpret_cast<Access<Item, kPieceItems<Item>>*>(slab + place);
             Access<Item, kPieceItems<Item>> piece;
             if (!store) piece = slot;
