@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.scripts import Forked, forks
+from tests.scripts import ROOT, Forked, forks
 
 # Derandomised, so that a failure repeats; a deadline would make a busy machine fail.
 # `pytest --hypothesis-profile=explore` searches with fresh randomness.
@@ -29,7 +30,7 @@ SLOW = (
     *("distributed/test_sharded.py::test_processes", "distributed/test_sharded.py::test_random_calls"),
     *("exports/test_values.py", "native/"),
     *("numbers/test_check_operator.py", "requests/test_fused.py::test_random_expressions"),
-    *("packaging/test_figures.py", "packaging/test_wheel.py", "policy/test_background.py"),
+    *("packaging/test_wheel.py", "policy/test_background.py"),
     *("policy/test_record.py", "requests/test_allocations.py::test_nothing_beside_the_operands_is_read"),
     *("store/test_concurrency.py", "templates/test_golden.py"),
     *("test_forks.py::test_first_calls", "test_forks.py::test_forks_beside"),
@@ -37,6 +38,7 @@ SLOW = (
     *("tuning/test_plans.py", "tuning/test_tuning.py"),
 )
 
+KEPT_STORES = 3  # of the sources that were tested last
 _own_store = pytest.StashKey[Path]()
 
 
@@ -75,17 +77,35 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SCANOPS_TUNING"] = os.devnull  # what somebody measured is no business of the tests
     # Inductor's code runs once here: to try vector instructions, and to start a pool of compilers, takes longer.
     os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    cache = None if os.environ.get("CI") else getattr(config, "cache", None)
-    if cache is not None:
-        # Kept from run to run, so that a repeated run compiles nothing: an entry's name is the digest of what
-        # it was built from, so it cannot be stale. `pytest --cache-clear` and `make clean` remove it.
-        root = cache.mkdir("scanops-store")
-    else:
-        # Continuous integration starts from nothing.
-        root = Path(tempfile.mkdtemp(prefix="scanops-tests-"))
-        config.stash[_own_store] = root
+    cache = getattr(config, "cache", None)
+    # Kept from run to run, so that a repeated run compiles nothing: an entry's name is the digest of what it was built
+    # from, so it cannot be stale. `pytest --cache-clear` and `make clean` remove it.
+    root = kept_store() if os.environ.get("CI") else None if cache is None else cache.mkdir("scanops-store")
+    if root is None:
+        root = config.stash[_own_store] = Path(tempfile.mkdtemp(prefix="scanops-tests-"))
     root.chmod(0o700)
     os.environ["SCANOPS_STORE"] = str(root)
+
+
+def kept_store() -> Path | None:
+    """Return the store of continuous integration for the sources that kernels follow from, where the machine keeps one.
+
+    A checkout is new for each run; the store is in the user's cache, and those of other sources are removed from it.
+    """
+    digest = hashlib.sha256()
+    for tree in (ROOT / "codegen", ROOT / "templates", ROOT / "scanops" / "emulator"):
+        for path in sorted(path for path in tree.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    stores = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanops-tests"
+    root = stores / digest.hexdigest()[:16]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        os.utime(root)
+        for other in sorted(stores.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_STORES]:
+            shutil.rmtree(other, ignore_errors=True)
+    except OSError:
+        return None
+    return root
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
