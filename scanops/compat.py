@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from scanops import api, relatives
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, format_value
-from scanops.fusion.functions import key_of
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.operators import operator as operator_of_fields
+from scanops.fusion.trace_keys import key_of
+from scanops.fusion.tracing import OPERATION_NAMES
 from scanops.requests import checks
 
 __all__ = [
@@ -429,22 +430,20 @@ MOST_FUNCTIONS = 256  # whose operators are remembered
 _OPERATORS: dict[Any, str | FieldOperator] = {}  # by all that a function can see, the tree and the dtypes
 _OLDER, _NEWER = ("older", 0), ("newer", 0)
 _LINEAR = (("prod", _NEWER, _OLDER), ("sum", ("newer", 1), ("prod", _NEWER, ("older", 1))))
-_FUNCTIONS = {  # by name of a function, a method or an operator: the operator of the same result
+_FUNCTIONS = {  # by name of an operation: the operator of the same result
     "add": "sum",
     "mul": "prod",
     "multiply": "prod",
     "maximum": "max",
     "minimum": "min",
     "logaddexp": "logcumsumexp",
-    "and_": "bitwise_and",
-    "or_": "bitwise_or",
-    "xor": "bitwise_xor",
     "bitwise_and": "bitwise_and",
     "bitwise_or": "bitwise_or",
     "bitwise_xor": "bitwise_xor",
     "logical_and": "logical_and",
     "logical_or": "logical_or",
 }
+_NAMES = {**OPERATION_NAMES, torch.logaddexp: "logaddexp"}  # of functions; methods have names alone
 
 
 def _operator_for(combine_fn: Callable[[Any, Any], Any], tree: Any, leaves: list[Tensor]) -> str | FieldOperator:
@@ -460,7 +459,7 @@ def _operator_for(combine_fn: Callable[[Any, Any], Any], tree: Any, leaves: list
         return tuple(pytree.tree_leaves(found))
 
     operator = _name_of(combine, len(leaves)) or _make_operator(combine, leaves)
-    if key is not None:
+    if key is not None and key_of(combine_fn) == seen:  # nothing that it reads changed while it ran
         if len(_OPERATORS) >= MOST_FUNCTIONS:
             _OPERATORS.clear()
         _OPERATORS[key] = operator
@@ -488,7 +487,7 @@ def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, CombineTerm]) -> Combi
     """Return a tree of operators' names with sorted operands; None where a function is not that of an operator."""
     if node in terms:
         return terms[node]
-    name = _FUNCTIONS.get(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+    name = _FUNCTIONS.get(node.target if isinstance(node.target, str) else _NAMES.get(node.target, ""))
     operands = [_term(each, terms) if isinstance(each, torch.fx.Node) else None for each in node.args]
     if name is None or node.kwargs or len(operands) != 2:
         return None

@@ -194,7 +194,7 @@ class Check:
 
 def trace(op: FieldOperator, dtypes: Dtypes) -> Fusion:
     """Return the fusion of a scan of tensors of these dtypes, or raise UnsupportedRequest."""
-    return trace_fusion(None, None, op, tuple((each, False) for each in dtypes), False, None, None)
+    return trace_fusion(None, None, op, tuple((each, False) for each in dtypes), False, None)
 
 
 def _widen(dtype: torch.dtype) -> torch.dtype:

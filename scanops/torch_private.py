@@ -44,6 +44,8 @@ gpu_sleep: Callable[[int], None] = private("cuda._sleep")  # between the runs of
 # What watches or changes the operations of this thread: C functions, as every call asks.
 are_transforms_active: Callable[[], bool] = private("_C._are_functorch_transforms_active")  # vmap, grad, jvp, ...
 count_modes: Callable[[], int] = private("_C._len_torch_dispatch_stack")  # modes that see operators
+count_function_modes: Callable[[], int] = private("_C._len_torch_function_stack")  # modes that see functions
+function_modes: Callable[[], list[Any]] = private("overrides._get_current_function_mode_stack")
 is_jit_traced: Callable[[], bool] = private("_C._is_tracing", private("jit.is_tracing"))  # by torch.jit.trace
 dual_level: Callable[[], int] = partial(attrgetter("_current_level"), forward_ad)  # of forward mode; -1 outside
 TransformType = private("_C._functorch.TransformType")
@@ -75,6 +77,12 @@ _without_keys = private("_C._ExcludeDispatchKeyGuard", lambda _: torch.autocast(
 without_autocast: Callable[[], Guard] = partial(_without_keys, private("_C.DispatchKeySet")(DispatchKey.AutocastCUDA))
 _excluded, _included = private("_C._dispatch_tls_local_exclude_set"), private("_C._dispatch_tls_local_include_set")
 _with_keys: Callable[..., Guard] = private("_C._ForceDispatchKeyGuard")
+
+
+def is_device_mode(mode: object) -> bool:
+    """Whether a mode is that of ``torch.set_default_device``, whose module torch imports when it is first used."""
+    module = getattr(torch.utils, "_device", None)
+    return module is not None and type(mode) is module.DeviceContext
 
 
 def recording() -> Guard:

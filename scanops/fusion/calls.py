@@ -15,8 +15,9 @@ from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import find_operator
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, format_value
-from scanops.fusion.functions import key_of, raise_while_tracing, text_of, trace_fusion
+from scanops.fusion.functions import find_fusion, raise_while_tracing, text_of
 from scanops.fusion.operators import FieldOperator
+from scanops.fusion.trace_keys import key_of
 from scanops.ops import schema
 from scanops.ops.dispatch import repeat, run
 from scanops.requests import checks
@@ -56,7 +57,8 @@ def scan_fused(
     if are_tensors and not wrong and not is_dynamo_compiling():
         functions = (map, then, *(() if own is None else own.functions))
         facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
-        key = _key_of(functions, facts, op, dim, reverse, exclusive, mask is not None)
+        asked = (functions, facts, op, dim, reverse, exclusive, mask is not None)
+        key = _key_of(*asked)
         if key is not None and (answer := _repeat(key, tensors)) is not None:
             return answer
     initial, final = others["initial"], others["return_final"]
@@ -75,7 +77,8 @@ def scan_fused(
         return found[0] if len(found) == 1 else found
     call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
     call.check_options()
-    fusion = trace_fusion(map, then, own or find_operator(op), kinds, mask is not None, dtype, key and key[:1])
+    row = own or find_operator(op)
+    fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, kinds, mask is not None, dtype)
     x, *further = tensors
     read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
     call, read = check_fused(replace(call, fusion=fusion), read)

@@ -1,21 +1,15 @@
-"""Functions to expressions: a function is called once with traced items, and its trace is cached.
+"""Functions to expressions: a function is called with traced items, and its trace is cached if it has a key.
 
-The key of a trace is what the function can see: its code, and the constants of its closure, its defaults and its
-globals. A function that sees anything else, such as an object with attributes, is traced at every call. Under
-``torch.compile`` a function is followed, and what it did is traced.
+Under ``torch.compile`` a function is followed, and what it did is traced.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 from collections.abc import Callable
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from scanops import torch_private as private
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, result_dtype_of
@@ -32,65 +26,31 @@ Function = Callable[..., Any]
 Kinds = tuple[tuple[torch.dtype, bool], ...]  # dtype of each tensor, and whether it has no dimension
 
 
-# ---- what a function can see
-
-_CONSTANTS = (bool, int, str, bytes, type(None), torch.dtype)
-
-
-class _Unseen(Exception):
-    """Raised for what has no key: it may change between calls."""
-
-
-def key_of(function: Any) -> tuple[Any, ...] | None:
-    """Return a key that is equal as long as all that a function can see is; None where that cannot be told."""
-    try:
-        return tuple(_seen(function, ()))
-    except (_Unseen, ValueError):  # the latter: an empty cell of a closure
-        return None
-
-
-def _seen(value: Any, within: tuple[Any, ...]) -> list[Any]:
-    kind = type(value)
-    if kind in _CONSTANTS:
-        return [kind, value]
-    if isinstance(value, pytree.TreeSpec):  # the structure of a tree of tensors, which never changes
-        return [value]
-    if kind is float:
-        return [kind, value.hex()]  # tells 0.0 from -0.0, and nan equals itself
-    if kind is tuple:
-        return [kind, len(value), *(part for each in value for part in _seen(each, within))]
-    if kind is ModuleType:
-        if value is math or value.__name__.partition(".")[0] == "torch":
-            return [value.__name__]
-        raise _Unseen
-    if kind is not FunctionType:
-        if (kind is BuiltinFunctionType or kind is type(torch.where)) and callable(value):
-            return [value]
-        raise _Unseen
-    if (value.__module__ or "").partition(".")[0] == "torch" or value in within:
-        return [value]
-    found: list[Any] = [value.__code__]
-    for each in (value.__defaults__, *(value.__kwdefaults__ or {}).items()):
-        found += _seen(each, within)
-    for cell in value.__closure__ or ():
-        found += _seen(cell.cell_contents, (*within, value))
-    for name in _names(value.__code__):
-        if name in value.__globals__:
-            found += _seen(value.__globals__[name], (*within, value))
-    return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _names(code: CodeType) -> tuple[str, ...]:
-    """The names that code may look up among globals."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names(each))]))
-
-
 # ---- traces
 
 _MOST = 1024
 _TRACES: dict[tuple[Any, ...], Fusion] = {}
+
+
+def find_fusion(
+    key: Any, read_key: Callable[[], Any], map: Any, then: Any, row: Operator | FieldOperator, *others: Any
+) -> tuple[Fusion, Any]:
+    """Return what ``trace_fusion`` returns, of an equal call if there was one, and the key to know the call by.
+
+    That is ``key``, which begins with the number of what the functions read; None where they are to be traced at every
+    call, as those are that something changed while they ran: ``read_key`` returns another key then.
+    """
+    place = None if key is None else (key[0], row.name, *others, torch.get_default_dtype())
+    found = None if place is None else _TRACES.get(place)
+    if found is not None:
+        return found, key
+    found = trace_fusion(map, then, row, *others)
+    if place is None or read_key() != key:
+        return found, None
+    if len(_TRACES) >= _MOST:
+        _TRACES.clear()
+    _TRACES[place] = found
+    return found, key
 
 
 def trace_fusion(
@@ -100,22 +60,13 @@ def trace_fusion(
     kinds: Kinds,
     masked: bool,
     dtype: torch.dtype | None,
-    keys: tuple[Any, ...] | None,
 ) -> Fusion:
     """Return the fusion of a scan by ``row`` of what ``map`` makes of tensors of these kinds, given to ``then``.
 
-    ``masked``: the last of the tensors is a mask, which neither function sees. ``dtype``: of the scan. ``keys``: those
-    of the functions; None: they are traced again. Raises UnsupportedRequest, which names the operation and its line.
+    ``masked``: the last of the tensors is a mask, which neither function sees. ``dtype``: of the scan. Raises
+    UnsupportedRequest, which names the operation and its line.
     """
-    key = None if keys is None else (*keys, row.name, kinds, masked, dtype, torch.get_default_dtype())
-    found = None if key is None else _TRACES.get(key)
-    if found is None:
-        found = fusion_of(_trace(map, then, row, kinds, masked, dtype).text)
-        if key is not None:
-            if len(_TRACES) >= _MOST:
-                _TRACES.clear()
-            _TRACES[key] = found
-    return found
+    return fusion_of(_trace(map, then, row, kinds, masked, dtype).text)
 
 
 def _trace(
@@ -178,7 +129,7 @@ def _find_elements(row: Operator, made: list[Traced], graph: Graph, mask: Any, d
 # ---- the same under torch.compile: Dynamo runs functions, and so guards whatever they see
 
 # Dynamo knows an item by a name only. What is done to items is noted, and done again to those of `tracing`.
-_Step = tuple[str, Any, tuple[str, ...], tuple[Any, ...]]  # operation, names of keywords, and values
+_Step = tuple[Any, tuple[str, ...], tuple[Any, ...]]  # function, names of keywords, and values
 _NOTES: dict[str, tuple[int, list[_Step]]] = {}  # by the name of a function that is followed; the number of its items
 _MOST_FOLLOWED = 64  # functions: Dynamo abandons some
 _numbers = itertools.count()
@@ -213,13 +164,13 @@ class _Followed(Traced):
         self._name = name
 
     @staticmethod
-    def _apply(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+    def _apply(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
         values = []
         for each in (*arguments, *keywords.values()):
             if isinstance(each, torch.Tensor):
                 raise make_capture_error()
             values.append(each._name if isinstance(each, _Followed) else _constant(each))
-        return _Followed(_noted(name, function, tuple(keywords), *values))
+        return _Followed(_noted(function, tuple(keywords), *values))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,10 +203,10 @@ def _constant(value: Any) -> Any:
 
 
 @at_tracing
-def _noted(name: str, function: Any, keys: tuple[str, ...], *values: Any) -> str:
+def _noted(function: Any, keys: tuple[str, ...], *values: Any) -> str:
     of = next(each.split()[1] for each in values if _place_of(each) is not None)
     count, steps = _NOTES[of]
-    steps.append((name, function, keys, values))
+    steps.append((function, keys, values))
     return f"item {of} {count + len(steps) - 1}"
 
 
@@ -284,12 +235,10 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
         def found(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(items[place] if (place := _place_of(each)) is not None else each for each in values)
 
-        for operation, does, keys, read in _NOTES[name][1]:
+        for operation, keys, read in _NOTES[name][1]:
             arguments = found(read)
             count = len(arguments) - len(keys)
-            items.append(
-                apply_operation(operation, does, arguments[:count], dict(zip(keys, arguments[count:], strict=True)))
-            )
+            items.append(apply_operation(operation, arguments[:count], dict(zip(keys, arguments[count:], strict=True))))
         return found(values)
 
     return function if name else None
@@ -304,5 +253,5 @@ def text_of(map: Function | None, then: Function | None, op: Any, kinds: Kinds, 
 @raise_while_tracing
 def _text(map: tuple[Any, ...], then: tuple[Any, ...], op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
     row = operator_named(op) if isinstance(op, str) else op.operator  # of expressions: by its handle
-    text: str = trace_fusion(_again(*map), _again(*then), row, kinds, masked, dtype, None).text
+    text: str = trace_fusion(_again(*map), _again(*then), row, kinds, masked, dtype).text
     return text

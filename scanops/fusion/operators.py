@@ -107,7 +107,15 @@ def operator(
         values = tuple(numbers) if isinstance(numbers, Sequence) else (numbers,) * len(dtypes)
     if len(values) != len(dtypes) or not all(isinstance(each, int | float) for each in values):
         raise _make_refusal(role, f"a number for each of {', '.join(dtypes)}", numbers, f"{role}=0")
+    values = tuple(_plain_number(each) for each in values)
     return FieldOperator(name, dtypes, values, combine, lift, project, step)  # type: ignore[arg-type]
+
+
+def _plain_number(value: float) -> float:
+    """Return a number of a class of its own, which may print as anything, as one of Python's."""
+    if isinstance(value, bool):
+        return value
+    return int.__int__(value) if isinstance(value, int) else float.__float__(value)
 
 
 def _make_refusal(role: str, allowed: str, value: object, example: str) -> UnsupportedRequest:
@@ -145,7 +153,7 @@ class FieldOperator:
     @lazy
     def facts(self) -> tuple[object, ...]:
         """What a trace depends on beside the functions."""
-        return tuple(self.dtypes.items()), tuple(map(repr, self.start))
+        return tuple(self.dtypes.items()), tuple(map(repr, self.start))  # which tells 0.0 from -0.0
 
     def __post_init__(self) -> None:
         set_derived(self, handle=type("Handle", (), {"operator": self}))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.fusion.graph import COMPARISONS, OPERATIONS, Graph, Term, is_float, wide
@@ -159,6 +160,19 @@ _CASTS = {
     **{"int": torch.int32, "long": torch.int64, "bool": torch.bool, "short": torch.int16},
 }
 FUNCTIONS = tuple(sorted({*_OF, *_CASTS} - {"rsub"}))  # for messages and docs
+_METHODS = {name: getattr(torch.Tensor, name) for name in _OF if hasattr(torch.Tensor, name)}
+_SYMBOLS = {  # those of Python's operators that torch names otherwise
+    **{"and_": "bitwise_and", "or_": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not"},
+    **{"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"},
+}
+# Names by the objects themselves: a function of somebody else may have the name of one of torch.
+OPERATION_NAMES: dict[Any, str] = {
+    **{getattr(place, name): name for place in (torch, functional) for name in _OF if hasattr(place, name)},
+    **{function: name for name, function in _METHODS.items()},
+    **{getattr(operator, name): name for name in _OF if hasattr(operator, name)},
+    **{getattr(operator, symbol): name for symbol, name in _SYMBOLS.items()},
+    functional.logsigmoid: "log_sigmoid",
+}
 
 
 class _Unsupported(Exception):
@@ -198,27 +212,26 @@ class Traced:
     def __torch_function__(
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
     ) -> Traced:
-        return cls._apply(function.__name__, function, arguments, keywords or {})
+        return cls._apply(function, arguments, keywords or {})
 
     @staticmethod
-    def _apply(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
-        return apply_operation(name, function, arguments, keywords)
+    def _apply(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+        return apply_operation(function, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python and Dynamo look for
             raise AttributeError(name)
         if name in _CASTS:
             return lambda: self.to(_CASTS[name])
-        if name not in _OF:
+        if name not in _METHODS:
             raise _unknown(name)
-        function = getattr(torch.Tensor, name)
-        return lambda *arguments, **keywords: self._apply(name, function, (self, *arguments), keywords)
+        return lambda *arguments, **keywords: self._apply(_METHODS[name], (self, *arguments), keywords)
 
     def to(self, dtype: torch.dtype | Traced, *others: Any, **keywords: Any) -> Traced:
         """Convert to a dtype: what is then computed is rounded to it."""
         if not isinstance(dtype, torch.dtype | Traced) or others or keywords:
             raise make_refusal(f"to({format_value(dtype)})", "x.to(dtype)", "pass a torch.dtype alone")
-        return self._apply("to", torch.Tensor.to, (self, dtype), {})
+        return self._apply(_METHODS["to"], (self, dtype), {})
 
     type = to
 
@@ -239,28 +252,34 @@ class Traced:
     __len__ = __iter__ = __getitem__ = __setitem__ = __float__ = __int__ = __index__ = _refuse
 
 
-def _operator(name: str, function: Callable[..., Any], mirrored: bool = False) -> Callable[..., Traced]:
+def _method(name: str, mirrored: bool = False) -> Callable[..., Traced]:
+    function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
+
     def method(self: Traced, *others: Any) -> Traced:
-        return self._apply(name, function, (*others, self) if mirrored else (self, *others), {})
+        return self._apply(function, (*others, self) if mirrored else (self, *others), {})
 
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor"):
-    _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
-    _torch_name = {"truediv": "div", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(_name, _name)
-    setattr(Traced, f"__{_name}__", _operator(_torch_name, _function))
-    setattr(Traced, f"__r{_name}__", _operator(_torch_name, _function, mirrored=True))
-for _name in COMPARISONS:
-    setattr(Traced, f"__{_name}__", _operator(_name, getattr(operator, _name)))
-for _name, _torch_name in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
-    setattr(Traced, f"__{_name}__", _operator(_torch_name, getattr(operator, _name)))
-for _name, _torch_name in (("floordiv", "floor_divide"), ("mod", "remainder")):
-    setattr(Traced, f"__{_name}__", _operator(_torch_name, getattr(operator, _name)))
-    setattr(Traced, f"__r{_name}__", _operator(_torch_name, getattr(operator, _name), mirrored=True))
-for _name in ("matmul", "lshift", "rshift"):
-    setattr(Traced, f"__{_name}__", lambda self, other, name=_name: self._apply(name, None, (self, other), {}))
-    setattr(Traced, f"__r{_name}__", lambda self, other, name=_name: self._apply(name, None, (self, other), {}))
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "matmul",
+    "lshift",
+    "rshift",
+):
+    setattr(Traced, f"__{_name}__", _method(_name))
+    setattr(Traced, f"__r{_name}__", _method(_name, mirrored=True))
+for _name in (*COMPARISONS, "neg", "abs", "invert"):
+    setattr(Traced, f"__{_name}__", _method(_name))
 Traced.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
@@ -279,12 +298,30 @@ def make_capture_error() -> UnsupportedRequest:
     return make_refusal("a tensor that is not an argument of the function", "arguments, and Python numbers", hint)
 
 
-def apply_operation(name: str, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
+def _name_of(function: Any) -> str:
+    """Return the name of a function of torch or Python that is an operation. Raises UnsupportedRequest for any other.
+
+    The packets of operators in ``torch.ops.aten``, which makes them when they are asked for, are those of torch.
+    """
+    found = OPERATION_NAMES.get(function)
+    if found is None:
+        found = getattr(function, "__name__", None) or str(function)
+        if found not in _OF:
+            raise _unknown(found)
+        if function is not getattr(torch.ops.aten, found, None):
+            raise make_refusal(
+                f"{format_value(function)} is not torch's {found}",
+                f"torch.{found} and other functions of torch",
+                "call torch's function, or compute it before the call",
+            )
+    return found
+
+
+def apply_operation(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Traced:
     """Record an operation on traced items and numbers."""
     keywords = {key: value for key, value in keywords.items() if not (key == "inplace" and value is False)}
-    compute = _OF.get(name)
-    if compute is None:
-        raise _unknown(name)
+    name = _name_of(function)
+    compute = _OF[name]
     graph = next(each._term.graph for each in (*arguments, *keywords.values()) if isinstance(each, Traced))
 
     def of(value: Any, attribute: str) -> Any:

@@ -68,6 +68,13 @@ def is_derived() -> bool:
     return private.dual_level() >= 0 or any(kind != private.TransformType.Vmap for kind in kinds)
 
 
+def has_function_modes() -> bool:
+    """Whether a mode sees the functions of torch that this thread calls, other than that of a default device."""
+    if not private.count_function_modes():
+        return False
+    return not all(private.is_device_mode(mode) for mode in private.function_modes())
+
+
 def is_traced() -> bool:
     """Whether torch.jit.trace is active: to it everything but an operator is a constant, and sizes are tensors."""
     return not torch.compiler.is_compiling() and private.is_jit_traced()  # which a compiler cannot look into

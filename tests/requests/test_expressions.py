@@ -225,11 +225,11 @@ TEXTS = [
     trace_fusion(
         lambda x, y, n: x * y + n,
         lambda s, x, y, n: (s.half(), torch.where(n > 3, x // 2, -1.5)),
-        *(find_operator("sum"), KINDS, False, None, None),
+        *(find_operator("sum"), KINDS, False, None),
     ).text,
-    trace_fusion(lambda x, y, n: (x.sigmoid(), y.exp()), None, find_operator("linear"), KINDS, False, None, None).text,
-    trace_fusion(None, lambda s, x: s, MEAN, KINDS[:1], False, None, None).text,
-    trace_fusion(None, None, FILTER, KINDS[:1], False, None, None).text,
+    trace_fusion(lambda x, y, n: (x.sigmoid(), y.exp()), None, find_operator("linear"), KINDS, False, None).text,
+    trace_fusion(None, lambda s, x: s, MEAN, KINDS[:1], False, None).text,
+    trace_fusion(None, None, FILTER, KINDS[:1], False, None).text,
 ]
 SUMMED = json.dumps(
     [
