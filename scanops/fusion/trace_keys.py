@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from scanops.fusion.tracing import OPERATION_NAMES
 from scanops.requests.torch_state import has_function_modes
 
-Key = tuple[Any, ...]
+TraceKey = tuple[Any, ...]
 
 _CONSTANTS = frozenset((bool, int, str, bytes, type(None), torch.dtype))
 _BUILTINS = (
@@ -46,7 +46,7 @@ class _Unproved(Exception):
     """Raised for what may change between calls."""
 
 
-def key_of(function: Any) -> Key | None:
+def key_of(function: Any) -> TraceKey | None:
     """Return a key that is equal as long as all that a function can read is; None where that cannot be proved."""
     if has_function_modes():  # which may compute something else
         return None
