@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from benchmarks import random
 from benchmarks.common import RESULTS, ROOT, Row, markdown
 from benchmarks.timing import percentile
-from benchmarks.verdicts import best_peer, summary_lines
+from benchmarks.verdicts import GENERIC, best_peer
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -148,10 +148,22 @@ def table(document: Row) -> list[str]:
         "fastest of torch, torch.compile, a tuned Triton kernel and CUB, as far as each was measured on the cell.",
         "",
         f"All {len(document['cells'])} cells: [{grid}](../{grid}), from `python -m benchmarks grid`. "
-        + " ".join(summary_lines(document["summary"])),
+        + _say_summary(document["summary"]),
         "",
         *markdown(["scan", "cells", "of a copy", "best peer, of a copy", ""], figures),
     ]
+
+
+def _say_summary(verdict: Row) -> str:
+    drawn, generic = verdict["random_lengths"], verdict["length_as_argument"]
+    wrong = f"{len(verdict['wrong'])} results are wrong" if verdict["wrong"] else "All results are right"
+    return (
+        f"{wrong}; in {len(verdict['below_best_peer'])} cells the best peer is ahead. Sums of "
+        f"{drawn['cells']} random lengths: median {drawn['median']:.2f} of a copy, 5th percentile {drawn['p05']:.2f}, "
+        f"worst {drawn['worst']:.2f}. Kernels that take the length as an argument have at least "
+        f"{generic['worst_of_specialised']:.2f} of the speed of those for one length; {generic['slow']} of "
+        f"{generic['cells']} have less than {GENERIC}."
+    )
 
 
 def variants_table() -> list[str]:

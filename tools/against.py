@@ -99,7 +99,13 @@ def run_tests(python: Path, given: argparse.Namespace) -> dict[str, Any]:
         suite = next(ElementTree.parse(report).iter("testsuite"))
     total, failed, errors, skipped = (int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
     counts = {"passed": total - failed - errors - skipped, "failed": failed + errors, "skipped": skipped}
+    names = [
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
     ran = {
+        "failures": names,
         "builder": given.builder if given.gpu else EMULATED,
         "tests": paths,
         "seconds": round(float(suite.get("time", 0))),
@@ -138,6 +144,9 @@ def table() -> str:
             for name in BUILDERS
         ]
         lines.append(f"| {' | '.join((*versions, *cells))} |")
+    for each in (each for each in rows if each["failed"]):
+        names = ", ".join(f"`{name}`" for name in each.get("failures", ())) or "that run kept no names"
+        lines += ["", f"Failed with torch {each['torch']} on {each['device']}, {each['date']}: {names}."]
     return "".join(f"{line}\n" for line in lines)
 
 
