@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line"]
+Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line", "step"]
 LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")  # of any operand
-LINE: Layout = "line"  # of a mask, a gate or head flags: one item for the whole line
+# Of a mask, a gate or head flags:
+LINE: Layout = "line"  # one item for the whole line
+STEP: Layout = "step"  # one item for all columns that a thread reads at a step of the scan: stride 0 across them
+ADJACENT: frozenset[Layout] = frozenset(("dense", "columns", LINE, STEP))  # neighbouring columns are read at once
 WHOLE_BYTES = 64  # of a run of contiguous memory that is worth a transposition: two 32-byte sectors
 
 

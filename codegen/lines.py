@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey, Variant
+from scanops.codegen.layouts import ADJACENT
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import WARP
 from scanops.errors import UnsupportedRequest
@@ -39,7 +40,7 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
         column_tiles = lines // spec.inner * -(-spec.inner // 64)
         few = spec.capacity > COLUMN_LENGTH and column_tiles <= max(1, multiprocessors // 4)
-        return few and spec.layouts <= {"dense", "columns", "line"}
+        return few and spec.layouts <= ADJACENT
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from scanops.codegen.fusion.fusion import text_named
-from scanops.codegen.layouts import LAYOUTS, LINE
+from scanops.codegen.layouts import LAYOUTS, LINE, STEP
 from scanops.codegen.operator import COMPENSATED
 from scanops.errors import UnsupportedRequest, did_you_mean
 
@@ -35,7 +35,7 @@ WORDS: dict[str, tuple[str, object]] = {
     **{
         f"{layout}_{name}": (f"{name}_layout", layout)
         for name in ("mask", "gate", "starts")
-        for layout in (*LAYOUTS[1:], LINE)
+        for layout in (*LAYOUTS[1:], LINE, STEP)
     },
     "unaligned": ("aligned", False),
 }

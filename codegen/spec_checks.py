@@ -10,7 +10,7 @@ from typing import Any
 
 from scanops.codegen.derivatives import longest_recomputed
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, default_result, dtype_named
-from scanops.codegen.layouts import LAYOUTS, LINE
+from scanops.codegen.layouts import LAYOUTS, LINE, STEP
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator
 from scanops.errors import UnsupportedRequest, format_value
@@ -22,7 +22,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
     "segments": (None, "flags", "int32", "int64"),  # head flags, or the dtype of offsets
     "ragged": (None, "int32", "int64"),
     "input_layout": LAYOUTS,
-    **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE)),
+    **dict.fromkeys(("mask_layout", "gate_layout", "starts_layout"), (*LAYOUTS, LINE, STEP)),
     **dict.fromkeys(
         (
             "reverse",
@@ -86,9 +86,14 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
             allowed = ", ".join(f"{each}_layout" for each, given in present.items() if given)
             hint = f"leave {name} out, or add the operand: mask, gate, or segments='flags'"
             yield f"{name} must be 'dense' without the operand {operand}", allowed, told(name), hint
-        if spec.inner == 1 and getattr(spec, name) == "columns":
+        if spec.inner == 1 and (layout := getattr(spec, name)) in ("columns", STEP):
             hint = "pass strided, or rows if the items of a line are contiguous"
-            yield f"{name}='columns' needs inner above 1", "inner above 1, or another layout", told("inner", name), hint
+            yield (
+                f"{name}={layout!r} needs inner above 1",
+                "inner above 1, or another layout",
+                told("inner", name),
+                hint,
+            )
     if row.gated != (
         len(spec.fusion.elements) > 1 if spec.fusion and not spec.fusion.fields else spec.gate is not None
     ):

@@ -6,7 +6,7 @@
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // numbers  measured: columns strided, rows up to 8192, any GPU
 // target   sm_90
-// content  sha256 8aec9a57c0a03dd9 of everything below this banner
+// content  sha256 7e1d821fcf94b8a9 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -131,6 +131,7 @@ enum LayoutFlags {
     kRepeated = 16,    // another operand once more, read further on
     kFirst = 32,       // the first operand that is read
     kAlongLine = 64,   // transposed: contiguous are the items of a line
+    kPerStep = 128,    // one item for all columns of a thread
 };
 
 template <int flags, int geometry, int shift, int access = 1>
@@ -142,6 +143,7 @@ struct OperandLayout {
     static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
     static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr bool kIsPerStep = flags & kPerStep;
     static constexpr int kGeometry = geometry;  // its place in Geometry
     static constexpr int kShift = shift;        // items by which it is read further on in scan order
     static constexpr int kAccess = access;      // transposed: items that a lane copies at once
@@ -248,6 +250,15 @@ __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 
 template <bool uneven = kUneven>
 __device__ __forceinline__ bool is_live(Position live, int k) {
     return uneven ? live > k : !kPartialColumns || live > 0;
+}
+
+// One item for all columns of a thread.
+template <typename Item>
+__device__ __forceinline__ Access<Item> repeat(Item item) {
+    Access<Item> items;
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; ++c) items.column[c] = item;
+    return items;
 }
 
 template <typename Item>
@@ -360,14 +371,17 @@ __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& op
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
 constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
 
-template <bool uneven = kUneven, typename Item>
+template <bool uneven, bool per_step, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     constexpr bool stands_in = kStandsIn && (kPartialColumns || uneven);
     Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
     for (int k = 0; k < kRunItems; ++k, from += x.step) {
-        if constexpr (kStridedColumns) {
+        if constexpr (per_step) {
+            if (stands_in || is_live<uneven>(live, k))
+                rows.row[k] = repeat(is_live<uneven>(live, k) ? *from : *x.begin);
+        } else if constexpr (kStridedColumns) {
 #pragma unroll
             for (int c = 0; c < kThreadColumns; ++c)
                 if (is_live<uneven>(live, k) && (!kStridedColumns || !kPartialColumns || there > c))
@@ -382,9 +396,11 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 // A thread's rows of a tile of all operands.
 __device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;
-    for_each_operand([&](auto layout, auto& to,
-                         auto& x) { to = load_rows<(kUneven || layout.kShift > 0)>(x, live - layout.kShift, there); },
-                     rows, from);
+    for_each_operand(
+        [&](auto layout, auto& to, auto& x) {
+            to = load_rows<(kUneven || layout.kShift > 0), layout.kIsPerStep>(x, live - layout.kShift, there);
+        },
+        rows, from);
     return rows;
 }
 

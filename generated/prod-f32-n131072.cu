@@ -6,7 +6,7 @@
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 49b24085ed051d96 of everything below this banner
+// content  sha256 d310d922e6d713c4 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -163,6 +163,7 @@ enum LayoutFlags {
     kRepeated = 16,    // another operand once more, read further on
     kFirst = 32,       // the first operand that is read
     kAlongLine = 64,   // transposed: contiguous are the items of a line
+    kPerStep = 128,    // one item for all columns of a thread
 };
 
 template <int flags, int geometry, int shift, int access = 1>
@@ -174,6 +175,7 @@ struct OperandLayout {
     static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
     static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr bool kIsPerStep = flags & kPerStep;
     static constexpr int kGeometry = geometry;  // its place in Geometry
     static constexpr int kShift = shift;        // items by which it is read further on in scan order
     static constexpr int kAccess = access;      // transposed: items that a lane copies at once

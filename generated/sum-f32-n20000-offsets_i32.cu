@@ -6,7 +6,7 @@
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 // target   sm_90
-// content  sha256 4016c37befdd1513 of everything below this banner
+// content  sha256 7b5dfc276ea7cfd7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -255,6 +255,7 @@ enum LayoutFlags {
     kRepeated = 16,    // another operand once more, read further on
     kFirst = 32,       // the first operand that is read
     kAlongLine = 64,   // transposed: contiguous are the items of a line
+    kPerStep = 128,    // one item for all columns of a thread
 };
 
 template <int flags, int geometry, int shift, int access = 1>
@@ -266,6 +267,7 @@ struct OperandLayout {
     static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
     static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr bool kIsPerStep = flags & kPerStep;
     static constexpr int kGeometry = geometry;  // its place in Geometry
     static constexpr int kShift = shift;        // items by which it is read further on in scan order
     static constexpr int kAccess = access;      // transposed: items that a lane copies at once

@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 1772db3cedf89151 of everything below this banner
+// content  sha256 f7277c5f6093e7af of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -135,6 +135,7 @@ enum LayoutFlags {
     kRepeated = 16,    // another operand once more, read further on
     kFirst = 32,       // the first operand that is read
     kAlongLine = 64,   // transposed: contiguous are the items of a line
+    kPerStep = 128,    // one item for all columns of a thread
 };
 
 template <int flags, int geometry, int shift, int access = 1>
@@ -146,6 +147,7 @@ struct OperandLayout {
     static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
     static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr bool kIsPerStep = flags & kPerStep;
     static constexpr int kGeometry = geometry;  // its place in Geometry
     static constexpr int kShift = shift;        // items by which it is read further on in scan order
     static constexpr int kAccess = access;      // transposed: items that a lane copies at once

@@ -119,6 +119,8 @@ def _lay_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device
     """Return a tensor that expands to this shape, of this layout, ``shift`` items behind a 16-byte boundary."""
     if layout == "line":
         return _lay_out((shape[0], 1, *shape[2:]), dtype, "dense", shift, device)
+    if layout == "step":
+        return _lay_out((*shape[:-1], 1), dtype, "dense", shift, device)
     if layout == "transposed":
         run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run is aligned
         turned = _lay_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)

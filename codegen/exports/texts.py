@@ -76,6 +76,7 @@ LAYOUTS = {
     "columns": "; contiguous in the dimensions after dim",
     "strided": "; of any strides",
     "line": "; expanded along dim (stride 0)",
+    "step": "; expanded in the dimensions after dim (stride 0)",
 }
 # What a tensor of a Python file holds.
 MEANINGS = {

@@ -29,7 +29,7 @@ from scanops.codegen.fusion.graph import (
     is_place,
     wide,
 )
-from scanops.codegen.layouts import LAYOUTS, LINE
+from scanops.codegen.layouts import LAYOUTS, LINE, STEP
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import EXPRESSIONS
@@ -114,7 +114,9 @@ class Fusion:
         nodes, operands, elements, scanned, outputs, fields, combine, append = parts
         rows = _rows(operands, "operands", 1, _MOST_FIELDS, 3)  # of which a kernel reads some
         for dtype, layout, start in rows:
-            _require(_is_dtype(dtype) and layout in (*LAYOUTS, LINE), "an operand is no dtype and layout of tensors")
+            _require(
+                _is_dtype(dtype) and layout in (*LAYOUTS, LINE, STEP), "an operand is no dtype and layout of tensors"
+            )
             _require(start is None or type(start) in (int, float), "what is before an operand's items is no number")
             number_in(start or 0, DTYPES[dtype], "what is before an operand's items")
         _require(rows[0][1] != LINE, "the first operand has one item for a line")

@@ -186,6 +186,7 @@ class Plan:
             "kFlat": self.is_flat(source),
             "kRepeated": source.pointer == "e",
             "kFirst": source == self.spec.streams[0],
+            "kPerStep": source.layout == "step",
         }
         return f"{' | '.join(name for name, holds in flags.items() if holds) or 0}, {source.geometry}, {source.shift}"
 

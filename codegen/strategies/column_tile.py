@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.layouts import ADJACENT, STEP
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import (
     WARP,
@@ -148,8 +149,8 @@ NARROW_BYTES = 288  # bytes of states per thread
 
 
 def are_neighbours(spec: ScanSpec) -> bool:
-    """Whether neighbouring columns are adjacent in memory, in every operand with an item per row."""
-    return spec.layouts <= {"dense", "columns", "line"}
+    """Whether neighbouring columns are adjacent in memory, or have one item, in every operand."""
+    return spec.layouts <= ADJACENT
 
 
 def column_width(spec: ScanSpec) -> int:
@@ -166,11 +167,12 @@ def lanes_across(spec: ScanSpec, vector: int, most: int) -> int:
 
 
 def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
-    """Whether cp.async can copy the operands: the target has it, for accesses of these sizes; misaligned rows are
-    copied as contiguous ranges: those of a warp, each shorter than a cache line, by full accesses only.
+    """Whether cp.async can copy the operands: the target has it, for accesses of these sizes, not one item for several
+    columns; misaligned rows are copied as contiguous ranges: those of a warp, each shorter than a cache line, by full
+    accesses only.
     """
     sizes = [source.dtype.bytes * together for source in spec.streams]
-    if not target.copies_async or any(size not in ASYNC_BYTES for size in sizes):
+    if not target.copies_async or STEP in spec.layouts or any(size not in ASYNC_BYTES for size in sizes):
         return False
     narrow = not spec.views and spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES
     full = together * spec.input.bytes == ACCESS_BYTES and spec.inner % together == 0

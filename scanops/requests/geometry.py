@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,14 +100,34 @@ def lengthen(shape: torch.Size, dim: int) -> torch.Size:
 
 
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
-    """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it; "line" fits no input."""
+    """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it."""
     if tensor.is_contiguous() and tensor.shape == torch.Size(shape):
         return "dense"
     if shape[dim] > 1 and tensor.stride(dim) == 0 and _run_on(tensor, shape, dim, apart=True):
         return "line"
     if math.prod(shape[dim + 1 :]) == 1:
         return "rows" if tensor.stride(dim) == 1 else "strided"
-    return "columns" if _run_on(tensor, shape, dim) else "strided"
+    if _run_on(tensor, shape, dim):
+        return "columns"
+    return "step" if _repeats_items(tensor, shape, dim) else "strided"
+
+
+def layouts_of(operands: Iterable[torch.Tensor], shape: Sequence[int], dim: int) -> list[Layout]:
+    """Return the layouts of operands, of which the first is the input and has an item for each item of the result."""
+    found = [layout_of(each, shape, dim) for each in operands]
+    found[0] = "strided" if found[0] in ("line", "step") else found[0]
+    # Beside columns that are not adjacent each is read alone.
+    return ["strided" if each == "step" and found[0] not in ("dense", "columns") else each for each in found]
+
+
+def _repeats_items(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool:
+    """Return whether as many neighbouring columns as any thread reads at once have one item."""
+    inner, run = math.prod(shape[dim + 1 :]), 1
+    for d in range(len(shape) - 1, dim, -1):
+        if shape[d] != 1 and tensor.stride(d) != 0:
+            break
+        run *= shape[d]
+    return run == inner or run % ALIGNMENT == 0  # one byte each at least
 
 
 def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int, apart: bool = False) -> bool:

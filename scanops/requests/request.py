@@ -22,7 +22,7 @@ from scanops.requests.geometry import (
     OperandTensors,
     carry_shape,
     is_aligned,
-    layout_of,
+    layouts_of,
     lengthen,
     line_shape,
     neighbours_of,
@@ -239,11 +239,11 @@ class Request:
         inputs = self.plain
         _, length, inner = split_shape(self.shape, self.call.dim)
         operands = inputs.operands()
-        layouts, whole = {name: layout_of(each, self.x.shape, self.call.dim) for name, each in operands.items()}, True
-        layouts.pop("further1", None)  # one item for each line
+        read = {name: each for name, each in operands.items() if name != "further1"}  # that has one item for each line
+        found = layouts_of(read.values(), self.x.shape, self.call.dim)
+        layouts, whole = dict(zip(read, found, strict=True)), True
         if self.call.complete and inner > 1:  # batches of results are longer than those of operands
             layouts = {name: "columns" if layout == "dense" else layout for name, layout in layouts.items()}
-        layouts["input"] = "strided" if layouts["input"] == "line" else layouts["input"]
         # Not beside what was saved, which lies as the output does, nor where lines of results are longer.
         if layouts["input"] == "strided" and inputs.saved is None and not self.call.complete:
             layouts, whole = self._transpose_layouts(layouts, operands)
@@ -263,8 +263,7 @@ class Request:
     def _make_fused_spec(self, fusion: Fusion) -> ScanSpec:
         call, (_, length, inner) = self.call, split_shape(self.shape, self.call.dim)
         views = tuple(self.operands.values())
-        layouts: list[Layout] = [layout_of(each, self.shape, call.dim) for each in views]
-        layouts[0] = "strided" if layouts[0] == "line" else layouts[0]
+        layouts = layouts_of(views, self.shape, call.dim)
         fusion = fusion.select_operands(self.order, layouts)
         return ScanSpec(
             op=call.op,

@@ -22,6 +22,16 @@ __device__ __forceinline__ bool is_live(Position live, int k) {
     return uneven ? live > k : !kPartialColumns || live > 0;
 }
 
+//@ repeat
+// One item for all columns of a thread.
+template <typename Item>
+__device__ __forceinline__ Access<Item> repeat(Item item) {
+    Access<Item> items;
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; ++c) items.column[c] = item;
+    return items;
+}
+
 //@ Source
 template <typename Item>
 struct Source {         // an operand, as a thread reads it

@@ -4,14 +4,17 @@
 constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
 
 //@ load_rows
-template <bool uneven = kUneven, typename Item>
+template <bool uneven, bool per_step, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     constexpr bool stands_in = kStandsIn && (kPartialColumns || uneven);
     Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
     for (int k = 0; k < kRunItems; ++k, from += x.step) {
-        if constexpr (kStridedColumns) {
+        if constexpr (per_step) {
+            if (stands_in || is_live<uneven>(live, k))
+                rows.row[k] = repeat(is_live<uneven>(live, k) ? *from : *x.begin);
+        } else if constexpr (kStridedColumns) {
 #pragma unroll
             for (int c = 0; c < kThreadColumns; ++c)
                 if (is_live<uneven>(live, k) && (!kStridedColumns || !kPartialColumns || there > c))
@@ -27,8 +30,10 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 // A thread's rows of a tile of all operands.
 __device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;
-    for_each_operand([&](auto layout, auto& to,
-                         auto& x) { to = load_rows<(kUneven || layout.kShift > 0)>(x, live - layout.kShift, there); },
-                     rows, from);
+    for_each_operand(
+        [&](auto layout, auto& to, auto& x) {
+            to = load_rows<(kUneven || layout.kShift > 0), layout.kIsPerStep>(x, live - layout.kShift, there);
+        },
+        rows, from);
     return rows;
 }

@@ -8,10 +8,16 @@ __device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
 }
 
 //@ load_rows
-template <bool uneven = kUneven, typename Item>
+template <bool uneven, bool per_step, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int) {
     Rows<Item> rows = {};
     const Item* from = x.first;
+    if constexpr (per_step) {
+#pragma unroll
+        for (int k = 0; k < kRunItems; ++k, from += x.step)
+            if (is_live<uneven>(live, k)) rows.row[k] = repeat(*from);
+        return rows;
+    }
     const Item* const last = from + (kRunItems - 1) * x.step;
     const Item *const lowest = kReverse ? last : from, *const highest = kReverse ? from : last;
     const bool inside =
@@ -34,8 +40,10 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
 // A thread's rows of a tile of all operands.
 __device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;
-    for_each_operand([&](auto layout, auto& to,
-                         auto& x) { to = load_rows<(kUneven || layout.kShift > 0)>(x, live - layout.kShift, there); },
-                     rows, from);
+    for_each_operand(
+        [&](auto layout, auto& to, auto& x) {
+            to = load_rows<(kUneven || layout.kShift > 0), layout.kIsPerStep>(x, live - layout.kShift, there);
+        },
+        rows, from);
     return rows;
 }

@@ -7,6 +7,7 @@ enum LayoutFlags {
     kRepeated = 16,    // another operand once more, read further on
     kFirst = 32,       // the first operand that is read
     kAlongLine = 64,   // transposed: contiguous are the items of a line
+    kPerStep = 128,    // one item for all columns of a thread
 };
 
 template <int flags, int geometry, int shift, int access = 1>
@@ -18,6 +19,7 @@ struct OperandLayout {
     static constexpr bool kIsRepeated = flags & kRepeated;
     static constexpr bool kIsFirst = flags & kFirst;
     static constexpr bool kIsAlong = flags & kAlongLine;
+    static constexpr bool kIsPerStep = flags & kPerStep;
     static constexpr int kGeometry = geometry;  // its place in Geometry
     static constexpr int kShift = shift;        // items by which it is read further on in scan order
     static constexpr int kAccess = access;      // transposed: items that a lane copies at once

@@ -98,6 +98,7 @@ SITUATIONS = {
     "sum-f32-n65536-transposed": {1: True, 2111: True, 2112: False},  # column tiles of 32 lines on half of the GPU
     "sum-f32-n1024-inner64": {64: False},
     "sum-f32-n1025-inner64": {64: True, 33 * 64: True, 34 * 64: False},
+    "sum-f32-n4096-inner64-mask_b8-step_mask": {64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-strided": {64: False},  # one plan for any number of lines
 }
 

@@ -93,6 +93,26 @@ def test_transposed(
     hold(x, "affine", dim, device, mask=selection(shape), reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("shape", "mask_shape", "layout"),
+    [
+        ((2, 300, 33), (2, 300, 1), "step"),
+        ((1, 1100, 40), (1, 1100, 1), "step"),
+        ((2, 70, 3, 32), (2, 70, 3, 1), "step"),  # one for each head, whose columns are whole accesses
+        ((2, 70, 3, 8), (2, 70, 3, 1), "strided"),
+        ((2, 70, 3, 8), (70, 1, 1), "step"),
+    ],
+)
+def test_one_item_for_several_columns(
+    shape: tuple[int, ...], mask_shape: tuple[int, ...], layout: str, device: str
+) -> None:
+    """A mask that is broadcast across columns."""
+    x, mask = values("affine", shape, torch.float32), selection(mask_shape)
+    request = make_request(x, "sum", 1, mask=mask)
+    assert request.spec(torch.empty(shape)).mask_layout == layout
+    hold(x, "affine", 1, device, mask=mask.expand(shape), reverse=True)
+
+
 @pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7), (2, 1100, 32), (2, 1100, 4)])
 def test_outputs_in_place_and_off_the_boundary(shape: tuple[int, ...], device: str) -> None:
     x = values("affine", shape, torch.float32)
