@@ -28,7 +28,10 @@ FIELDS = (
     *("input", "mask", "gate", "saved", "starts", "output", "indices", "geometry", "neighbours", "lines", "carry_in"),
     *("carry_in_step", "carry_out", "offsets", "length", "rows", "lane_bits", "piece", "stripes", "workspace"),
     *(*(f"further{n}" for n in range(1, 8)), "third", "fourth"),  # operands and outputs of a fused scan
+    # of a scan with states: tensors with their strides, and the sizes of a launch
+    *(*(f"operand{n}" for n in range(12)), *(f"result{n}" for n in range(16)), "sizes"),
 )
+COUNTED = {"neighbours", "sizes"}  # parameters that hold the number of adjacent lines of a call
 CHOSEN = ((), ("lane_bits",), ("stripes",), ("rows", "lane_bits", "piece"))  # those chosen by the length, together
 
 
@@ -66,7 +69,7 @@ class Launch(NamedTuple):
         ``neighbours`` of the lines are adjacent in some operand, by default all of them.
         """
         threads, width, chosen = self._choose(length)
-        adjacent = self.adjacent or ("neighbours" in self.parameters and neighbours) or max(1, lines)
+        adjacent = self.adjacent or (not COUNTED.isdisjoint(self.parameters) and neighbours) or max(1, lines)
         groups = lines // adjacent * _ceil_div(adjacent, width)
         tiles = _ceil_div(length + self.lead, self.tile) if self.tile else 1
         blocks = groups * tiles

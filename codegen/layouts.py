@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 Layout = Literal["dense", "rows", "columns", "transposed", "strided", "line", "step"]
@@ -27,3 +28,26 @@ def needs_alignment(inner: int, input_layout: Layout) -> bool:
     An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
     """
     return inner == 1 or inner % 2 == 0 or input_layout == "transposed"
+
+
+# ---- of scans with states: what an operand varies along, lines ("l"), steps ("t") and states ("n"), with a capital
+# letter for the dimension whose items are contiguous
+
+LINE_DIM, STEP_DIM, STATE_DIM = "l", "t", "n"
+STATES = "states_"  # begins the name of such a layout
+STATE_LAYOUTS = tuple(
+    STATES + dims.replace(unit, unit.upper()) if unit else STATES + dims
+    for count in range(4)
+    for dims in map("".join, itertools.combinations("ltn", count))
+    for unit in ("", *dims)
+)
+
+
+def dims_of(layout: str) -> frozenset[str]:
+    """Return what an operand of a scan with states varies along: letters of ``STATE_LAYOUTS``."""
+    return frozenset(layout.removeprefix(STATES).lower()) if layout.startswith(STATES) else frozenset("ltn")
+
+
+def unit_of(layout: str) -> str:
+    """Return the dimension along which the items of an operand of a scan with states are contiguous, or ""."""
+    return next((each.lower() for each in layout.removeprefix(STATES) if each.isupper()), "")

@@ -16,6 +16,8 @@ from scanops.errors import UnsupportedRequest
 PANEL_LINES = 32  # adjacent lines per block where tiles are transposed
 SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
 COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
+THREAD_STATES = 4  # of a line in a thread
+FEW_THREADS = 384  # of a multiprocessor: a scan with states that has fewer is planned for few lines
 FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)
 
 
@@ -33,6 +35,8 @@ def choose_variant(spec: ScanSpec, lines: int, multiprocessors: int) -> Variant:
 def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
     if spec.ragged:
         return False
+    if spec.states:
+        return lines * lanes_of(spec.states) < multiprocessors * FEW_THREADS
     if spec.input_layout == "transposed":
         return lines < PANEL_LINES * multiprocessors // 2
     if spec.inner > 1:
@@ -43,6 +47,11 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         return few and spec.layouts <= ADJACENT
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
+
+
+def lanes_of(states: int) -> int:
+    """Return the threads that share a line with so many states, each some four: a power of two up to a warp."""
+    return min(WARP, 1 << (max(1, states // THREAD_STATES).bit_length() - 1))
 
 
 def key_for(spec: ScanSpec, target: str, lines: int | None = None) -> KernelKey:

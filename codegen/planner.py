@@ -28,6 +28,7 @@ from scanops.codegen.strategies import (
     column_tile,
     columns,
     columns_lookback,
+    line_states,
     persistent,
     staged,
     transposed,
@@ -104,6 +105,17 @@ STRATEGIES: Mapping[str, Strategy] = {
             "blocks": range(1, 5),
         },
     ),
+    "states": Strategy(
+        plan=line_states.plan,
+        fits=lambda key: line_states.fits(key.spec),
+        free={
+            "threads": POWERS[6:10],
+            "items": POWERS[:5],
+            "lanes": POWERS[:6],
+            "blocks": range(1, 5),
+            "group": POWERS[2:5],
+        },
+    ),
     "transposed": Strategy(
         plan=transposed.plan,
         fits=lambda key: transposed.fits(key.spec),
@@ -164,6 +176,8 @@ def by_rule(strategy: str, key: KernelKey) -> Plan:
 def strategy_of(key: KernelKey) -> str:
     """Return the name of the strategy whose rule makes the plan where none was measured."""
     spec, few = key.spec, key.is_few
+    if spec.states:
+        return "states"
     if spec.recomputes:
         return "block"  # the one strategy that scans a tile twice
     if spec.input_layout == "transposed":

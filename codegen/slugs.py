@@ -37,6 +37,7 @@ WORDS: dict[str, tuple[str, object]] = {
         for name in ("mask", "gate", "starts")
         for layout in (*LAYOUTS[1:], LINE, STEP)
     },
+    "saves": ("saves", True),
     "unaligned": ("aligned", False),
 }
 # The field that a suffix with a value stands for.
@@ -45,15 +46,17 @@ PREFIXES = {
     "le": "at_most",
     "by": "multiple",
     "inner": "inner",
+    "states": "states",
     "out_": "out_dtype",
     "acc_": "accumulate",
     "mask_": "mask",
     "gate_": "gate",
     "saved_": "saved",
+    "grad_": "gradient",
 }
-VALUED = re.compile(r"(n|le|by|inner)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_)([a-z0-9]+)")
+VALUED = re.compile(r"(n|le|by|inner|states)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_|grad_)([a-z0-9]+)")
 MAP = "map_"  # with a digest of expressions, known where these are
-ABSENT = {"multiple": 1, "inner": 1}  # values that have no suffix, beside None
+ABSENT = {"multiple": 1, "inner": 1, "states": 0, "gradient": ""}  # values that have no suffix, beside None
 
 
 def fields_of(slug: str, map: str = "") -> dict[str, Any]:

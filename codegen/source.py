@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jinja2
 
 from scanops.codegen.abi import ABI
+from scanops.codegen.headers import inline_headers, list_headers
 from scanops.codegen.lines import key_for
 from scanops.codegen.planner import plan_kernel
 from scanops.codegen.spec import ScanSpec, spec_of
@@ -62,7 +63,7 @@ def generate(spec: ScanSpec | str, target: str = DEFAULT_TARGET, *, lines: int |
         True
     """
     spec = spec_of(spec)
-    return render(plan_kernel(key_for(spec, target_named(target).name, lines)))
+    return inline_headers(render(plan_kernel(key_for(spec, target_named(target).name, lines))))
 
 
 def render(plan: Plan, launcher: str = "") -> str:
@@ -73,7 +74,8 @@ def render(plan: Plan, launcher: str = "") -> str:
     jinja = environment()
     device, host_side, host = jinja.get_template(plan.template).render(plan=plan).partition(HOST_SIDE)
     body = link(device) + "\n" + host_side + host
-    digest = None if launcher else hashlib.sha256(body.encode()).hexdigest()[:16]
+    headers = "".join(list_headers(body).values())
+    digest = None if launcher else hashlib.sha256((body + headers).encode()).hexdigest()[:16]
     body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 

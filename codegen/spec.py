@@ -97,6 +97,11 @@ class ScanSpec:
     gate_layout: Layout = "dense"  # likewise for the gate
     starts_layout: Layout = "dense"  # likewise for the head flags
     map: str = ""  # text of a Fusion: expressions around the scan, and the operands beside the input; "": none
+    states: int = 0  # of a recurrence with sums: states of a line, which outputs are sums over; 0: it has none. Then
+    # layouts are those of ``map``; input_layout: rows: the steps of a line are contiguous in the results; transposed:
+    # neighbouring lines are; strided: neither. multiple: items of runs that are aligned in all operands
+    saves: bool = False  # beside states: states are written every so many steps, for the backward pass
+    gradient: str = ""  # beside states, of the backward kernel: for each operand 1 if its gradient is wanted, else 0
     aligned: bool = True  # dense operands start on a 16-byte boundary, and so do the rows of a columns operand and the
     # runs of a transposed one
 

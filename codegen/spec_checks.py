@@ -5,6 +5,7 @@ The constructor of a ``ScanSpec`` runs these checks, so that this module cannot 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,10 +39,12 @@ LEGAL: dict[str, tuple[object, ...]] = {
             "linked_in",
             "linked_out",
             "saved_initial",
+            "saves",
         ),
         (True, False),
     ),
 }
+MOST_STATES = 256  # of a line, which outputs are sums over
 WHOLE = {  # numbers from 1 to MAX_LENGTH, with a hint
     "length": "split the tensor along the scanned dimension",
     "at_most": "leave at_most out, for any length",
@@ -134,7 +137,22 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
         allowed = "chunks of segments that offsets give, without carries per segment"
         hint = "pass segments='int32' or 'int64', and leave per_segment out"
         yield "chunked needs offsets", allowed, told("chunked", "segments", "per_segment"), hint
-    if spec.totals:
+    if type(spec.states) is not int or not 0 <= spec.states <= MOST_STATES:
+        allowed = f"an integer from 0 to {MOST_STATES}"
+        yield f"states must be {allowed}", allowed, told("states"), "split the summed dimension"
+    if spec.states and (spec.length is not None or spec.exclusive or not spec.fusion or spec.op != "linear"):
+        allowed = "op='linear' with map, length=None, and inclusive results"
+        yield (
+            "states do not fit the other fields",
+            allowed,
+            told("op", "length", "exclusive", "map"),
+            "leave states out",
+        )
+    if (spec.saves or spec.gradient) and not spec.states:
+        yield "saves and gradient need states", "states of a recurrence", told("saves", "gradient"), "leave them out"
+    if re.fullmatch("[01]*", str(spec.gradient)) is None:
+        yield "gradient must be zeros and ones", "a 0 or 1 for each operand", told("gradient"), "leave it out"
+    if spec.totals and not spec.states:
         whole = ("exclusive", "segments", "initial", "complete", "ragged", "linked_in", "linked_out", "map")
         if not spec.final or row.fields[:2] != ("gate", "value") or any(getattr(spec, name) for name in whole):
             allowed = (
@@ -191,7 +209,7 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
         if found is not None:
             accumulate, accumulator = (None, scanned) if found == default else (found.name, found)
     carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
-    if spec.totals:  # two numbers: what is accumulated in the parts of a complex one
+    if spec.totals and not spec.states:  # two numbers: what is accumulated in the parts of a complex one
         carry = DTYPES["complex64" if carry.bytes == DTYPES["float32"].bytes else "complex128"]
     return accumulate, accumulator, carry
 

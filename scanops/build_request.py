@@ -27,6 +27,7 @@ import scanops.codegen
 import scanops.templates
 from scanops import files
 from scanops.codegen.abi import ABI, SCHEMA
+from scanops.codegen.headers import list_headers
 from scanops.codegen.kernel_key import KernelKey
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
@@ -110,7 +111,14 @@ class BuildRequest:
             if not sound:
                 asked, hint = f"build a kernel: {what} {given!r}", "pass the slug and the target of a spec"
                 raise UnsupportedRequest(asked, allowed=allowed, value=repr(given), hint=hint)
-        common = {"schema": SCHEMA, "source": self.source, "target": self.target, "launch": self.launch}
+        common: dict[str, object] = {
+            "schema": SCHEMA,
+            "source": self.source,
+            "target": self.target,
+            "launch": self.launch,
+        }
+        if headers := list_headers(self.source):
+            common["headers"] = headers
         emulator = digest_of("emulator") if self.target == CPU else None
         own: dict[str, dict[str, object]] = {
             LIBRARY: {"abi": ABI, "emulator": emulator, "link": LINK_FLAGS, "platform": PLATFORM}

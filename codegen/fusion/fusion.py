@@ -29,13 +29,14 @@ from scanops.codegen.fusion.graph import (
     is_place,
     wide,
 )
-from scanops.codegen.layouts import LAYOUTS, LINE, STEP
+from scanops.codegen.layouts import LAYOUTS, LINE, STATE_LAYOUTS, STEP
 from scanops.codegen.lazy import lazy
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, format_value
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
+_LAYOUTS = frozenset((*LAYOUTS, LINE, STEP, *STATE_LAYOUTS))
 _MOST_FIELDS = 64  # of a state, and operands
 _MOST_CHARACTERS = 2**20  # of a text
 
@@ -115,7 +116,8 @@ class Fusion:
         rows = _rows(operands, "operands", 1, _MOST_FIELDS, 3)  # of which a kernel reads some
         for dtype, layout, start in rows:
             _require(
-                _is_dtype(dtype) and layout in (*LAYOUTS, LINE, STEP), "an operand is no dtype and layout of tensors"
+                _is_dtype(dtype) and layout in (*LAYOUTS, LINE, STEP, *STATE_LAYOUTS),
+                "an operand is no dtype and layout of tensors",
             )
             _require(start is None or type(start) in (int, float), "what is before an operand's items is no number")
             number_in(start or 0, DTYPES[dtype], "what is before an operand's items")
@@ -310,7 +312,7 @@ class Fusion:
                 value=f"{len(self.operands)} tensors",
                 hint="combine some of them before the scan",
             )
-        if self.sums:
+        if self.sums and not spec.states:
             raise UnsupportedRequest(
                 f"{spec.op}: map adds the results of several lines",
                 allowed="expressions whose outputs have an item for each item that is scanned",

@@ -14,6 +14,7 @@ from scanops.build_request import CPU, HOST, LINK_FLAGS, BuildReport, BuildReque
 from scanops.builders.programs import parse_ptxas, run_all
 from scanops.builders.toolchain import Program, find_cxx
 from scanops.builders.toolchain import cuda_compilers as require
+from scanops.codegen.headers import FOLDER as HEADERS
 from scanops.emulator import HEADER_DIRECTORY, HOST_SOURCE
 from scanops.errors import BuildFailure
 from scanops.forks import import_late
@@ -35,14 +36,17 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
         compiler = f"nvcc {toolkit.version}"
         command = [str(toolkit.path), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
-        command += [*request.flags, str(source)]
+        command += [f"-I{HEADERS}", *request.flags, str(source)]
         # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
         libraries = [str(runtime)]
     else:
         cxx = find_cxx()
         versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
         if request.target == CPU:
-            words, libraries = [f"-I{HEADER_DIRECTORY}"], [*_host_object(request, directory), *_C_LIBRARIES]
+            words, libraries = (
+                [f"-I{HEADER_DIRECTORY}", f"-I{HEADERS}"],
+                [*_host_object(request, directory), *_C_LIBRARIES],
+            )
         else:
             words, libraries, versions["torch"] = _against_torch()
         # By its name alone: g++ writes the name into the library, for the checks of -fsanitize.

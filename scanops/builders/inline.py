@@ -20,6 +20,7 @@ from scanops import environment
 from scanops.build_request import LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.builders.toolchain import CudaToolkit, Program, cuda_compilers, ensure_runtime, find_ninja
+from scanops.codegen.headers import FOLDER as HEADERS
 from scanops.errors import MissingCompiler
 from scanops.forks import FORK_LOCK, delay_forks, import_late
 
@@ -79,6 +80,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
                 cpp_sources=[""],
                 cuda_sources=[request.source],
                 extra_cuda_cflags=[*request.flags, "-Xptxas=-v"],
+                extra_include_paths=[str(HEADERS)],
                 extra_ldflags=[*LINK_FLAGS, link],
             )
         except (RuntimeError, OSError) as problem:

@@ -19,6 +19,7 @@ from scanops import environment
 from scanops.build_request import CUBIN, BuildReport, BuildRequest, flags_of
 from scanops.builders.programs import build_failure, parse_ptxas
 from scanops.builders.toolchain import wheel_folders
+from scanops.codegen.headers import list_headers
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import MissingCompiler, UnsupportedRequest
 from scanops.forks import FORK_LOCK, delay_forks, import_late
@@ -110,7 +111,11 @@ def compile_cubin(nvrtc: Nvrtc, source: str, name: Path, options: list[str]) -> 
 
     words = (c_char_p * len(options))(*(option.encode() for option in options))
     with delay_forks():
-        status = call.nvrtcCreateProgram(byref(program), source.encode(), str(name).encode(), 0, None, None)
+        headers = list_headers(source)
+        texts, names = ((c_char_p * len(headers))(*map(str.encode, each)) for each in (headers.values(), headers))
+        status = call.nvrtcCreateProgram(
+            byref(program), source.encode(), str(name).encode(), len(headers), texts, names
+        )
         try:
             status = status or call.nvrtcCompileProgram(program, len(options), words)
             log = text("ProgramLog").rstrip(b"\0").decode(errors="replace") if program else ""

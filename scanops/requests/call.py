@@ -61,6 +61,7 @@ class Call:
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
     totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
     link: Any = None  # the scanops.distributed.links.Link by which lines continue on other ranks; None: they do not
+    summed: tuple[int, ...] = ()  # dimensions of the broadcast shape that the results of a fused scan are summed over
     fusion: Fusion | None = None  # what the kernel computes around the scan: of ``map``, ``then`` and several tensors
 
     @property

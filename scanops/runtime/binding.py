@@ -30,7 +30,8 @@ def bind_launch(
     launch: Launch, arguments: Any, function: Any, kernel: ctypes.c_void_p, describe: Callable[[int], str]
 ) -> LaunchBinding:
     """Return the launch of a kernel for the shape in ``arguments``, and set their fields that the length chooses."""
-    beside = arguments.neighbours.size if "neighbours" in launch.parameters else 0
+    counted = next((name for name in ("neighbours", "sizes") if name in launch.parameters), None)
+    beside = getattr(arguments, counted).size if counted else 0
     numbers = launch.numbers(arguments.lines, arguments.length, arguments.multiprocessors, beside)
     for name, value in zip(launch.chosen, numbers.chosen, strict=True):
         setattr(arguments, name, value)

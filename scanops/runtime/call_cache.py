@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -50,12 +50,13 @@ class Known(NamedTuple):
 
 CALLS: dict[Key, Known] = {}
 GRADIENTS: dict[Key, Recipe] = {}
+STATES: dict[Key, Any] = {}  # of scans with states: what equal calls have in common, of scanops.runtime.states
 Value = TypeVar("Value")
 
 
 def forget() -> None:
     """Empty the call cache and the native table: every call passes all checks again."""
-    for cache in (CALLS, GRADIENTS):
+    for cache in (CALLS, GRADIENTS, STATES):
         cache.clear()
     native.forget()
 

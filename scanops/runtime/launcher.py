@@ -150,7 +150,7 @@ class Launcher:
         try:
             return self._spare.pop()
         except IndexError:  # the first call, and calls that other threads make at the same time
-            arguments = ScanArguments.from_buffer_copy(self._arguments)
+            arguments = type(self._arguments).from_buffer_copy(self._arguments)
             return arguments, self._bound.refer(arguments)
 
     def _queue(self, arguments: ScanArguments, reference: Any, where: torch.device) -> None:

@@ -95,6 +95,10 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"ragged": "int8"}, ("'int8'", "'int32'", "'int64'")),
     ({"ragged": "int32", "inner": 8}, ("length=100", "length=None and inner above 1")),
     *(({"map": text}, (repr(text), "scanops traced")) for text in ("x + 1", "[]", None)),
+    ({"states": 257}, ("states=257", "from 0 to 256", "summed dimension")),
+    ({"states": 4}, ("op='sum'", "op='linear' with map")),
+    ({"saves": True}, ("saves=True", "need states")),
+    ({"gradient": "1"}, ("gradient='1'", "need states")),
     *((change, ()) for change in BAD_GRADIENTS),
 )
 

@@ -9,12 +9,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scanops import ScanSpec
 from scanops.builders.toolchain import find_cxx
+from scanops.codegen.fusion.fusion import Fusion, Operand, Output, fusion_of
+from scanops.codegen.fusion.graph import Graph
+from scanops.codegen.headers import FOLDER
 from scanops.codegen.kernel_key import KernelKey, variant_for
+from scanops.codegen.layouts import STATES
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.planner import STRATEGIES, Plan, by_rule, make_plan
-from scanops.codegen.source import HOST_SIDE, render
+from scanops.codegen.source import HOST_SIDE, generate, render
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
@@ -137,7 +143,7 @@ def test_sampled_kernels(tmp_path: Path) -> None:
     """Likewise in a sample of all strategies, operators and features, and in gradients."""
     features, plans = zip(*sampled_plans(), strict=True)
     assert set(features) == set(FEATURES)
-    assert {plan.strategy for plan in plans} == set(STRATEGIES)
+    assert {plan.strategy for plan in plans} == set(STRATEGIES) - {"states"}
     assert {plan.spec.operator.name for plan in plans} >= set(OPERATORS)
     plans += tuple(map(make_plan, GRADIENTS))
     texts = [device_side(plan, number) for number, plan in enumerate(plans)]
@@ -156,3 +162,55 @@ extern "C" __global__ void kernel(int parameter) { int variable = 1; int set; se
     found = " ".join(warnings_of([text], tmp_path))
     for name in ("kUnused", "unused()", "parameter", "variable", "set"):
         assert re.search(rf"\b{re.escape(name)}", found), found
+
+
+def selective_scan(dtype: str) -> Fusion:
+    """Return the expressions of a selective scan, gated, of channels whose time is contiguous."""
+    graph = Graph()
+    u, delta, a, b, c, z = (graph.operand(place, dtype) for place in range(6))
+    step = delta.apply("softplus")
+    h = graph.add("result", u.dtype, 0)
+    y = graph.add("sum", u.dtype, (h * c).at) * (z * z.apply("sigmoid"))
+    layouts = ("lT", "lT", "lN", "Tn", "Tn", "lT")
+    operands = tuple(Operand(dtype, STATES + layout) for layout in layouts)
+    elements = (((step * u) * b).at, (step * a).apply("exp").at)
+    return fusion_of(Fusion(tuple(graph.nodes), operands, elements, u.dtype, (Output(y.at, dtype),)).text)
+
+
+def states_plan(dtype: str, states: int, **fields: Any) -> Plan:
+    """Return the plan of a selective scan with so many states."""
+    text = selective_scan(dtype).text
+    fields = {"length": None, "out_dtype": dtype, "input_layout": "rows", "map": text, "states": states, **fields}
+    return make_plan(ScanSpec(op="linear", dtype=dtype, **fields))
+
+
+@pytest.mark.parametrize("states", [1, 16, 17, 128])
+@pytest.mark.parametrize("fields", [{"saves": True}, {"gradient": "111111"}], ids=["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_scans_with_states(states: int, fields: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+    """No unused variable or parameter in kernels that include headers by name, nor in these headers."""
+    text = render(states_plan(dtype, states, **fields)).partition(HOST_SIDE)[0]
+    source = tmp_path / "kernel.cpp"
+    source.write_text(text)
+    command = [find_cxx().path, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
+    done = subprocess.run([*command, f"-I{HEADER_DIRECTORY}", f"-I{FOLDER}", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("header", sorted(path.name for path in (FOLDER / "headers/states").iterdir()))
+def test_headers_alone(header: str, tmp_path: Path) -> None:
+    """An editor checks a header by itself, with the constants of an example before it."""
+    constants = render(states_plan("float32", 16)).partition('#include "headers')[0].partition("// ---- types")[2]
+    source = tmp_path / "header.cpp"
+    source.write_text(f'#include <cuda_runtime.h>\n{constants}\n#include "headers/states/{header}"\n')
+    command = [find_cxx().path, "-std=c++20", "-fsyntax-only", "-Wall", "-Wno-unknown-pragmas"]
+    done = subprocess.run([*command, f"-I{HEADER_DIRECTORY}", f"-I{FOLDER}", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_headers_in_place() -> None:
+    """A text that is handed over includes nothing but the CUDA runtime, and holds each header once."""
+    plan = states_plan("float32", 16)
+    text = generate(plan.spec)
+    assert [line for line in text.splitlines() if line.startswith("#include")] == ["#include <cuda_runtime.h>"]
+    assert text.count("struct Sizes {") == text.count("void sum_lanes(") == 1
