@@ -89,6 +89,8 @@ def scan(
     *,
     map: Callable[..., Any] | None = None,
     then: Callable[..., Any] | None = None,
+    sum: int | Sequence[int] | None = None,
+    finish: Callable[..., Any] | None = None,
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -121,6 +123,10 @@ def scan(
             (docs/fusion.md); for ``"linear"`` it returns a pair of gates and values.
         then: a pointwise function of the result and the tensors that returns what is stored, computed in the same
             kernel; of several values a tuple.
+        sum: one or several dimensions of the broadcast shape, together of at most 256 lines: the results of
+            ``"linear"`` are summed over them in the accumulator and never written, as by ``.sum(d)`` of the result.
+        finish: beside ``sum``, a pointwise function of the sum and the tensors that returns what is stored, computed in
+            the same kernel. It may read tensors that have size 1 in the dimensions of ``sum``.
         mask: a tensor that broadcasts to ``x.shape``: a bool one selects items, a floating or complex one multiplies.
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
@@ -138,7 +144,8 @@ def scan(
     Returns:
         A contiguous tensor of x's shape, or with ``complete`` of one more item along ``dim``. With ``return_final``
         a pair of that and of the carry-out, which has x's shape without ``dim``, or with the segments in its place.
-        With ``then`` that returns several values, a tuple of tensors.
+        With ``then`` that returns several values, a tuple of tensors. With ``sum`` results lack its dimensions, and
+        the carry-out has them.
 
     Raises:
         UnsupportedRequest: an argument that is not as described.
@@ -159,7 +166,7 @@ def scan(
     if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str):
         others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
         others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
-        return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, others)
+        return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, sum, finish, others)
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
     return run_scan(tensors, (out,), options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
         map: Callable[..., Any] | None
         then: Callable[..., Any] | None
+        sum: int | Sequence[int] | None
+        finish: Callable[..., Any] | None
         mask: Tensor | None
         reverse: bool
         exclusive: bool

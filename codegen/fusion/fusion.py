@@ -156,7 +156,7 @@ class Fusion:
         ):  # fmt: skip
             used = {checked[at][0] for at in graph.find_ancestors(*roots)}.intersection(LEAVES)
             _require(used <= set(legal), f"nodes read {', '.join(sorted(used.difference(legal)))} where there is none")
-        found = Fusion(
+        fusion = Fusion(
             checked,
             tuple(Operand(*each) for each in rows),
             tuple(elements),
@@ -168,11 +168,11 @@ class Fusion:
         )
         scans = {checked[at][0] for at in graph.find_ancestors(*elements, *combine, *append)}
         _require(SUM not in scans, "a value that is scanned is made of a sum over lines")
-        below = {checked[at][0] for at in graph.find_ancestors(*(checked[at][2] for at in found.sums))}
+        below = {checked[at][0] for at in graph.find_ancestors(*(checked[at][2] for at in fusion.sums))}
         _require(SUM not in below, "a sum over lines is within another")
-        above = {checked[at][0] for at in found.above} if found.sums else set()
+        above = {checked[at][0] for at in fusion.above} if fusion.sums else set()
         _require("result" not in above, "an output beside a sum over lines reads the result of one line")
-        return found
+        return fusion
 
     @lazy
     def sums(self) -> tuple[int, ...]:
@@ -190,6 +190,11 @@ class Fusion:
                 found.add(at)
                 waiting += [] if self.nodes[at][0] == SUM else arguments_of(self.nodes[at])
         return tuple(sorted(found))
+
+    @lazy
+    def read_above(self) -> tuple[int, ...]:
+        """The operands that outputs read beside sums over lines."""
+        return tuple(sorted({self.nodes[at][2] for at in self.above if self.nodes[at][0] == "operand"}))
 
     @property
     def digest(self) -> str:

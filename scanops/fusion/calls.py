@@ -15,7 +15,7 @@ from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import find_operator
 from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, format_value
-from scanops.fusion.functions import find_fusion, raise_while_tracing, text_of
+from scanops.fusion.functions import Sums, carry_of, find_fusion, raise_while_tracing, text_of
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.trace_keys import key_of
 from scanops.ops import schema
@@ -43,9 +43,11 @@ def scan_fused(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
+    sum: Any,
+    finish: Function | None,
     others: Mapping[str, object],
 ) -> torch.Tensor | Tensors:
-    """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map`` or ``then``."""
+    """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map``, ``then`` or ``sum``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
     own = op if isinstance(op, FieldOperator) else None
     op = op if own is None else EXPRESSIONS.name
@@ -55,37 +57,54 @@ def scan_fused(
     wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
     are_tensors = bool(tensors) and all([isinstance(each, torch.Tensor) for each in tensors])
     if are_tensors and not wrong and not is_dynamo_compiling():
-        functions = (map, then, *(() if own is None else own.functions))
+        functions = (map, then, finish, *(() if own is None else own.functions))
         facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
         asked = (functions, facts, op, dim, reverse, exclusive, mask is not None)
         key = _key_of(*asked)
-        if key is not None and (answer := _repeat(key, tensors)) is not None:
+        if key is not None and sum is None and (answer := _repeat(key, tensors)) is not None:
             return answer
     initial, final = others["initial"], others["return_final"]
-    if own is None and not is_dynamo_compiling() and not isinstance(final, str):  # which asks for those of segments
+    if own is None and not isinstance(final, str):  # which asks for those of segments
         wrong = [name for name in wrong if name not in ("initial", "return_final")]
-    _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then), mask)
+    _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then, finish), mask)
+    if sum is not None or finish is not None:
+        _check_sums(op, sum is not None)
     if own is None:
         _check_operator(op, len(inputs), map is not None, then is not None)
     kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
     shape = _shape(tensors, inputs)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
-        text = text_of(map, then, op if own is None else own.handle, kinds, mask is not None, dtype)
+        text = text_of(
+            map, then, op if own is None else own.handle, kinds, mask is not None, dtype, finish, sum is not None
+        )
         dim = checks.check_dim("scan", shape, dim)
         any_length = len(shape) > 0 and is_symbol(shape[dim])
-        found = tuple(schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length))
-        return found[0] if len(found) == 1 else found
+        summed = [] if sum is None else [int(each) for each in (sum if isinstance(sum, tuple | list) else (sum,))]
+        start: Any = initial
+        if initial is not None and not isinstance(initial, torch.Tensor):
+            start = torch.full((), start, dtype=getattr(torch, carry_of(text)), device=tensors[0].device)
+        found = tuple(
+            schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length, bool(final), summed, start)
+        )
+        return _arrange(found, bool(final))
     call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
     call.check_options()
+    sums = Sums(sum is not None, finish)
     row = own or find_operator(op)
-    fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, kinds, mask is not None, dtype)
+    others = (kinds, mask is not None, dtype)
+    fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, *others, sums=sums)
     x, *further = tensors
     read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
-    call, read = check_fused(replace(call, fusion=fusion), read)
-    found = run(call, read, known_as=key)
-    results = found[: len(found) - call.final]
+    call = replace(call, fusion=fusion, summed=() if sum is None else sum)
+    call, read = check_fused(call, read)
+    return _arrange(run(call, read, known_as=key), bool(final))
+
+
+def _arrange(found: Tensors, final: bool) -> torch.Tensor | Tensors:
+    """Return the results as a call returns them: one or a tuple, in a pair with the carry-out if it is asked for."""
+    results = found[: len(found) - final]
     y = results[0] if len(results) == 1 else results
-    return (y, found[-1]) if call.final else y  # type: ignore[return-value]  # of several results a pair with these
+    return (y, found[-1]) if final else y  # type: ignore[return-value]  # of several results a pair with these
 
 
 def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
@@ -135,7 +154,20 @@ def _repeat(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
     return found[0] if len(found) == 1 else found
 
 
-def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask: Any) -> None:
+@raise_while_tracing
+def _check_sums(op: str, summed: bool) -> str:
+    """Raise where ``finish`` has no sums, or the operator is not that of a linear recurrence."""
+    if not summed or op != "linear":
+        raise UnsupportedRequest(
+            "scan: sum is of the results of 'linear'" if summed else "scan: finish is a function of what sum adds up",
+            allowed="sum=d and finish beside op='linear'",
+            value=f"op={op!r}" if summed else "finish without sum",
+            hint="call .sum(d) of the result" if summed else "pass sum=d, or make the function a part of then",
+        )
+    return op
+
+
+def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, ...], mask: Any) -> None:
     """Raise unless all arguments are legal; ``wrong``: a name and a value that do not go with them, if there are any.
 
     What the operator asks of them is checked by ``_check_operator``.
@@ -147,11 +179,11 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, Any], mask
             value=f"{wrong[0]}={format_value(wrong[1])}",
             hint="call the function first, and scan its result",
         )
-    for name, function in zip(("map", "then"), functions, strict=True):
+    for name, function in zip(("map", "then", "finish"), functions, strict=True):
         if function is not None and not callable(function):
             raise UnsupportedRequest(
                 f"scan: {name} must be a function",
-                allowed="a function of the tensors" + " and, first, of the result" * (name == "then"),
+                allowed="a function of the tensors" + " and, first, of the result" * (name != "map"),
                 value=f"{name}={format_value(function)}",
                 hint=f"pass {name}=lambda x: torch.exp(x), for example",
             )

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from scanops import torch_private as private
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named, result_dtype_of
 from scanops.codegen.fusion.fusion import MOST_OUTPUTS, Fusion, Operand, Output, fusion_of
-from scanops.codegen.fusion.graph import Graph, wide
+from scanops.codegen.fusion.graph import SUM, Graph, Term, wide
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
 from scanops.fusion.operators import FieldOperator, Scanned, make_count_error, values_of
 from scanops.fusion.tracing import Traced, apply_operation, make_capture_error, make_refusal
+from scanops.requests.fused import carry_dtype_of
 from scanops.torch_private import at_tracing
 
 Function = Callable[..., Any]
@@ -28,23 +29,35 @@ Kinds = tuple[tuple[torch.dtype, bool], ...]  # dtype of each tensor, and whethe
 
 # ---- traces
 
+
+class Sums(NamedTuple):
+    """What becomes of the results of a recurrence that are summed over lines."""
+
+    summed: bool = False
+    finish: Function | None = None  # of the sums and the tensors
+    flagged: bool = False  # the last of the tensors, behind a mask, are head flags in the order of the scan
+    exclusive: bool = False  # of a scan with head flags, whose first result in a segment is then 0
+
+
+UNSUMMED = Sums()
 _MOST = 1024
 _TRACES: dict[tuple[Any, ...], Fusion] = {}
 
 
 def find_fusion(
-    key: Any, read_key: Callable[[], Any], map: Any, then: Any, row: Operator | FieldOperator, *others: Any
+    key: Any, read_key: Callable[[], Any], map: Any, then: Any, row: Operator | FieldOperator, *others: Any, sums: Sums
 ) -> tuple[Fusion, Any]:
     """Return what ``trace_fusion`` returns, of an equal call if there was one, and the key to know the call by.
 
     That is ``key``, which begins with the number of what the functions read; None where they are to be traced at every
     call, as those are that something changed while they ran: ``read_key`` returns another key then.
     """
-    place = None if key is None else (key[0], row.name, *others, torch.get_default_dtype())
+    own = (row.name, *others, sums._replace(finish=None), torch.get_default_dtype())
+    place = None if key is None else (key[0], *own)
     found = None if place is None else _TRACES.get(place)
     if found is not None:
         return found, key
-    found = trace_fusion(map, then, row, *others)
+    found = trace_fusion(map, then, row, *others, sums)
     if place is None or read_key() != key:
         return found, None
     if len(_TRACES) >= _MOST:
@@ -60,17 +73,24 @@ def trace_fusion(
     kinds: Kinds,
     masked: bool,
     dtype: torch.dtype | None,
+    sums: Sums = UNSUMMED,
 ) -> Fusion:
     """Return the fusion of a scan by ``row`` of what ``map`` makes of tensors of these kinds, given to ``then``.
 
-    ``masked``: the last of the tensors is a mask, which neither function sees. ``dtype``: of the scan. Raises
+    ``masked``: the last of the tensors is a mask, which no function sees. ``dtype``: of the scan. Raises
     UnsupportedRequest, which names the operation and its line.
     """
-    return fusion_of(_trace(map, then, row, kinds, masked, dtype).text)
+    return fusion_of(_trace(map, then, row, kinds, masked, dtype, sums).text)
 
 
 def _trace(
-    map: Any, then: Any, row: Operator | FieldOperator, kinds: Kinds, masked: bool, dtype: torch.dtype | None
+    map: Any,
+    then: Any,
+    row: Operator | FieldOperator,
+    kinds: Kinds,
+    masked: bool,
+    dtype: torch.dtype | None,
+    sums: Sums,
 ) -> Fusion:
     if dtype is not None and not dtype_named(dtype).stored:
         raise UnsupportedRequest(
@@ -86,16 +106,21 @@ def _trace(
     items = [
         Traced(graph.operand(place, name), meta) for place, (name, meta) in enumerate(zip(names, metas, strict=True))
     ]
-    seen, mask = (items[:-1], items[-1]._term) if masked else (items, None)
+    seen, flags = (items[:-1], items[-1]._term) if sums.flagged else (items, None)
+    seen, mask = (seen[:-1], seen[-1]._term) if masked else (seen, None)
     if isinstance(row, FieldOperator):
         scan = row.trace(values_of("map", map, seen, graph) if map else seen, graph, mask, dtype)
     else:
         made = values_of("map", map, seen, graph) if map else seen[:2] if row.gated else seen[:1]
         scan = _find_elements(row, made, graph, mask, dtype, "map" if map else "x")
+        if flags is not None:
+            scan = _begin_segments(scan, flags, exclusive=sums.exclusive)
     result = scan.results[0] if len(scan.results) == 1 else tuple(scan.results)
     outputs = values_of("then", then, [result, *seen], graph) if then else scan.results
     if not 1 <= len(outputs) <= MOST_OUTPUTS:
         raise make_count_error("then" if then else "project", f"1 to {MOST_OUTPUTS} values", len(outputs))
+    if sums.summed:
+        outputs = _sum_lines(outputs, seen, graph, sums.finish)
     stored = [result_dtype_of(dtype_named(each.dtype)).name for each in outputs]
     last = [each._term.cast(wide(name)) for each, name in zip(outputs, stored, strict=True)]
     return Fusion(
@@ -108,6 +133,38 @@ def _trace(
         combine=scan.combine,
         append=scan.append,
     )
+
+
+def _sum_lines(values: list[Traced], seen: list[Traced], graph: Graph, finish: Any) -> list[Traced]:
+    """What ``finish`` makes of the sums of values over lines, or these themselves."""
+    for each in values:
+        if not each.dtype.is_floating_point:
+            raise UnsupportedRequest(
+                "scan: sum adds up floats, which then must return",
+                allowed="results of then of a floating dtype",
+                value=f"a result of {each.dtype}",
+                hint="convert it in then: y.float()",
+            )
+    terms = [each._term.cast(wide(dtype_named(each.dtype).name)) for each in values]
+    totals = [
+        Traced(graph.add(SUM, term.dtype, term.at), torch.empty(1, dtype=each.dtype, device="meta"))
+        for each, term in zip(values, terms, strict=True)
+    ]
+    if finish is None:
+        return totals
+    outputs = values_of("finish", finish, [totals[0] if len(totals) == 1 else tuple(totals), *seen], graph)
+    if not 1 <= len(outputs) <= MOST_OUTPUTS:
+        raise make_count_error("finish", f"1 to {MOST_OUTPUTS} values", len(outputs))
+    return outputs
+
+
+def _begin_segments(scan: Scanned, flags: Term, *, exclusive: bool) -> Scanned:
+    """A recurrence that starts again from 0 at head flags: whatever stands before one is not read."""
+    element, gate = scan.elements
+    (result,) = scan.results
+    if exclusive:
+        result = Traced(flags.select(0.0, result._term), result._meta)
+    return scan._replace(elements=[element, flags.select(0.0, gate)], results=[result])
 
 
 def _find_elements(row: Operator, made: list[Traced], graph: Graph, mask: Any, dtype: Any, role: str) -> Scanned:
@@ -215,12 +272,16 @@ def _place_of(value: Any) -> int | None:
     return int(value.rpartition(" ")[2]) if isinstance(value, str) and value.startswith("item ") else None
 
 
-def _follow(function: Function | None, count: int) -> tuple[str, tuple[Any, ...]]:
-    """Run a function on so many items. Return its name, and what it returns, items by their names."""
+def _follow(function: Function | None, count: int, together: int = 1) -> tuple[str, tuple[Any, ...]]:
+    """Run a function on so many items. Return its name, and what it returns, items by their names.
+
+    ``together``: the number of items in its first argument, a tuple if there are several.
+    """
     if function is None:
         return "", ()
     name = _begun(count)
-    found = function(*[_Followed(f"item {name} {place}") for place in range(count)])
+    items = [_Followed(f"item {name} {place}") for place in range(count)]
+    found = function(items[0] if together == 1 else tuple(items[:together]), *items[together:])
     _finished()
     values = found if isinstance(found, tuple | list) else (found,)
     return name, tuple([each._name if isinstance(each, _Followed) else _constant(each) for each in values])
@@ -229,8 +290,10 @@ def _follow(function: Function | None, count: int) -> tuple[str, tuple[Any, ...]
 def _again(name: str, values: tuple[Any, ...]) -> Function | None:
     """The function that was followed under this name, for items of ``tracing``."""
 
-    def function(*given: Traced) -> tuple[Any, ...]:
-        items: list[Any] = [*given]
+    def function(*given: Any) -> tuple[Any, ...]:
+        items: list[Any] = []
+        for each in given:
+            items += each if isinstance(each, tuple) else [each]
 
         def found(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(items[place] if (place := _place_of(each)) is not None else each for each in values)
@@ -244,14 +307,47 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
     return function if name else None
 
 
-def text_of(map: Function | None, then: Function | None, op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
-    """Return the text of the fusion that ``trace_fusion`` returns, by code that Dynamo can follow."""
-    count = len(kinds) - masked
-    return _text(_follow(map, count), _follow(then, count + 1), op, kinds, masked, dtype)
+def text_of(
+    map: Function | None,
+    then: Function | None,
+    op: Any,
+    kinds: Kinds,
+    masked: bool,
+    dtype: Any,
+    finish: Function | None = None,
+    summed: bool = False,
+    flags: tuple[bool, bool] = (False, False),
+) -> str:
+    """Return the text of the fusion that ``trace_fusion`` returns, by code that Dynamo can follow.
+
+    ``flags``: the last two fields of ``Sums``.
+    """
+    count = len(kinds) - masked - flags[0]
+    followed = _follow(then, count + 1)
+    together = 1 if then is None else len(followed[1])
+    last = _follow(finish, together + count, together)
+    return _text(_follow(map, count), followed, last, op, kinds, masked, dtype, summed, flags)
 
 
 @raise_while_tracing
-def _text(map: tuple[Any, ...], then: tuple[Any, ...], op: Any, kinds: Kinds, masked: bool, dtype: Any) -> str:
+def _text(
+    map: tuple[Any, ...],
+    then: tuple[Any, ...],
+    finish: tuple[Any, ...],
+    op: Any,
+    kinds: Kinds,
+    masked: bool,
+    dtype: Any,
+    summed: bool,
+    flags: tuple[bool, bool],
+) -> str:
     row = operator_named(op) if isinstance(op, str) else op.operator  # of expressions: by its handle
-    text: str = trace_fusion(_again(*map), _again(*then), row, kinds, masked, dtype).text
+    sums = Sums(summed, _again(*finish), *flags)
+    text: str = trace_fusion(_again(*map), _again(*then), row, kinds, masked, dtype, sums).text
     return text
+
+
+@at_tracing
+def carry_of(text: str) -> str:
+    """The dtype of the carries of the fusion with this text, by code that Dynamo calls while it traces."""
+    return str(carry_dtype_of(fusion_of(text)))[6:]

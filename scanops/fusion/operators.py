@@ -271,9 +271,11 @@ def values_of(
             raise
         raise UnsupportedRequest(
             f"scan: {role} does not take {len(given)} arguments",
-            allowed="a function of the tensors" + (", after the result of the scan" if role == "then" else ""),
+            allowed="a function of the tensors"
+            + (", after the result of the scan" if role in ("then", "finish") else ""),
             value=str(problem),
-            hint=f"give {role} a parameter for each tensor" + (", and a first one" if role == "then" else ""),
+            hint=f"give {role} a parameter for each tensor"
+            + (", and a first one" if role in ("then", "finish") else ""),
         ) from None
     if names and isinstance(found, Mapping):
         if set(found) != set(names):

@@ -20,12 +20,14 @@ from scanops import recording
 from scanops.codegen.operators import OPERATORS, find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
+from scanops.fallback.summed import compose_summed
 from scanops.forks import LATE, load_late
 from scanops.ops import schema
 from scanops.ops.backward import keeps
 from scanops.ops.fused import FusedPass, Scan, record_fused
 from scanops.ops.node import ScanFunction, apply_operator, backward_pass, by_torch
 from scanops.ops.schema import Outputs
+from scanops.ops.summed_pass import SummedPass, compute_summed
 from scanops.requests.call import Call
 from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
 from scanops.requests.packed_sequences import PlainCall, is_jagged
@@ -170,10 +172,11 @@ def run(
         return serve(call, given, outs, eager=True, known_as=known_as)
     is_placed = any([type(each).__name__ == "DTensor" for each in given.flat])
     if isinstance(given, FusedInputs):
-        plain = given.initial is None and not call.final and not is_placed
-        if plain and is_followed(given.flat) and not is_derived():
+        if is_placed or is_derived():
+            return (compose_summed if call.summed else compose)(call, given, run)
+        if is_followed(given.flat):
             return _operator(call, given)
-        return compose(call, given, run)
+        return serve(call, given, eager=False) if call.summed else compose(call, given, run)
     if not is_placed and not is_followed(given.flat):
         return serve(call, given, outs, eager=False)
     scan = _scan_placed if is_placed else _operator
@@ -213,9 +216,7 @@ def _operator(call: Call, given: AnyInputs) -> Outputs:
     if isinstance(given, FusedInputs):
         shape = torch.broadcast_tensors(*given.operands)[0].shape  # type: ignore[no-untyped-call]
         any_length = len(shape) > 0 and is_symbol(shape[call.dim])
-        return tuple(
-            schema.FUSED(list(given.operands), *schema.list_fused_arguments(replace(call, any_length=any_length)))
-        )
+        return schema.run_fused_operator(replace(call, any_length=any_length), given)
     find_operator(call.op)
     x, initial = given.x, given.initial
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
@@ -272,6 +273,8 @@ def serve(
     ``eager`` and ``known_as`` are those of ``run``. ``record``: what makes the node of autograd, in place of
     ``ScanFunction.record``.
     """
+    if isinstance(given, FusedInputs) and call.summed:
+        return _serve_summed(RequestKind(check_request(call, given)), given, eager=eager)
     key = None
     if eager and all([out is None for out in outs]):
         key, known = call_cache.recall(known_as or call, given)
@@ -325,8 +328,22 @@ def _compute(work: First | call_cache.Known, given: AnyInputs, record: Callable[
     return record_fused_call(work.kind, given, partial(serve, eager=True), saves_states=True)
 
 
+def _serve_summed(kind: RequestKind, given: FusedInputs, *, eager: bool) -> Outputs:
+    """Return the results of a scan whose results are summed, which no cache of launches holds."""
+
+    def compute(call: Call, given: FusedInputs) -> tuple[Outputs, Tensors]:
+        return compute_summed(call, given, run, kernels=eager, saves=True)
+
+    if given.differentiates:
+        return ScanFunction.record(SummedPass(kind, compute, run), given.flat)
+    return compute_summed(kind.request.call, given, run, kernels=eager)[0]
+
+
 def record_fused_call(kind: RequestKind, given: FusedInputs, compute: Scan, *, saves_states: bool) -> Outputs:
     """Return the results of a fused scan, recorded as one node, or as PyTorch's operators around a scan."""
+    if kind.request.call.summed:
+        summed = SummedPass(kind, lambda call, given: (compute(call, given), ()), run)
+        return ScanFunction.record(summed, given.flat)
     found = record_fused(FusedPass(kind, compute, run, saves_states=saves_states), given)
     return compose(kind.request.call, given, run) if found is None else found
 

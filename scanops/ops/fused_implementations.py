@@ -5,6 +5,7 @@ It is given the text of the expressions: a program that was compiled or exported
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,20 +14,33 @@ from scanops import torch_private as private
 from scanops.codegen.fusion.fusion import fusion_of
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
+from scanops.fallback.summed import compose_summed
 from scanops.ops import schema
 from scanops.ops.dispatch import record_fused_call, run, serve
 from scanops.ops.fused import differentiate_fused
 from scanops.ops.implementations import differentiate_again, implement, is_transformed
+from scanops.ops.summed_pass import differentiate_summed
 from scanops.requests.call import Call
-from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
 from scanops.requests.request import FusedInputs, RequestKind, check_fused, check_request
-from scanops.requests.torch_state import is_recorded, reads_memory
+from scanops.requests.torch_state import reads_memory
 
 Results = list[torch.Tensor]
+SUMMED_AT, INITIAL_AT = 4, 5  # among the operator's arguments behind the dimension
 
 
-def _parse(tensors: Results, text: str, op: str, dim: int, *options: bool) -> tuple[Call, FusedInputs]:
+def _parse(
+    tensors: Results,
+    text: str,
+    op: str,
+    dim: int,
+    reverse: bool,
+    exclusive: bool,
+    any_length: bool,
+    final: bool = False,
+    summed: Sequence[int] = (),
+    initial: torch.Tensor | None = None,
+) -> tuple[Call, FusedInputs]:
     """Return the call of the operator's arguments, and its tensors."""
     fusion = fusion_of(text)
     wanted, given = [each.dtype for each in fusion.operands], [str(each.dtype)[6:] for each in tensors]
@@ -37,10 +51,9 @@ def _parse(tensors: Results, text: str, op: str, dim: int, *options: bool) -> tu
             value=", ".join(given) or "no tensors",
             hint="call scanops.scan with functions, which traces them again",
         )
-    reverse, exclusive, any_length = options
     x, *further = tensors
-    call = Call(op, dim, reverse, exclusive, any_length=any_length, fusion=fusion)
-    return check_fused(call, FusedInputs(x, tuple(further)))
+    call = Call(op, dim, reverse, exclusive, final, any_length=any_length, summed=tuple(summed), fusion=fusion)
+    return check_fused(call, FusedInputs(x, tuple(further), initial))
 
 
 def _compute(*arguments: Any) -> Results:
@@ -51,22 +64,20 @@ def _compute(*arguments: Any) -> Results:
 
 def _pretend(*arguments: Any) -> Results:
     call, given = _parse(*arguments)
-    assert call.fusion is not None
-    shape, dtypes = broadcast_shape(given.operands), [getattr(torch, each.dtype) for each in call.fusion.outputs]
-    return [torch.empty(shape, dtype=each, device=given.x.device) for each in dtypes]
+    places = check_request(call, given).places
+    return [torch.empty(shape, dtype=dtype, device=given.x.device) for _, shape, dtype in places]
 
 
 def _differentiate(keys: Any, *arguments: Any) -> Results:
     call, given = _parse(*arguments)
     if is_transformed(given.operands):
-        return list(compose(call, given, run))
+        return list((compose_summed if call.summed else compose)(call, given, run))
 
     def compute(call: Call, given: FusedInputs) -> tuple[torch.Tensor, ...]:
         with private.below_autograd():
-            keep = keys & private.after_autograd
-            return tuple(schema.FUSED.redispatch(keep, list(given.operands), *schema.list_fused_arguments(call)))
+            return schema.run_fused_operator(call, given, keys & private.after_autograd)
 
-    if not (is_recorded() and any(each.requires_grad for each in given.operands)):
+    if not given.differentiates:
         return list(compute(call, given))
     return list(record_fused_call(RequestKind(check_request(call, given)), given, compute, saves_states=False))
 
@@ -77,6 +88,11 @@ def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, l
     ranks = [each.ndim - (at is not None) for each, at in zip(tensors, dims[0], strict=True)]
     rank = max(1, *ranks)  # 0-d tensors are lines of one item
     batched = [schema.align(each, at, rank) for each, at in zip(tensors, dims[0], strict=True)]
+    if len(options) > SUMMED_AT:
+        options[SUMMED_AT] = [each % rank + 1 for each in options[SUMMED_AT]]
+    if len(options) > INITIAL_AT and options[INITIAL_AT] is not None:
+        options[INITIAL_AT] = schema.align(options[INITIAL_AT], dims[-1], rank - 1)
+        batched[0] = batched[0].expand(info.batch_size, *batched[0].shape[1:])
     found = schema.FUSED(batched, text, op, dim % rank + 1, *options)
     return [each if any(ranks) else each.squeeze(1) for each in found], [0] * len(found)
 
@@ -86,18 +102,33 @@ def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, l
 
 def _compute_backward(given: list[torch.Tensor | None], tensors: Results, needs: list[bool], *options: Any) -> Results:
     call, inputs = _parse(tensors, *options)
-    of_x, *of_further = needs
+    of_x, *of_further = needs[: len(tensors)]
+    wanted = (of_x, False, False, any(needs[len(tensors) :]), *of_further)
     with schema.lengths(call.any_length):
-        found = differentiate_fused(call, inputs, given, (of_x, False, False, False, *of_further), run)
-    x, _, _, _, *further = found
-    return [tensors[0].new_empty(0) if each is None else each for each in (x, *further)]
+        if call.summed:
+            found = differentiate_summed(call, inputs, given, wanted, run)
+        else:
+            found = differentiate_fused(call, inputs, given, wanted, run)
+    x, _, _, initial, *further = found
+    places = zip((x, *further, initial), needs, strict=False)
+    return [tensors[0].new_empty(0) if each is None or not need else each for each, need in places]
+
+
+def _compute_below(*arguments: Any) -> Results:
+    """What is computed below autograd may be made of derivatives, which autograd records then."""
+    with torch.no_grad(), private.recording():
+        return _compute_backward(*arguments)
 
 
 def _pretend_backward(given: list[torch.Tensor | None], tensors: Results, needs: list[bool], *options: Any) -> Results:
-    return [torch.empty_like(each) if need else each.new_empty(0) for each, need in zip(tensors, needs, strict=True)]
+    _, inputs = _parse(tensors, *options)
+    every = [*tensors, *([] if inputs.initial is None else [inputs.initial])]
+    return [
+        torch.empty_like(each) if need else tensors[0].new_empty(0) for each, need in zip(every, needs, strict=True)
+    ]
 
 
 _again = differentiate_again(schema.FUSED_BACKWARD, _compute_backward)
 implement("fused", _compute, _differentiate, _pretend)
-implement("fused_backward", _compute_backward, _again, _pretend_backward)
+implement("fused_backward", _compute_below, _again, _pretend_backward)
 torch.library.register_vmap("scanops::fused", _rule, lib=schema.LIBRARY)

@@ -24,7 +24,16 @@ from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, sum_to
 from scanops.ops.linearised import knows, pull_back, push_forward
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
+from scanops.requests.request import (
+    FURTHER_AT,
+    NAMES,
+    FusedInputs,
+    Inputs,
+    Needs,
+    Request,
+    RequestKind,
+    Tensors,
+)
 from scanops.requests.torch_state import has_kernels, is_derived, is_memory, is_transformed, runs_kernels, torch_kernels
 from scanops.runtime import call_cache
 from scanops.runtime.launcher import deliver
@@ -101,10 +110,15 @@ class ScanFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor | None) -> Tensors:
         if ctx.fused is not None:
+            needs = needs_of(ctx)
             if is_dynamo_compiling():
-                return _differentiate_by_operator(ctx, given)
-            with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
-                x, mask, gate, initial, *further = ctx.differentiate(ctx, needs_of(ctx), given)
+                inputs = FusedInputs.of_flat(ctx.saved_tensors[: FURTHER_AT + len(needs) - len(NAMES)])
+                x, mask, gate, initial, *further = schema.differentiate_fused_by_operator(
+                    ctx.fused, inputs, given, needs
+                )
+            else:
+                with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
+                    x, mask, gate, initial, *further = ctx.differentiate(ctx, needs, given)
             return (None, x, mask, gate, None, None, initial, *further)
         gy, gfinal = given[0], given[-1] if ctx.kind.final else None
         if gy is None and gfinal is None:
@@ -141,16 +155,6 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
     if is_transformed():
         ctx.save_for_forward(output[0], indices, *tensors)
         ctx.call = work.call  # type: ignore[attr-defined]  # of an operator
-
-
-def _differentiate_by_operator(ctx: Any, given: Tensors) -> Tensors:
-    """Return what the node of a fused scan returns backward, by the operator, which a compiler can follow."""
-    x, _, _, _, *further = needs_of(ctx)
-    operands = [ctx.saved_tensors[0], *ctx.saved_tensors[schema.TENSORS : schema.TENSORS + len(further)]]
-    wanted = [x, *further]
-    every = schema.FUSED_BACKWARD(list(given), operands, wanted, *ctx.fused)
-    of_x, *others = [each if need else None for each, need in zip(every, wanted, strict=True)]
-    return (None, of_x, None, None, None, None, None, *others)
 
 
 def needs_of(ctx: Any) -> Needs:

@@ -12,7 +12,7 @@ import torch
 from scanops import environment
 from scanops.requests.call import SCHEMA, Call
 from scanops.requests.checks import lent_kind
-from scanops.requests.request import Inputs, Request, check_request
+from scanops.requests.request import FusedInputs, Inputs, Needs, Request, Tensors, check_request
 from scanops.requests.segments import flags_along, make_line_offsets
 from scanops.runtime.policies import policy
 
@@ -39,7 +39,9 @@ _GRADIENTS = "(Tensor, Tensor, Tensor, Tensor)"  # is_grads_batched=True takes n
 BACKWARD = _define("scan_backward", _RESULTS, _TENSORS, _DIM, _OP, "bool[] needs", *_OPTIONS, returns=_GRADIENTS)
 # A scan with `map` or `then`, whose text `map` is: the outputs; and the gradients of the tensors that `needs` names.
 # Implemented by scanops.ops.fused_implementations.
+# The last of the gradients is that of the carry-out, where there is one, and the last of `needs` that of `initial`.
 _FUSED = "str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
+_FUSED += ", bool final=False, int[] summed=[], Tensor? initial=None"
 FUSED = _define("fused", "Tensor[] tensors", _FUSED)
 FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensors, bool[] needs", _FUSED)
 
@@ -63,9 +65,31 @@ def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
 
 
 def list_fused_arguments(call: Call) -> tuple[Any, ...]:
-    """Return the arguments of ``fused`` after its tensors."""
+    """Return the arguments of ``fused`` between its operands and its carry-in."""
     assert call.fusion is not None
-    return call.fusion.text, call.op, call.dim, call.reverse, call.exclusive, call.any_length
+    options = (call.op, call.dim, call.reverse, call.exclusive, call.any_length, call.final, list(call.summed))
+    return (call.fusion.text, *options)
+
+
+def run_fused_operator(call: Call, given: FusedInputs, keys: Any = None) -> Outputs:
+    """Return the results of ``fused`` on a call's tensors; ``keys`` are what is left to dispatch to."""
+    arguments = (list(given.operands), *list_fused_arguments(call), given.initial)
+    return tuple(FUSED(*arguments) if keys is None else FUSED.redispatch(keys, *arguments))
+
+
+def differentiate_fused_by_operator(
+    options: tuple[Any, ...], given: FusedInputs, gradients: Sequence[torch.Tensor | None], needs: Needs
+) -> Tensors:
+    """Return the gradients of ``given.differentiable`` by ``fused_backward``, which a compiler can follow.
+
+    ``options``: as ``list_fused_arguments`` returns them.
+    """
+    x, _, _, initial, *further = needs
+    wanted = [x, *further, initial] if given.initial is not None else [x, *further]
+    every = FUSED_BACKWARD(list(gradients), list(given.operands), wanted, *options, given.initial)
+    of_x, *others = [each if need else None for each, need in zip(every, wanted, strict=True)]
+    of_initial = others.pop() if given.initial is not None else None
+    return (of_x, None, None, of_initial, *others)
 
 
 def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Call]:

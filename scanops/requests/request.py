@@ -15,7 +15,15 @@ from scanops.codegen.operators import Operator, find_operator, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.call import Call
-from scanops.requests.fused import broadcast_shape, carry_dtype_of, list_places, order_operands
+from scanops.requests.fused import (
+    broadcast_shape,
+    carry_dtype_of,
+    check_operands_of_sums,
+    check_summed,
+    list_places,
+    order_operands,
+    without_dims,
+)
 from scanops.requests.geometry import (
     ALIGNMENT,
     FURTHER,
@@ -165,7 +173,7 @@ class Request:
         for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("shape", shape)):
             set_field(self, name, value)
         if fusion is not None:
-            places = list_places(fusion, shape)
+            places = list_places(fusion, without_dims(shape, self.call.summed) if self.call.summed else shape)
         else:
             places = [] if self.call.totals else [("output", shape, dtype)]
             if operator.doubled:
@@ -413,12 +421,16 @@ def check_fused(call: Call, given: FusedInputs) -> tuple[Call, FusedInputs]:
     call.check_options()
     shape = broadcast_shape(given.operands)
     dim = checks.check_dim(call.name, shape, call.dim)
+    fusion = call.fusion
+    if call.summed or fusion.sums:
+        call = replace(call, summed=check_summed(call.name, call.summed, shape, dim))
+        check_operands_of_sums(call.name, fusion, given.operands, call)
     if given.initial is not None:
-        carry = carry_dtype_of(call.fusion)
+        carry = carry_dtype_of(fusion)
         lines = torch.empty((), dtype=carry, device=given.x.device).expand(shape)
         initial = checks.check_initial(call.name, given.initial, lines, line_shape(shape, dim), carry)
         given = given.with_initial(initial)
-    return replace(call, dim=dim, dtype=getattr(torch, call.fusion.outputs[0].dtype)), given
+    return replace(call, dim=dim, dtype=getattr(torch, fusion.outputs[0].dtype)), given
 
 
 class RequestKind:
