@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import DTYPES, late_field, set_derived
 from scanops.codegen.fusion.graph import wide
-from scanops.codegen.fusion.stages import FULL, STEPS, OperandGradient, Stages, split_stages
+from scanops.codegen.fusion.stages import FULL, STEPS, TILE, OperandGradient, Stages, split_stages
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.launch import Launch
 from scanops.codegen.layouts import STEP_DIM, dims_of, unit_of
@@ -36,7 +36,7 @@ GROUP_STEPS = 16  # whose sums lanes exchange together
 TILE_STEPS = 32  # of a tile, where a line has enough lanes
 MOST_ITEMS = 8  # of a thread in a tile: registers of the next tile's items
 RUN_STEPS = 4  # that one load from shared memory serves
-BACK_STEPS = 8  # of a backward pass: steps whose states and gates are in registers
+BACK_STEPS = 16  # of a tile of a backward pass, whose states are in shared memory
 TILE_PAD = 4  # columns beside the states of a step in shared memory, so that steps begin in different banks
 TYPE_BYTES = {"float": 4, "double": 8, "int": 4, "long long": 8}
 
@@ -137,6 +137,11 @@ class StatesPlan(Plan):
         return tuple(sorted(read))
 
     @property
+    def scan_reads(self) -> tuple[int, ...]:
+        """Of these, those with an item for each step that the scan alone reads."""
+        return tuple(at for at in self.stages.prepared[STEPS].operands if STEP_DIM in self._dims(at))
+
+    @property
     def item_operands(self) -> tuple[int, ...]:
         """Of these, those with an item for each step."""
         return tuple(at for at in self.item_reads if STEP_DIM in self._dims(at))
@@ -205,7 +210,6 @@ class StatesPlan(Plan):
             Constant("kTileDivides", loads % self.threads == 0, "all threads load as many"),
             Constant("kTileAlongSteps", along, "their steps are contiguous in memory, not their states"),
             Constant("kSaveSteps", save_steps(spec.states), "steps between saved states"),
-            *((Constant("kBackSteps", BACK_STEPS, "steps whose states are in registers"),) if spec.gradient else ()),
             Constant("kLinked", False, "other GPUs read status words"),
             Constant("kCopiesAsync", self.target.copies_async, "the target has cp.async"),
             Constant("kConvertsBfloat", self.target.bfloat_convert, "the target converts to bfloat16"),
@@ -293,18 +297,9 @@ class StatesPlan(Plan):
             parts += [size * values for _ in self.sum_numbers]
         else:
             parts += [size * values for _ in range(len(stages.sums) * (2 if stages.reads_sums else 1))]
-            parts += [size * self.mark_count * self.thread_states * self.threads]
-            tiles = len(stages.gradient_values("tile"))
-            states, lines = self.lanes * self.thread_states, WARP // self.lanes
-            parts += [size * 2 * tiles * self.warps * states * BACK_STEPS]
-            parts += [size * self.warps * lines * (tiles * states + WARP // 8) * RUN_STEPS] if tiles else []
+            parts += [size * (steps + 1) * self.threads * self.thread_states]
+            parts += [size * len(stages.gradient_values(TILE)) * self.warps * steps * self.tile_pitch]
         return sum(ceil_div(each, ACCESS_BYTES) * ACCESS_BYTES for each in parts)
-
-    @property
-    def mark_count(self) -> int:
-        """States of a thread that a backward pass notes between saved ones."""
-        tiles = save_steps(self.spec.states) // self.tile_steps
-        return self.tile_steps // BACK_STEPS + (tiles if tiles > 1 else 0)
 
     def write_gradient(self, gradient: OperandGradient, value: str) -> str:
         """The C++ expression of a gradient in memory."""
@@ -327,7 +322,7 @@ def plan(key: KernelKey) -> StatesPlan:
     """Plan some four states a thread; fewer where there are too few lines to fill the GPU."""
     spec, target = key.spec, key.architecture
     lanes = lanes_of(spec.states)
-    items = max(1, min(MOST_ITEMS, TILE_STEPS // lanes))
+    items = max(1, BACK_STEPS // lanes if spec.gradient else min(MOST_ITEMS, TILE_STEPS // lanes))
     states = ceil_div(spec.states, lanes)
     return StatesPlan(
         spec=spec,

@@ -1,7 +1,6 @@
 // Sums over the lanes of a line, and over the lines of a warp, in a fixed order.
 #pragma once
 
-#include "headers/states/items.cuh"
 
 // The sum over the lanes of a line, for each of them.
 template <class Number>
@@ -71,38 +70,14 @@ __device__ __forceinline__ bool writes_kept(int count) {
     return writes;
 }
 
-// ---- over the lanes of a line
+// ---- over the lanes of a line, and over the lines of a warp
 
 template <int count, class Number>
 __device__ __forceinline__ void sum_lanes(Number (&numbers)[count]) {
     sum_threads<1, kLanes>(numbers);
 }
 
-// Add up numbers over the lines of a warp, for several steps at once, through shared memory of the warp: fewer
-// instructions than by shuffles. `to` gives the place of a column's sums, a column being a number of a lane.
-template <int count, int steps, class Number, int lines, int columns, class Places>
-__device__ __forceinline__ void sum_tiles(const Number (&numbers)[count][steps], Number (&stage)[lines][columns][steps], int lane,
-                                          Places to) {
-    const int line = (int)threadIdx.x % kWarpThreads / kLanes;
-    if constexpr (lines == 1) {
-#pragma unroll
-        for (int v = 0; v < count; ++v) copy_run<steps>(to(v * kLanes + lane), numbers[v]);
-    } else {
-        __syncwarp();  // before what was read for earlier steps is written
-#pragma unroll
-        for (int v = 0; v < count; ++v) copy_run<steps>(stage[line][v * kLanes + lane], numbers[v]);
-        __syncwarp();
-#pragma unroll
-        for (int column = (int)threadIdx.x % kWarpThreads; column < count * kLanes; column += kWarpThreads) {
-            Number sum[steps] = {};
-#pragma unroll
-            for (int each = 0; each < lines; ++each) {
-                Number number[steps];
-                load_run(number, stage[each][column]);
-#pragma unroll
-                for (int i = 0; i < steps; ++i) sum[i] += number[i];
-            }
-            copy_run<steps>(to(column), sum);
-        }
-    }
+template <int count, class Number>
+__device__ __forceinline__ void sum_lines(Number (&numbers)[count]) {
+    sum_threads<kLanes, kWarpThreads>(numbers);
 }
