@@ -8,7 +8,7 @@ of a selective scan's cost by Gu and Dao, "Mamba" (2023), appendix D, turned by 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from scanops.codegen.dtypes import DTYPES, late_field, set_derived
@@ -30,13 +30,14 @@ from scanops.codegen.strategies.base import (
     power_of_two_above,
     require,
 )
+from scanops.errors import UnsupportedRequest
 
-THREADS, FEW_THREADS = 256, 128  # of a block
+THREADS = 256  # of a block
 GROUP_STEPS = 16  # whose sums lanes exchange together
 TILE_STEPS = 32  # of a tile, where a line has enough lanes
 MOST_ITEMS = 8  # of a thread in a tile: registers of the next tile's items
 RUN_STEPS = 4  # that one load from shared memory serves
-BACK_STEPS = 16  # of a tile of a backward pass, whose states are in shared memory
+BACK_STEPS, MOST_BACK = 16, 32  # of a tile of a backward pass with more states than that, which are in shared memory
 TILE_PAD = 4  # columns beside the states of a step in shared memory, so that steps begin in different banks
 TYPE_BYTES = {"float": 4, "double": 8, "int": 4, "long long": 8}
 
@@ -313,29 +314,48 @@ class StatesPlan(Plan):
 
 
 def save_steps(states: int) -> int:
-    """Steps between the states that a forward pass saves: at most 4 bytes for each step of a line."""
-    return max(TILE_STEPS, power_of_two_above(states))
+    """Steps between the states that a forward pass saves: at most 4 bytes for each step of a line.
+
+    Where that allows it, as many as a tile of the backward pass, which then scans nothing twice.
+    """
+    return max(min(TILE_STEPS, MOST_ITEMS * lanes_of(states)), power_of_two_above(states))
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(key: KernelKey) -> StatesPlan:
-    """Plan some four states a thread; fewer where there are too few lines to fill the GPU."""
+    """Plan some four states a thread, and blocks whose shared memory the target has.
+
+    H100, bfloat16, 16 states: of few lines, 5120 of 16384 steps, the forward pass has 1234 us with 128 threads and 1422
+    with 256; of 16384 lines of 2048 steps 294 and 284. A backward pass of tiles of 16 steps, which scans half of its
+    steps a second time, has 1387 us there, and 7069 of the former; of 32 steps 1301 and 4973.
+    """
     spec, target = key.spec, key.architecture
-    lanes = lanes_of(spec.states)
-    items = max(1, BACK_STEPS // lanes if spec.gradient else min(MOST_ITEMS, TILE_STEPS // lanes))
+    lanes, is_few = lanes_of(spec.states), key.is_few
     states = ceil_div(spec.states, lanes)
-    return StatesPlan(
-        spec=spec,
-        target=target,
-        why=f"{count_of(spec.states, 'state')} of a line in the registers of {count_of(lanes, 'thread')}, "
-        f"{states} each",
-        items=items,
-        lanes=lanes,
-        # H100, bfloat16, 16 states: 5120 lines of 16384 steps have 1234 us with 128 threads, 1422 with 256; 16384 lines
-        # of 2048 steps 294 and 284.
-        threads=FEW_THREADS if key.is_few and not spec.gradient else THREADS,
-        blocks=4 if key.is_few and not spec.gradient else 2,
-        group=GROUP_STEPS // 2 if key.is_few else GROUP_STEPS,
+    steps = BACK_STEPS if spec.gradient and spec.states > MOST_BACK else TILE_STEPS
+    for threads in (THREADS, THREADS // 2, THREADS // 4, WARP):
+        if threads == THREADS and is_few and not spec.gradient:
+            continue
+        found = StatesPlan(
+            spec=spec,
+            target=target,
+            why=f"{count_of(spec.states, 'state')} of a line in the registers of {count_of(lanes, 'thread')}, "
+            f"{states} each",
+            items=max(1, min(MOST_ITEMS, steps // lanes)),
+            lanes=lanes,
+            threads=threads,
+            blocks=4 if is_few and not spec.gradient else 2,
+            group=GROUP_STEPS // 2 if is_few else GROUP_STEPS,
+        )
+        if 2 * (found.shared_bytes + target.reserved_bytes) <= target.shared_bytes:
+            return replace(found, blocks=max(2, found.blocks))
+        if found.shared_bytes <= target.block_shared_bytes:
+            return replace(found, blocks=1)
+    raise UnsupportedRequest(
+        f"{spec.op}: {spec.states} states of {spec.fusion.scanned} take more shared memory than a block has",  # type: ignore[union-attr]
+        allowed=f"tiles of {steps} steps in at most {target.block_shared_bytes} bytes",
+        value=f"states={spec.states}, {found.shared_bytes} bytes",
+        hint="scan in float32, or split the summed dimension and add the results",
     )
 
 

@@ -21,6 +21,7 @@ from scanops.codegen.fusion.stages import FULL, ONCE, STEPS, TILE, OperandGradie
 from scanops.codegen.layouts import STATES, Layout, dims_of, unit_of
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.line_states import save_steps
+from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape, carry_dtype_of
 from scanops.requests.geometry import ALIGNMENT
@@ -313,7 +314,10 @@ def _prepare(call: Call, given: FusedInputs, *, saves: bool, wanted: tuple[bool,
         map=fusion.text,
     )
     device = device_of(given.x)
-    kernel, asked = call_cache.kernel_for(spec, math.prod(arranged.outer_sizes) * arranged.lines, device)
+    try:
+        kernel, asked = call_cache.kernel_for(spec, math.prod(arranged.outer_sizes) * arranged.lines, device)
+    except UnsupportedRequest:  # by the planner: so many states fit no block
+        return None
     if kernel is None or kernel.key != asked:
         return None
     dtype = carry_dtype_of(fusion)
