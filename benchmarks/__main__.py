@@ -22,6 +22,7 @@ COMMANDS = {
     "plans": "search the fastest plans on this GPU and write the table that the planner reads",
     "gradients": "forward and backward passes: time in copies, peak memory",
     "training": "forward and backward passes against a copy of the least bytes, and what training uses today",
+    "states": "selective scans beside mamba_ssm: forward, forward and backward, peak of memory",
     "random": "random calls as users make them, forward and with gradients, against a copy: percentiles of each class",
     "forward": "forward scans of real workloads against a copy: resets, packed sequences, half types, small inputs",
     "calls": "CPU time of a repeated call, library, cubin and Python, with and without gradient, against torch",
