@@ -18,7 +18,7 @@ import jinja2
 from scanops.codegen.abi import ABI
 from scanops.codegen.headers import inline_headers, list_headers
 from scanops.codegen.lines import key_for
-from scanops.codegen.planner import plan_kernel
+from scanops.codegen.planner import STRATEGIES, plan_kernel
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET, target_named
@@ -66,6 +66,11 @@ def generate(spec: ScanSpec | str, target: str = DEFAULT_TARGET, *, lines: int |
     return inline_headers(render(plan_kernel(key_for(spec, target_named(target).name, lines))))
 
 
+def _name_tuned(plan: Plan) -> str:
+    """Return the names of the numbers that measurements chose, empty where a rule computed all."""
+    return ", ".join(STRATEGIES[plan.strategy].free) if plan.origin.startswith("measured:") else ""
+
+
 def render(plan: Plan, launcher: str = "") -> str:
     """Return the CUDA source of a plan, banner included; a ``launcher`` replaces the host side of the text.
 
@@ -77,7 +82,7 @@ def render(plan: Plan, launcher: str = "") -> str:
     headers = "".join(list_headers(body).values())
     digest = None if launcher else hashlib.sha256((body + headers).encode()).hexdigest()[:16]
     body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
-    return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
+    return jinja.get_template("banner.j2").render(plan=plan, digest=digest, tuned=_name_tuned(plan)) + body
 
 
 @functools.cache

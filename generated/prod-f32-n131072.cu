@@ -5,6 +5,7 @@
 // plan     persistent: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
+//          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
 // content  sha256 d310d922e6d713c4 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90

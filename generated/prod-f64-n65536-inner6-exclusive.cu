@@ -5,6 +5,7 @@
 // plan     columns_lookback: threads 256, items 17, tiles 61, columns 8, vector 2, strided_columns False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  measured: columns_lookback few, any GPU
+//          tuned: threads, items, columns, vector, stages, blocks, abreast, group, stretch; the others follow from the spec
 // target   sm_90
 // content  sha256 f76f0d48a93715c3 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6

@@ -5,6 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, one_block_per_sm False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // numbers  measured: block masked, vector loads of a row up to 2304, any GPU
+//          tuned: vectors; the others follow from the spec
 // target   sm_90
 // content  sha256 a2bbe21c8d1f7e9b of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90

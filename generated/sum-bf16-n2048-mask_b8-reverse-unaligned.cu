@@ -5,6 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, one_block_per_sm False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
+//          tuned: vectors; the others follow from the spec
 // target   sm_90
 // content  sha256 ca7bf7428adc1c34 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90

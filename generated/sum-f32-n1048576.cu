@@ -5,6 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, one_block_per_sm False
 //          few rows of 1048576: each is split over several blocks at once
 // numbers  measured: split, any GPU
+//          tuned: threads, vectors; the others follow from the spec
 // target   sm_90
 // content  sha256 17fe6e3169700461 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1

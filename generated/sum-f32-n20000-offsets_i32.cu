@@ -5,6 +5,7 @@
 // plan     persistent: threads 384, items 4, tiles 2, vectors 7, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
+//          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
 // content  sha256 7b5dfc276ea7cfd7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90

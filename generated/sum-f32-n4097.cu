@@ -5,6 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, one_block_per_sm False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // numbers  measured: block misaligned, vector loads of a row up to 4096, any GPU
+//          tuned: vectors; the others follow from the spec
 // target   sm_90
 // content  sha256 df036e377f0374d7 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90

@@ -361,7 +361,10 @@ def associative_scan(
     reverse: bool = False,
     combine_mode: str = "pointwise",
 ) -> Any:
-    """Return the inclusive scan of ``xs`` along ``dim`` by a function: ``torch.associative_scan``, also in eager code.
+    """Return the inclusive scan of ``xs`` along ``dim`` by a function: torch's ``associative_scan``, in eager code too.
+
+    In the versions of torch that scanops supports it is ``torch._higher_order_ops.associative_scan``, which needs
+    ``torch.compile`` on a GPU.
 
     A function that is the sum, the product, the maximum, the minimum, ``logaddexp`` or a bitwise or logical operation
     of two tensors runs the kernel of that operator, and ``(a, b), (c, d) -> (a * c, b * c + d)`` those of products and
