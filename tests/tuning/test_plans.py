@@ -63,7 +63,8 @@ def test_the_planner_uses_the_plan_that_was_measured(entry):
     is_faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]
     assert plan.origin == (f"measured: {entry['spec']}" if is_faster else by_rule(plan.strategy, plan.key).origin)
     tuned = f"//          tuned: {', '.join(STRATEGIES[plan.strategy].free)}; the others follow from the spec\n"
-    assert f"// numbers  {plan.origin}\n{tuned if plan.origin.startswith('measured:') else ''}//" in render(plan)
+    tuned = tuned if plan.origin.startswith("measured:") else ""
+    assert f"// numbers  {plan.origin}\n{tuned}//" in render(plan)
     for factor in (0.6, 0.75, 1.25, 1.9, 64):
         length = max(1, int(plan.spec.capacity * factor) // 32 * 32 + plan.spec.capacity % 32)
         near = make_plan(replace(plan.spec, length=length), TARGET, entry["few"])
