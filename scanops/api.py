@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from scanops.dtensors import run_call
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import broadcast_gates, call_of, gate_of, learn_chunks, plain_name, run
+from scanops.ops.dispatch import broadcast_gates, call_of, gate_of, learn_chunks, plain_name
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
 from scanops.requests.placement import OPEN, find_placement
 from scanops.requests.request import Tensors
@@ -60,7 +61,7 @@ def run_scan(
 def _run_plain(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> Any:
     """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
     call, given, eager = call_of(tensors, outs, options)
-    found = run(call, given, outs, eager=eager)
+    found = run_call(call, given, outs, eager=eager)
     return found if call.final or len(outs) > 1 else found[0]
 
 

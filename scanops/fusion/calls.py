@@ -14,12 +14,13 @@ from torch.compiler import is_dynamo_compiling
 from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.codegen.operators import find_operator
 from scanops.codegen.operators.recurrences import EXPRESSIONS
+from scanops.dtensors import run_call
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.functions import Sums, carry_of, find_fusion, raise_while_tracing, text_of
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.trace_keys import key_of
 from scanops.ops import schema
-from scanops.ops.dispatch import repeat, run
+from scanops.ops.dispatch import repeat
 from scanops.requests import checks
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
@@ -97,7 +98,7 @@ def scan_fused(
     read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
     call = replace(call, fusion=fusion, summed=() if sum is None else sum)
     call, read = check_fused(call, read)
-    return _arrange(run(call, read, known_as=key), bool(final))
+    return _arrange(run_call(call, read, known_as=key), bool(final))
 
 
 def _arrange(found: Tensors, final: bool) -> torch.Tensor | Tensors:

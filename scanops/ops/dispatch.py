@@ -21,7 +21,6 @@ from scanops.codegen.operators import OPERATORS, find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
 from scanops.fallback.summed import compose_summed
-from scanops.forks import LATE, load_late
 from scanops.ops import schema
 from scanops.ops.backward import keeps
 from scanops.ops.fused import FusedPass, Scan, record_fused
@@ -170,28 +169,19 @@ def run(
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager:
         return serve(call, given, outs, eager=True, known_as=known_as)
-    is_placed = any([type(each).__name__ == "DTensor" for each in given.flat])
     if isinstance(given, FusedInputs):
-        if is_placed or is_derived():
+        if is_derived():
             return (compose_summed if call.summed else compose)(call, given, run)
         if is_followed(given.flat):
             return _operator(call, given)
         return serve(call, given, eager=False) if call.summed else compose(call, given, run)
-    if not is_placed and not is_followed(given.flat):
+    if not is_followed(given.flat):
         return serve(call, given, outs, eager=False)
-    scan = _scan_placed if is_placed else _operator
     if all([out is None for out in outs]):  # checked where the operator is computed
-        return scan(call, given)
+        return _operator(call, given)
     request = check_request(call, given, outs)
     dtype = None if request.operator.indices else request.dtype
-    return deliver(scan(replace(call, dtype=dtype), given), request)
-
-
-def _scan_placed(call: Call, given: Inputs) -> Outputs:
-    """Return the results of a scan of DTensors."""
-    load_late("scanops.distributed.placed")  # which takes long to import
-    found: Outputs = LATE["scanops.distributed.placed"].scan_placed(call, given)
-    return found
+    return deliver(_operator(replace(call, dtype=dtype), given), request)
 
 
 def is_followed(inputs: tuple[Any, ...]) -> bool:
