@@ -69,11 +69,22 @@ class _Lines(NamedTuple):
         shape = [steps if d == call.dim else size for d, size in enumerate(self.shape)]
         values: dict[int, torch.Tensor] = {}
         leaves: dict[str, Any] = {"operand": operands}
-        element, gate = (each.expand(shape) for each in evaluate(fusion.nodes, fusion.elements, leaves, values))
+        roots, flags = list(fusion.elements), None
+        operation, _, *parts_of_gate = fusion.nodes[roots[1]]
+        if operation == "where" and fusion.nodes[parts_of_gate[1]][::2] == ("number", 0):
+            # What stands before such an item is not read: 0 times infinity is no number.
+            (flags,) = evaluate(fusion.nodes, [parts_of_gate[0]], leaves, values)
+            roots[1], flags = parts_of_gate[2], flags.expand(shape)
+        element, gate = (each.expand(shape) for each in evaluate(fusion.nodes, roots, leaves, values))
         # The states are not rounded to a half type, which no result of theirs is stored in.
         dtype = carry.dtype
-        plain = Call(call.op, call.dim, call.reverse, call.exclusive, True, dtype)
-        states, last = self.scan(plain, Inputs(element.to(dtype), gate=gate.to(dtype), initial=carry))
+        given = (element.to(dtype), gate.to(dtype), flags)
+        turns = call.reverse and flags is not None  # the flags are those in the order of the scan
+        if turns:
+            given = tuple(None if each is None else each.flip(call.dim) for each in given)
+        plain = Call(call.op, call.dim, call.reverse and not turns, call.exclusive, True, dtype)
+        states, last = self.scan(plain, Inputs(given[0], gate=given[1], starts=given[2], initial=carry))
+        states = states.flip(call.dim) if turns else states
         leaves["result"] = [states]
         parts = evaluate(fusion.nodes, [fusion.nodes[at][2] for at in fusion.sums], leaves, values)
         for at, part in zip(fusion.sums, parts, strict=True):

@@ -26,6 +26,7 @@ from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.placement import OPEN
 from scanops.requests.request import FusedInputs, check_fused
+from scanops.requests.segments import check_offsets, check_starts, flags_along, shift
 from scanops.requests.torch_state import is_symbol, runs_kernels
 from scanops.runtime import call_cache, native
 from scanops.runtime.call_cache import Key
@@ -53,30 +54,43 @@ def scan_fused(
     own = op if isinstance(op, FieldOperator) else None
     op = op if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
+    starts, offsets = others["segment_starts"], others["offsets"]
     if OPEN:
         _refuse_sharded(dim, tensors)
     wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
     are_tensors = bool(tensors) and all([isinstance(each, torch.Tensor) for each in tensors])
-    if are_tensors and not wrong and not is_dynamo_compiling():
+    if are_tensors and not is_dynamo_compiling():
         functions = (map, then, finish, *(() if own is None else own.functions))
         facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
         asked = (functions, facts, op, dim, reverse, exclusive, mask is not None)
         key = _key_of(*asked)
-        if key is not None and sum is None and (answer := _repeat(key, tensors)) is not None:
+        if key is not None and not (wrong or sum is not None) and (answer := _repeat(key, tensors)) is not None:
             return answer
-    initial, final = others["initial"], others["return_final"]
+    initial, final, is_plain = others["initial"], others["return_final"], not wrong and sum is None
     if own is None and not isinstance(final, str):  # which asks for those of segments
-        wrong = [name for name in wrong if name not in ("initial", "return_final")]
+        segments = ("segment_starts", "offsets") if sum is not None else ()
+        wrong = [name for name in wrong if name not in ("initial", "return_final", *segments)]
     _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then, finish), mask)
     if sum is not None or finish is not None:
         _check_sums(op, sum is not None)
     if own is None:
         _check_operator(op, len(inputs), map is not None, then is not None)
+    shape, flags = _shape(tensors, inputs), None
+    if starts is not None or offsets is not None:
+        flags = _flag_segments(starts, offsets, tensors[0].expand(shape), dim, reverse)
+        tensors = (*tensors, flags)
     kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
-    shape = _shape(tensors, inputs)
     if is_dynamo_compiling():  # which makes a kernel of the operator's text
         text = text_of(
-            map, then, op if own is None else own.handle, kinds, mask is not None, dtype, finish, sum is not None
+            map,
+            then,
+            op if own is None else own.handle,
+            kinds,
+            mask is not None,
+            dtype,
+            finish,
+            sum is not None,
+            (flags is not None, exclusive),
         )
         dim = checks.check_dim("scan", shape, dim)
         any_length = len(shape) > 0 and is_symbol(shape[dim])
@@ -90,7 +104,7 @@ def scan_fused(
         return _arrange(found, bool(final))
     call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
     call.check_options()
-    sums = Sums(sum is not None, finish)
+    sums = Sums(sum is not None, finish, flags is not None, exclusive)
     row = own or find_operator(op)
     others = (kinds, mask is not None, dtype)
     fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, *others, sums=sums)
@@ -98,7 +112,27 @@ def scan_fused(
     read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
     call = replace(call, fusion=fusion, summed=() if sum is None else sum)
     call, read = check_fused(call, read)
-    return _arrange(run_call(call, read, known_as=key), bool(final))
+    found = run_call(call, read, known_as=key if is_plain else None)
+    if call.final and reverse and starts is not None:  # a segment that ends with the line carries nothing out
+        ends = starts.expand(shape).select(call.dim, 0)  # type: ignore[attr-defined]
+        found = (*found[:-1], torch.where(ends, torch.zeros_like(found[-1]), found[-1]))
+    return _arrange(found, bool(final))
+
+
+def _flag_segments(starts: Any, offsets: Any, x: torch.Tensor, dim: Any, reverse: bool) -> torch.Tensor:
+    """Return head flags in the order of the scan: where an item has none before it in its own segment."""
+    dim = checks.check_dim("scan", x.shape, dim)
+    if starts is not None:
+        starts = check_starts("scan", starts, offsets, x)
+    else:
+        offsets = check_offsets("scan", offsets, x, dim)
+    line = x[tuple(slice(None) if d == dim else slice(1) for d in range(x.ndim))]
+    flags = starts if starts is not None else flags_along(None, offsets, line, dim)
+    assert flags is not None
+    flags = flags.reshape([1] * (x.ndim - flags.ndim) + list(flags.shape))
+    if not reverse:
+        return flags
+    return shift(flags.expand([size if d == dim else -1 for d, size in enumerate(x.shape)]), dim, False, ahead=True)
 
 
 def _arrange(found: Tensors, final: bool) -> torch.Tensor | Tensors:

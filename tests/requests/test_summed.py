@@ -151,6 +151,37 @@ def test_gradients_of_chunks_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) == summed.CHUNK_STEPS and len(sizes) == 2 * (4 + 3 + 4)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_segments(exclusive: bool, reverse: bool, device: str) -> None:
+    """By offsets, some of them empty, and by head flags; what stands before a boundary, inf or NaN, is not read."""
+    make = torch.Generator().manual_seed(5)
+    a, x = (torch.rand(2, 3, 50, generator=make, dtype=torch.float64).to(device).requires_grad_() for _ in range(2))
+    start = torch.rand(2, 3, dtype=torch.float64).to(device)
+    offsets = torch.tensor([0, 7, 7, 20, 21, 50], device=device)
+    flags = torch.zeros(50, dtype=torch.bool, device=device)
+    flags[offsets[1:-1]] = True
+    own = torch.rand(2, 1, 50, generator=make).to(device) < 0.2
+    options = {"reverse": reverse, "exclusive": exclusive, "initial": start, "return_final": True}
+    for segments in ({"offsets": offsets}, {"segment_starts": flags}, {"segment_starts": own}):
+        y, last = scanops.scan((a, x), "linear", 2, sum=1, **segments, **options)
+        expected, expected_last = scanops.linear_scan(a, x, 2, **segments, **options)
+        torch.testing.assert_close((y, last), (expected.sum(1), expected_last))
+        of = [
+            torch.autograd.grad(h.square().sum() + c.sum(), (a, x))
+            for h, c in ((y, last), (expected.sum(1), expected_last))
+        ]
+        torch.testing.assert_close(*of)
+    with torch.no_grad():
+        broken = x.detach().clone()
+        broken[..., 25] = float("inf")
+        broken[..., 10] = float("nan")
+        y = scanops.scan((a, broken), "linear", 2, sum=1, offsets=offsets, exclusive=exclusive, reverse=reverse)
+        expected = scanops.linear_scan(a, broken, 2, offsets=offsets, exclusive=exclusive, reverse=reverse).sum(1)
+        torch.testing.assert_close(y, expected, equal_nan=True)
+        assert y.isfinite().sum() > 20
+
+
 def test_lines_without_items() -> None:
     a, x = torch.rand(2, 3, 0, requires_grad=True), torch.rand(2, 3, 0, requires_grad=True)
     start = torch.rand(2, 3, requires_grad=True)
