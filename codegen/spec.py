@@ -177,9 +177,9 @@ class ScanSpec:
             begin = Source(name="further1", type="Begin", pointer="w", dtype=carry, layout=LINE)
             sources = (*sources, begin)
         streams = tuple(source for source in sources if source.layout != LINE)
-        flagged = self.saved_results and self.segments == "flags" and not self.reverse
+        has_head_flags = self.saved_results and self.segments == "flags" and not self.reverse
         next_starts = tuple(
-            each._replace(pointer="e", shift=1) for each in streams if each.name == "starts" and flagged
+            each._replace(pointer="e", shift=1) for each in streams if each.name == "starts" and has_head_flags
         )
         streams += next_starts
         layouts = frozenset(source.layout for source in sources)

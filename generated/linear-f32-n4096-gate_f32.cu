@@ -4,7 +4,7 @@
 //          4096 float32 items, a float32 gate, float32 out
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, one_block_per_sm False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
-// numbers  measured: block pair, vector loads of a row up to 2304, any GPU
+// numbers  measured: block recurrence, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
 // content  sha256 7dcf5d4dc9275d94 of everything below this banner

@@ -126,7 +126,7 @@ def plan(key: KernelKey) -> BlockPlan:
         vectors=vectors,
         boundary=boundary,
         origin=shape.origin,
-        one_block_per_sm=many or (_kind(spec) != "flagged" and rows.fills_registers(spec, items, vectors, threads)),
+        one_block_per_sm=many or (_kind(spec) != "head_flags" and rows.fills_registers(spec, items, vectors, threads)),
     )
 
 
@@ -161,14 +161,14 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 
 def _kind(spec: ScanSpec) -> str:
-    """Among measured shapes: flags, an expensive combine, widening items, half types, masks, or any other row."""
+    """Among measured shapes: head flags, instruction-bound combines, items that widen, halves, masks, other rows."""
     if spec.segments == "flags" and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
-        return "flagged"
-    dear = spec.operator.append and not spec.operator.own  # an item's own fields stay in registers until the end
-    if dear and spec.aligned and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
+        return "head_flags"
+    bound = spec.operator.append and not spec.operator.own  # an item's own fields stay in registers until the end
+    if bound and spec.aligned and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
         if spec.operator.behind:
-            return "dearest"
-        return "pair" if spec.out.bytes == WORD_BYTES and not spec.operator.extend else "dear"
+            return "instruction_bound 2"
+        return "recurrence" if spec.out.bytes == WORD_BYTES and not spec.operator.extend else "instruction_bound 1"
     if spec.widens:
         return "narrow"
     if spec.out.bytes == 2:
@@ -185,7 +185,7 @@ def _table_of(spec: ScanSpec) -> str:
         if kind == "masked" and not boundary:
             kind = "full"  # rows of 8192, masked, have 0.86 with 11, and 0.95 or more with 5
         return f"block any length {kind}" if kind in ("realigned", "narrow", "masked") else "block any length"
-    if boundary and kind != "flagged":
+    if boundary and kind != "head_flags":
         return f"block {kind} misaligned" if kind in MISALIGNED_KINDS else "block misaligned"
     return f"block {kind}"
 

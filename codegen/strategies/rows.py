@@ -197,11 +197,11 @@ def runs_pay(spec: ScanSpec, vectors: int = 2, twice: bool = False) -> bool:
     scanned ``twice``; and rows start on them.
     """
     items, operator = spec.access_items, spec.operator
-    dear = vectors > 1 and (operator.append or spec.segments or operator.indices or (twice and spec.fusion))
+    bound = vectors > 1 and (operator.append or spec.segments or operator.indices or (twice and spec.fusion))
     misaligned = boundary_of(spec, items) or (items > 1 and "rows" in spec.layouts)
     marked = spec.by_offsets and items * vectors > WARP  # more bits than two words are sure to hold
     own = operator.own and not (twice and spec.fusion)
-    return bool(dear) and not (misaligned or marked or spec.takes_length or own or fragments(spec).calls)
+    return bool(bound) and not (misaligned or marked or spec.takes_length or own or fragments(spec).calls)
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:
