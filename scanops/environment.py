@@ -223,6 +223,19 @@ def python_path() -> list[str]:
     return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(folder).is_absolute()]
 
 
+# What compilers are given of this process's environment: where programs and their libraries are. No other variable
+# reaches them, since many change machine code that is stored under one identity: CPATH and CPLUS_INCLUDE_PATH,
+# LD_RUN_PATH, COMPILER_PATH, NVCC_APPEND_FLAGS. One that is to change it becomes a flag, which is part of the identity.
+COMPILER_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "HOME")
+
+
+def for_compilers(**changes: str) -> dict[str, str]:
+    """Return the environment of compilers: ``COMPILER_VARIABLES``, messages in English, and ``changes``."""
+    with FORK_LOCK:
+        found = {name: os.environ[name] for name in COMPILER_VARIABLES if name in os.environ}
+    return {**found, "LC_ALL": "C", **changes}
+
+
 def child(**changes: str) -> dict[str, str]:
     """Return the environment for a program to start: that of this process, and ``changes``."""
     with FORK_LOCK:  # a copy fails if a variable is removed meanwhile

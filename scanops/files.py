@@ -49,13 +49,13 @@ def opened_folder(root: Path, *names: str) -> Iterator[int]:
         os.close(handle)
 
 
-def open_file(path: Path | str, folder: int | None = None, *, trusted: bool = True) -> BinaryIO:
+def open_file(path: Path | str, folder: int | None = None, *, trusted: bool = True, follow: bool = False) -> BinaryIO:
     """Open a regular file for reading, unbuffered; ``folder`` is the descriptor that a relative path starts from.
 
-    Raises OSError for a symbolic link, a FIFO or a device, and, if ``trusted``, for a file that others could have
-    changed.
+    Raises OSError for a FIFO or a device, for a symbolic link unless ``follow``, and, if ``trusted``, for a file that
+    others could have changed.
     """
-    handle = os.open(path, _UNFOLLOWED, dir_fd=folder)
+    handle = os.open(path, _UNFOLLOWED & ~(os.O_NOFOLLOW if follow else 0), dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")

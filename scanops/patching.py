@@ -16,6 +16,7 @@ launches what it has learnt and leaves small scans to torch, both without Python
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -53,8 +54,9 @@ def patch_torch(*, permanent: bool = False) -> AbstractContextManager[None]:
     makes in C++, and calls in backward passes. No other operator becomes slower. Small scans stay with torch's kernels,
     which are as fast where a scan takes little more than its launch: up to 256 KiB, and one contiguous scan up to 1 MiB
     (under ``torch.use_deterministic_algorithms`` they run here, too). A larger scan that was made before is launched
-    from C++. Open one block around the whole program, or make it permanent at the start: each opening registers the
-    operators anew, and other threads must not be running them meanwhile.
+    from C++. Open one block around the whole program, or make it permanent at the start: the first opening registers
+    the operators, which other threads must not be running meanwhile. A block that is closed while the program has other
+    threads leaves what is registered where it is: it calls torch's kernels until the next block.
 
     CPU tensors are patched by a block that is opened inside ``scanops.emulate()`` or ``scanops.distributed.sharded()``.
     Blocks nest. ``torch.compile`` follows the patch that is active when it traces a function, and does not trace
@@ -139,14 +141,18 @@ SMALL = {  # by device; emulated kernels exist for their results, not for their 
     "CUDA": Small(bytes=1 << 18, row_items=2048, column_items=32, single_bytes=1 << 20),
     "CPU": Small(0, 0, 0, 0),
 }
-_OPEN: dict[str, Registration] = {}  # by device
+_REGISTERED: dict[str, Registration] = {}  # by device
 
 
 class Registration:
-    """The replaced kernels of a device; torch's own are back when it is closed."""
+    """The replaced kernels of a device; torch's own are back when it is closed.
+
+    The dispatcher lets no thread run an operator while another one registers or removes its kernels. With other threads
+    around, kernels that no block needs stay registered therefore, and call those of torch.
+    """
 
     def __init__(self, device: str) -> None:
-        self.blocks = 0  # that are open
+        self.blocks: list[None] = []  # that are open: C++ reads how many there are
         self._places: list[tuple[Any, str]] = []
         self._native: list[object] = []  # kernels in C++, over those in Python
         self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -176,9 +182,14 @@ class Registration:
         operator = getattr(getattr(torch.ops.aten, name), overload)
         patch = native.find_patch(name, overload.replace("default", ""), key)
         original = torch.library.get_kernel(operator, key).call_boxed
-        self._library.impl(operator, make(row, original, small), key, with_keyset=True)  # type: ignore[no-untyped-call]
+        served, blocks = make(row, original, small), self.blocks
+
+        def kernel(*given: Any, **keywords: Any) -> Any:
+            return (served if blocks else original)(*given, **keywords)
+
+        self._library.impl(operator, kernel, key, with_keyset=True)  # type: ignore[no-untyped-call]
         if patch is not None:
-            patch.install(Call(row.name, 0).options(), form == "default", make is _at_autograd, small, OPEN)
+            patch.install(Call(row.name, 0).options(), form == "default", make is _at_autograd, small, OPEN, blocks)
             self._native.append(patch)
         self._places.append((operator, key))
 
@@ -197,16 +208,17 @@ def _open(device: str) -> None:
     if device == "CUDA":
         native.load()
     with FORK_LOCK:
-        if device not in _OPEN:
-            _OPEN[device] = Registration(device)
-        _OPEN[device].blocks += 1
+        if device not in _REGISTERED:
+            _REGISTERED[device] = Registration(device)
+        _REGISTERED[device].blocks.append(None)
 
 
 def _close(device: str) -> None:
     with FORK_LOCK:
-        _OPEN[device].blocks -= 1
-        if not _OPEN[device].blocks:
-            _OPEN.pop(device).close()
+        blocks = _REGISTERED[device].blocks
+        blocks.pop()
+        if not blocks and threading.active_count() == 1:
+            _REGISTERED.pop(device).close()
 
 
 # ---- kernels: each is made of the kernel that it replaces

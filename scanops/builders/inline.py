@@ -56,11 +56,9 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     nvcc = _logging_nvcc(toolkit.path, directory)
     link = _for_ninja(f"-L{_folder_to_link(runtime, directory)}")
     changes: dict[str, str | None] = {
-        "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
+        "PATH": f"{_clean_ninja(ninja.path, directory)}{os.pathsep}{environment.search_path()}",
         "CXX": str(cxx.path),
         "CC": str(cxx.path),  # becomes nvcc's -ccbin
-        "LC_ALL": "C",
-        "TMPDIR": str(directory),  # nvcc passes the names of its temporary files to a shell
         "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C interface of kernels meets none of torch's C++
         "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
         "PYTORCH_NVCC": _for_ninja(str(nvcc)),
@@ -97,6 +95,22 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
 def _unusable(why: str) -> MissingCompiler:
     hint = "install a torch built for CUDA, or let nvcc or NVRTC build: SCANOPS_BUILDER=nvcc, or nvrtc"
     return MissingCompiler("use load_inline", allowed="a torch built for CUDA", value=why, hint=hint)
+
+
+def _clean_ninja(ninja: Path, directory: Path) -> Path:
+    """The folder of a ninja that gives compilers the environment that other builders give them.
+
+    They keep their temporary files in the build folder: nvcc passes the names of these to a shell.
+    """
+    folder = directory / "ninja"
+    folder.mkdir()
+    variables = " ".join(
+        shlex.quote(f"{name}={value}") for name, value in environment.for_compilers(TMPDIR=str(directory)).items()
+    )
+    script = folder / "ninja"
+    script.write_text(f'#!/bin/sh\nexec /usr/bin/env -i {variables} {shlex.quote(str(ninja))} "$@"\n', encoding="utf-8")
+    script.chmod(0o700)
+    return folder
 
 
 def _logging_nvcc(nvcc: Path, directory: Path) -> Path:

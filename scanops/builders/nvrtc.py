@@ -55,6 +55,13 @@ def require(target: str | None = None) -> Nvrtc:
 
     Raises MissingCompiler where there is none, UnsupportedRequest where none knows the target.
     """
+    if flags := environment.read_variable("NVRTC_APPEND_FLAGS"):  # which NVRTC reads in this process
+        raise MissingCompiler(
+            "use NVRTC",
+            allowed="no NVRTC_APPEND_FLAGS: flags are part of a kernel's identity",
+            value=f"NVRTC_APPEND_FLAGS={flags!r}",
+            hint="unset NVRTC_APPEND_FLAGS, or let nvcc build: SCANOPS_BUILDER=nvcc",
+        )
     problems, others, chosen = [], {}, environment.path("SCANOPS_NVRTC")
     for found_by, path in [("SCANOPS_NVRTC", chosen)] if chosen else _places():
         try:

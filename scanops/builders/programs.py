@@ -44,9 +44,9 @@ def run(
 ) -> tuple[int, str]:
     """Run a program in ``folder``: its exit status and what it prints on both streams, in English.
 
-    ``changes`` are environment variables to set. Raises OSError where the program cannot be started,
-    subprocess.TimeoutExpired after ``seconds``. In the background it is killed at the exit of this process, and the
-    thread ends.
+    Of this process's environment it sees ``environment.COMPILER_VARIABLES``, and ``changes``. Raises OSError where the
+    program cannot be started, subprocess.TimeoutExpired after ``seconds``. In the background it is killed at the exit
+    of this process, and the thread ends.
     """
     background = BACKGROUND.get()
     with open(os.memfd_create("scanops-output", os.MFD_CLOEXEC), "w+b") as printed:  # noqa: PTH123
@@ -59,7 +59,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
-                env=environment.child(LC_ALL="C", **(changes or {})),
+                env=environment.for_compilers(**(changes or {})),
                 start_new_session=background,  # its compilers end with it, and Ctrl-C is for this process to handle
             )
             _STARTED.update([process.pid] if background else [])

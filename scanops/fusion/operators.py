@@ -192,7 +192,8 @@ class FieldOperator:
         elements = [each._term.cast(name) for each, name in zip(lifted, names, strict=True)]
         roles = [f"the identity of the field {each!r}" for each in self.dtypes]
         starts = map(number_in, self.start, map(dtype_named, names), roles)
-        fields = tuple(map(Field, self.dtypes, names, starts))
+        # The prefix keeps them apart from names of C++ and of the functions of kernels.
+        fields = tuple(map(Field, [f"field_{each}" for each in self.dtypes], names, starts))
         if mask is not None:
             elements = [mask.select(each, field.identity) for each, field in zip(elements, fields, strict=True)]
         results = [self._leaf(graph, "result", place, each) for place, each in enumerate(dtypes)]

@@ -29,7 +29,7 @@ from scanops.requests.geometry import (
 from scanops.requests.request import FURTHER_AT, OPERANDS, FusedInputs, Inputs, Request, Tensors
 from scanops.requests.torch_state import is_memory
 from scanops.runtime.binaries import bind_binary
-from scanops.runtime.workspaces import drop_workspace, workspace
+from scanops.runtime.workspaces import drop_workspace, find_workspace
 from scanops.torch_private import current_device, raw_stream
 
 if TYPE_CHECKING:
@@ -90,15 +90,16 @@ class Launcher:
     __slots__ = (
         "_arguments",
         "_bound",
-        "_link_memory",
         "_spare",
         "asked",
         "kernel",
         "lessons",
         "link",
+        "link_memory",
         "own",
         "places",
         "reads",
+        "workspace_bytes",
     )
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: KernelKey) -> None:
@@ -124,11 +125,12 @@ class Launcher:
         self.places = request.places
         self.reads = _reads_of(request, kernel.spec)
         self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
-        self.link, self._link_memory = request.call.link, None
+        self.link, self.link_memory = request.call.link, None
         if self.link is not None:
             state_bytes = fragments(kernel.spec).state_bytes
-            self._link_memory = self.link.bind(arguments, kernel.spec, outer * inner, state_bytes)
+            self.link_memory = self.link.bind(arguments, kernel.spec, outer * inner, state_bytes)
         self._bound = bind_binary(kernel.code, arguments, request.x.get_device())
+        self.workspace_bytes: int = self._bound.workspace_bytes
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
 
@@ -159,8 +161,8 @@ class Launcher:
         if self.link is not None:
             self.link.enter()
         stream = raw_stream(where.index) if where.type != "cpu" else 0
-        if bound.workspace_bytes:
-            memory = self.find_workspace(where, stream)
+        if self.workspace_bytes:
+            memory = find_workspace(self, where, stream)
             arguments.workspace = memory.data_ptr()
         if bound.configure is not None:
             emulated = emulator.ACTIVE.get() or emulator.DEFAULT
@@ -172,12 +174,6 @@ class Launcher:
             drop_workspace(where, stream)
             raise self.failure(code)
         self._spare.append((arguments, reference))
-
-    def find_workspace(self, where: torch.device, stream: int) -> torch.Tensor:
-        """Return the workspace of a launch on a stream. Keep the tensor until the launch is queued."""
-        size, linked = self._bound.workspace_bytes, self._link_memory
-        found: torch.Tensor = workspace(where, stream, size) if linked is None else linked.workspace(size)
-        return found
 
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         """Launch the scan of ``inputs``, which are numbered as ``Inputs.flat``, and return the results."""
@@ -201,7 +197,7 @@ class Launcher:
             launch=_address(self._bound.function),
             configure=_address(self._bound.configure),
             kernel=self._bound.kernel,
-            workspace=(at["workspace"], self._bound.workspace_bytes),
+            workspace=(at["workspace"], self.workspace_bytes),
             link=0 if self.link is None else self.link.address,
         )
 

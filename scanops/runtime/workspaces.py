@@ -8,14 +8,33 @@ own, cleared in the graph, because its replays may run beside anything.
 from __future__ import annotations
 
 import threading
+from typing import Any, Protocol
 
 import torch
 
 _WORKSPACES: dict[tuple[str, int, int], torch.Tensor] = {}
 
 
+class WorkspaceUser(Protocol):
+    """What needs a workspace: a launcher."""
+
+    workspace_bytes: int
+    link_memory: Any  # of a launch that is linked to other ranks, whose workspace it holds
+
+
+def find_workspace_at(user: WorkspaceUser, index: int, stream: int) -> torch.Tensor:
+    """Return the workspace of a launch on the GPU of an index, or on the CPU for -1. The C++ call path calls this."""
+    return find_workspace(user, device_at(index), stream)
+
+
+def find_workspace(user: WorkspaceUser, device: torch.device, stream: int) -> torch.Tensor:
+    """Return the workspace of a launch on a stream. Keep the tensor until the launch is queued."""
+    size, linked = user.workspace_bytes, user.link_memory
+    found: torch.Tensor = workspace(device, stream, size) if linked is None else linked.workspace(size)
+    return found
+
+
 def workspace(device: torch.device, stream: int, size: int) -> torch.Tensor:
-    """Return at least ``size`` bytes for a launch on ``stream``. Keep the tensor until the launch is queued."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.zeros(size, dtype=torch.uint8, device=device)
     key = _workspace_key(device, stream)

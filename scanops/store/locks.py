@@ -19,6 +19,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _LINE_SECONDS = 10.0  # between two lines about the same wait
 _STALE_SECONDS = 3600.0  # age of what a dead builder has left
 _TAKEN = (errno.EAGAIN, errno.EACCES)  # network file systems answer the second
 _SUFFIXES = (".lock", ".second.lock")
+_STAGE = re.compile(r"[0-9a-f]{16}-\d+-[0-9a-f]{8}|pruned-[0-9a-f]{32}")  # of a build; of what is being removed
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN: set[int] = set()  # descriptors of lock files that this process has opened
 
@@ -83,10 +85,14 @@ def hold_lock(path: Path, what: str, seconds: float, otherwise: str) -> Iterator
 
 
 def sweep(root: Path) -> None:
-    """Remove what processes that died have left in .staging for an hour: builds whose locks nobody holds."""
+    """Remove what processes that died have left in .staging for an hour: builds whose locks nobody holds.
+
+    A folder of the user's may be the store, and have a .staging of its own: only names that builds give count.
+    """
     for stage in (root / ".staging").glob("*"):
         with contextlib.suppress(OSError):
-            if abs(time.time() - stage.stat().st_mtime) > _STALE_SECONDS and is_free(root / ".locks", stage.name[:16]):
+            is_stale = abs(time.time() - stage.stat().st_mtime) > _STALE_SECONDS
+            if is_stale and _STAGE.fullmatch(stage.name) and is_free(root / ".locks", stage.name[:16]):
                 shutil.rmtree(stage, ignore_errors=True)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scanops.errors import BadSignature, MissingRequirement
-from scanops.files import OTHERS_WRITE, read_file, write_owned
+from scanops.files import OTHERS_WRITE, open_file, read_file, write_owned
 from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes
 
 try:
@@ -145,11 +145,11 @@ def _read(file: Path, what: str, make: str, *, trusted: bool = False) -> bytes:
     Symbolic links are followed: containers receive their secrets through links.
     """
     try:
-        with file.open("rb") as stream:
+        with open_file(file, trusted=False, follow=True) as stream:
             facts = os.fstat(stream.fileno())
             data = stream.read(_MAX_KEY_BYTES)
     except OSError as problem:
-        raise _no_key(file, f"{what} in a file that can be read", problem.strerror, make) from problem
+        raise _no_key(file, f"{what} in a regular file that can be read", problem.strerror, make) from problem
     if trusted and (facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & OTHERS_WRITE):
         allowed = f"a file of uid {os.geteuid()} or 0 that only its owner may write"
         value = f"uid {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}"

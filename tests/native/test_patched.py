@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import scanops
 from scanops import patching
 from scanops.patching import Small
-from scanops.runtime import native
+from scanops.runtime import call_cache, native
 from tests.native.conftest import Counted
 from tests.requests.test_torch_semantics import NAMES
 from tests.torch_integration import test_patch
@@ -78,6 +79,49 @@ def test_no_python_runs_in_a_call_that_was_learnt(name: str, dim: int, counted: 
             y = torch.rand(4, 33)
             assert functions_of(lambda: found.extend(flat(scan(y, dim)))) == []
         torch.testing.assert_close(found[-1], sequential(name, y, dim)[-1])
+
+
+def test_no_python_but_that_of_workspaces(counted: Counted) -> None:
+    """A scan whose blocks exchange states needs a workspace, which Python keeps."""
+    x = torch.rand(1, 40000, dtype=torch.float64)
+    with scanops.patch_torch():
+        for _ in range(3):
+            torch.cumsum(x, 1)
+        assert any(launch.workspace_bytes for launch in (known.launcher for known in call_cache.CALLS.values()))
+        found: list[torch.Tensor] = []
+        assert functions_of(lambda: found.append(torch.cumsum(x, 1))) == []
+    torch.testing.assert_close(found[0], sequential("cumsum", x, 1)[0])
+
+
+def test_blocks_beside_other_threads(counted: Counted) -> None:
+    """What other threads are inside of stays alive: they compute torch's scans, in a block and outside."""
+    x, stop, problems = torch.rand(2, 64), threading.Event(), []
+    expected = sequential("cumsum", x, 1)[0]
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                torch.testing.assert_close(torch.cumsum(x, 1), expected)
+        except BaseException as problem:
+            problems.append(problem)
+
+    with scanops.patch_torch():  # registered before the threads start
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+    for _ in range(100):
+        with scanops.patch_torch():
+            torch.testing.assert_close(torch.cumsum(x, 1), expected)
+        with scanops.record() as used:
+            torch.testing.assert_close(torch.cumsum(x, 1), expected)
+        assert not used.counts  # torch's own
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    with scanops.patch_torch():
+        pass
+    assert not patching._REGISTERED  # no other thread is there any more
 
 
 def test_the_dtype_of_a_call_is_part_of_it(counted: Counted) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 
 from scanops.build_request import BuildRequest, request_of
 from scanops.codegen.kernel_key import KernelKey
@@ -19,9 +17,15 @@ from scanops.store.packs import PACK, finish
 from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
-PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-PKCS8 = (Encoding.PEM, PrivateFormat.PKCS8)
-SPKI = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+try:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
+except ImportError:  # the tests are skipped
+    pass
+else:
+    PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    PKCS8 = (Encoding.PEM, PrivateFormat.PKCS8)
+    SPKI = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 OTHER = BuildRequest(name="of-a-user", source=CPU_SOURCE, target="cpu")
 
 

@@ -21,6 +21,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+
+pytest.importorskip("cryptography", exc_type=ImportError)
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -807,6 +810,14 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
     DAMAGES["flipped"](signed / SIGNATURE)
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
     assert kernels.find(KernelKey(SPEC, "cpu")) is not None
+
+
+def test_a_pipe_is_no_key_file(tmp_path: Path) -> None:
+    """It is refused at once, and not waited for."""
+    pipe = tmp_path / "pub.pem"
+    os.mkfifo(pipe)
+    with pytest.raises(BadSignature, match="not a regular file"):
+        signing.public_keys(pipe)
 
 
 def test_signatures_need_the_package_cryptography(signed: Path, deployed: pytest.MonkeyPatch) -> None:

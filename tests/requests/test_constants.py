@@ -147,7 +147,7 @@ def test_every_other_name_compiles() -> None:
         "data",
         "import",
         "lost",
-        "bounds",
+        "lose",
     )
     total = scanops.operator(
         fields=names,

@@ -117,7 +117,7 @@ def test_what_cannot_be_published_is_an_error(store: Store, monkeypatch: pytest.
 
 def test_what_dead_builders_left_is_swept_after_an_hour(store: Store) -> None:
     store.get_or_build(KERNEL)
-    old, held, young = (store.root / ".staging" / f"{digit * 16}-1-x" for digit in "abc")
+    old, held, young = (store.root / ".staging" / f"{digit * 16}-1-{digit * 8}" for digit in "abc")
     for stage in (old, held, young):
         (stage / "work").mkdir(parents=True)
     for path in (old, held):
@@ -125,6 +125,31 @@ def test_what_dead_builders_left_is_swept_after_an_hour(store: Store) -> None:
     with hold_build_lock(store.root / ".locks", "b" * 64, "held", 1.0):
         store.get_or_build(replace(KERNEL, source=CPU_SOURCE + "// more"))
     assert [stage.exists() for stage in (old, held, young)] == [False, True, True]
+
+
+def test_what_builds_did_not_make_is_never_swept(store: Store) -> None:
+    """A folder of the user's that is the store may have a .staging of its own."""
+    store.get_or_build(KERNEL)
+    own = store.root / ".staging" / "release"
+    own.mkdir()
+    os.utime(own, (time.time() - 4000,) * 2)
+    store.get_or_build(replace(KERNEL, source=CPU_SOURCE + "// another"))
+    assert own.is_dir()
+
+
+def test_variables_of_compilers_change_no_library(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of one identity are the same bytes, whatever the environment of the program that builds them."""
+    header = tmp_path / "headers" / "cmath"
+    header.parent.mkdir()
+    header.write_text("#error not for kernels\n", encoding="utf-8")
+    plain = store.get_or_build(KERNEL)
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "LD_RUN_PATH", "COMPILER_PATH", "DEPENDENCIES_OUTPUT"):
+        monkeypatch.setenv(name, str(header.parent))
+    built = Store(tmp_path / "other").get_or_build(KERNEL)
+    assert built.identity == plain.identity
+    assert built.library_path.read_bytes() == plain.library_path.read_bytes()
 
 
 def test_no_cuda_runtime_anywhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

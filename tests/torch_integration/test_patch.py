@@ -367,6 +367,15 @@ NEEDED: dict[str, tuple[Callable[[], Any], Any]] = {  # name -> what is asked wi
     "interpreters": (lambda: under(vmap, lambda _: str(names.interpreters()[0].key())), "TransformType.Vmap"),
     "is_autograd_excluded": (lambda: within(below(), names.is_autograd_excluded), True),
     "is_functional": (lambda: [names.is_functional(ONE), under(functionalize, names.is_functional)], [False, True]),
+    "count_function_modes": (
+        lambda: [names.count_function_modes(), within(torch.device("meta"), names.count_function_modes)],
+        [0, 1],
+    ),
+    "function_modes": (lambda: within(torch.device("meta"), lambda: len(names.function_modes())), 1),
+    "is_device_mode": (
+        lambda: [*within(torch.device("meta"), lambda: map(names.is_device_mode, names.function_modes()))],
+        [True],
+    ),
     "is_jit_traced": (lambda: [traced(), under(jit, lambda _: traced())], [False, True]),
     "is_wrapped": (lambda: [names.is_wrapped(ONE), under(vmap, names.is_wrapped)], [False, True]),
     "is_zero": (lambda: [names.is_zero(ONE), names.is_zero(torch._efficientzerotensor(2))], [False, True]),

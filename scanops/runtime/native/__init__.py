@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -74,14 +73,14 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        device_at = import_late("scanops.runtime.workspaces").device_at  # needs torch, as building does not
+        workspaces = import_late("scanops.runtime.workspaces")  # needs torch, as building does not
         stream_getter = building.stream_getter()
         module.begin(
             emulator.ACTIVE,
             environment.SCOPED,
             _raise_failure,
             _check_offsets,
-            partial(_find_workspace, device_at),
+            workspaces.find_workspace_at,
             _enter_link,
             _abandon_link,
             stream_getter,
@@ -201,14 +200,15 @@ class Patch:
         is_recorded: bool,
         small: tuple[int, ...],
         sharded: list[Any],
+        blocks: list[None],
     ) -> None:
         """Register the kernel.
 
         ``options``: those of the call along dimension 0. ``is_functional``: the operator returns new tensors;
         ``is_recorded``: by autograd, at this dispatch key. ``small`` scans are left to torch, and all of them to Python
-        while ``sharded`` holds anything.
+        while ``sharded`` holds anything. While ``blocks`` is empty, every scan is left to torch.
         """
-        self._module.install(self._patch, options, is_functional, is_recorded, tuple(small), sharded)
+        self._module.install(self._patch, options, is_functional, is_recorded, tuple(small), sharded, blocks)
 
 
 def find_patch(name: str, overload: str, key: str) -> Patch | None:
@@ -268,13 +268,6 @@ def _raise_failure(launcher: Launcher, code: int, again: bool, index: int, strea
         workspaces = import_late("scanops.runtime.workspaces")
         workspaces.drop_workspace(workspaces.device_at(index), stream)
         raise launcher.failure(code)
-
-
-def _find_workspace(
-    device_at: Callable[[int], torch.device], launcher: Launcher, index: int, stream: int
-) -> torch.Tensor:
-    """Return the workspace of a launch on a stream of a GPU, or of a CPU: ``index`` is -1."""
-    return launcher.find_workspace(device_at(index), stream)
 
 
 def _enter_link(launcher: Launcher) -> None:

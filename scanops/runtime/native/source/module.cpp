@@ -240,19 +240,20 @@ PyObject* find_patch(PyObject*, PyObject* given) {
     END_HANDLE_TH_ERRORS
 }
 
-// install(patch, options, is functional, is recorded by autograd, small, sharded); `small` has the fields of Small
+// install(patch, options, is functional, is recorded by autograd, small, sharded, blocks); `small` has the fields of Small
 PyObject* install(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    PyObject *patch, *options, *sharded;
+    PyObject *patch, *options, *sharded, *blocks;
     int is_functional, is_recorded;
     long long bytes, row_items, column_items, single_bytes;
     if (!PyArg_ParseTuple(
-            given, "OOpp(LLLL)O", &patch, &options, &is_functional, &is_recorded, &bytes, &row_items, &column_items,
-            &single_bytes, &sharded))
+            given, "OOpp(LLLL)OO", &patch, &options, &is_functional, &is_recorded, &bytes, &row_items, &column_items,
+            &single_bytes, &sharded, &blocks))
         return nullptr;
     auto* const found = static_cast<Patch*>(PyCapsule_GetPointer(patch, nullptr));
     if (found == nullptr) return nullptr;
-    found->install(options, is_functional, is_recorded, Small{bytes, row_items, column_items, single_bytes}, sharded);
+    const Small small{bytes, row_items, column_items, single_bytes};
+    found->install(options, is_functional, is_recorded, small, sharded, blocks);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }

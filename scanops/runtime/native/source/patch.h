@@ -35,20 +35,25 @@ class PatchedKernel : public c10::OperatorKernel {
  public:
     PatchedKernel(
         c10::SafeKernelFunction torch, c10::SafeKernelFunction python, Key options, bool is_functional,
-        bool is_recorded, Small small, PyObject* sharded)
+        bool is_recorded, Small small, PyObject* sharded, PyObject* blocks)
         : torch_(std::move(torch)),
           python_(std::move(python)),
           options_(std::move(options)),
           is_functional_(is_functional),
           is_recorded_(is_recorded),
           small_(small),
-          sharded_(held(sharded)) {
+          sharded_(held(sharded)),
+          blocks_(held(blocks)) {
         const auto& arguments = torch_.opHandle().schema().arguments();
         count_ = arguments.size();
         has_dtype_ = count_ > kDtypeAt && arguments[kDtypeAt].name() == "dtype";
     }
 
     void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+        if (Py_SIZE(blocks_.get()) == 0) {  // as below
+            torch_.callBoxed(op, keys, stack);
+            return;
+        }
         const at::Tensor& x = torch::jit::peek(*stack, 0, count_).toTensor();
         // The list's length is one word, which may be read without the interpreter's lock.
         if (is_plain(x) && Py_SIZE(sharded_.get()) == 0 && !watched()) {
@@ -108,6 +113,7 @@ class PatchedKernel : public c10::OperatorKernel {
     const bool is_functional_, is_recorded_;
     const Small small_;
     const Reference sharded_;  // the list of open blocks of scanops.distributed.sharded
+    const Reference blocks_;   // the list of open blocks of scanops.patching
     size_t count_;             // arguments of the operator
     bool has_dtype_;
 };
@@ -127,11 +133,12 @@ class Patch {
           key_(c10::parseDispatchKey(key)),
           torch_(kernel_of(name_, overload_, key_)) {}
 
-    void install(PyObject* options, bool is_functional, bool is_recorded, Small small, PyObject* sharded) {
+    void install(PyObject* options, bool is_functional, bool is_recorded, Small small, PyObject* sharded,
+                 PyObject* blocks) {
         Key read;
         if (!append_options(read, options)) throw py::type_error("options that are not read here");
         auto kernel = std::make_unique<PatchedKernel>(
-            torch_, kernel_of(name_, overload_, key_), std::move(read), is_functional, is_recorded, small, sharded);
+            torch_, kernel_of(name_, overload_, key_), std::move(read), is_functional, is_recorded, small, sharded, blocks);
         library_ = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key_, "scanops", 0);
         const std::string whole = overload_.empty() ? name_ : name_ + "." + overload_;
         library_->impl(whole.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
