@@ -223,7 +223,7 @@ class StatesLauncher(Launcher):
             if each is not None:
                 each.write(getattr(arguments, name))
                 self._skipped.append((name, each.skipped))
-        self.kernel, self.link, self._link_memory = kernel, None, None
+        self.kernel, self.link, self.link_memory = kernel, None, None
         self._bound = bind_binary(kernel.code, arguments, index)
         self._arguments = arguments
         self._spare = []

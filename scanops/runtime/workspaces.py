@@ -18,8 +18,10 @@ _WORKSPACES: dict[tuple[str, int, int], torch.Tensor] = {}
 class WorkspaceUser(Protocol):
     """What needs a workspace: a launcher."""
 
-    workspace_bytes: int
     link_memory: Any  # of a launch that is linked to other ranks, whose workspace it holds
+
+    @property
+    def workspace_bytes(self) -> int: ...
 
 
 def find_workspace_at(user: WorkspaceUser, index: int, stream: int) -> torch.Tensor:
