@@ -79,8 +79,7 @@ def render(plan: Plan, launcher: str = "") -> str:
     jinja = environment()
     device, host_side, host = jinja.get_template(plan.template).render(plan=plan).partition(HOST_SIDE)
     body = link(device) + "\n" + host_side + host
-    headers = "".join(list_headers(body).values())
-    digest = None if launcher else hashlib.sha256((body + headers).encode()).hexdigest()[:16]
+    digest = None if launcher else hashlib.sha256(inline_headers(body).encode()).hexdigest()[:16]
     body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest, tuned=_name_tuned(plan)) + body
 
@@ -111,7 +110,7 @@ def link(text: str) -> str:
     sections = list(_sections(text))
     declared = {(each.space, name) for each in sections for name in each.names}
     spaces = {each.space for each in sections if each.space}
-    used: set[tuple[str, str]] = set()
+    used = {("", name) for each in list_headers(text).values() for name in WORD.findall(each)}
     kept: list[str] = []
     below = False  # whether something below the next heading is kept
     for section in reversed(sections):

@@ -10,15 +10,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from scanops.codegen.fusion.fusion import Fusion, Operand, Output
+from scanops.codegen.fusion.graph import Graph
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey, Variant
+from scanops.codegen.layouts import STATES
 from scanops.codegen.planner import Plan, plan_kernel
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from tools.committed import run
 
-__all__ = ["GOLDEN", "Golden", "golden_files", "main"]
+__all__ = ["GOLDEN", "INCLUDING", "Golden", "golden_files", "main"]
 
 COMMAND = "python -m tools.golden"
 BANNER = "// scanops:"  # the beginning of a file that may be removed
@@ -26,16 +30,18 @@ BANNER = "// scanops:"  # the beginning of a file that may be removed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Golden:
-    """One committed kernel: the slug of its spec, and what it shows."""
+    """One committed kernel: its spec, and what it shows."""
 
-    slug: str  # of its spec, and the file's name
+    slug: str = ""  # of its spec, and the file's name
+    made: ScanSpec | None = None  # or the spec itself, of expressions, whose slug is their digest
+    name: str = ""  # the file's name then
     variant: Variant = MANY
     shows: str  # what a reader finds there and in no kernel above it
 
     @property
     def spec(self) -> ScanSpec:
         """The spec that the slug names."""
-        return ScanSpec.parse(self.slug)
+        return self.made or ScanSpec.parse(self.slug)
 
     @property
     def plan(self) -> Plan:
@@ -45,7 +51,32 @@ class Golden:
     @property
     def file(self) -> str:
         """The name of the file in ``generated/``."""
-        return f"{self.slug}.cu"
+        return f"{self.name or self.slug}.cu"
+
+
+def selective_scan(**fields: Any) -> ScanSpec:
+    """Return the spec of a selective scan as Mamba has it, in bfloat16, of channels whose time is contiguous."""
+    graph, half, full = Graph(), "bfloat16", "float32"
+    dtypes = (half, half, full, half, half, full, half, full)
+    u, delta, a, b, c, d, z, bias = (graph.operand(place, dtype) for place, dtype in enumerate(dtypes))
+    step = (delta + bias).apply("softplus")
+    y = graph.add("sum", full, (graph.add("result", full, 0) * c).at)
+    out = (y + d * u) * (z * z.apply("sigmoid"))
+    layouts = ("lT", "lT", "lN", "Tn", "Tn", "L", "lT", "L")
+    operands = tuple(Operand(dtype, STATES + layout) for dtype, layout in zip(dtypes, layouts, strict=True))
+    elements = (((step * u) * b).at, (step * a).apply("exp").at)
+    text = Fusion(tuple(graph.nodes), operands, elements, full, (Output(out.at, half),)).text
+    return ScanSpec(
+        op="linear",
+        dtype=half,
+        length=None,
+        multiple=8,
+        out_dtype=half,
+        input_layout="rows",
+        map=text,
+        states=16,
+        **fields,
+    )
 
 
 GOLDEN: tuple[Golden, ...] = (
@@ -115,10 +146,24 @@ GOLDEN: tuple[Golden, ...] = (
     ),
 )
 
+# Kernels that include headers by name: constants, expressions and the kernel.
+INCLUDING: tuple[Golden, ...] = (
+    Golden(
+        name="selective-scan-bf16-states16",
+        made=selective_scan(saves=True),
+        shows="a selective scan: states in registers, what they share computed once, the sum over them alone written",
+    ),
+    Golden(
+        name="selective-scan-bf16-states16-backward",
+        made=selective_scan(gradient="11111111"),
+        shows="its backward pass: states again from saved ones, sums over lines and steps in the kernel",
+    ),
+)
+
 
 def golden_files() -> dict[str, str]:
     """Return the text of every file that belongs in ``generated/``, by name."""
-    plans = {row: row.plan for row in GOLDEN}
+    plans = {row: row.plan for row in (*GOLDEN, *INCLUDING)}
     files = {row.file: render(plan) for row, plan in plans.items()}
     return {"README.md": _readme(plans), **files}
 
@@ -135,7 +180,8 @@ def _list_owned(directory: Path) -> Iterable[str]:
 
 def _readme(plans: Mapping[Golden, Plan]) -> str:
     rows = "\n".join(
-        f"| [{row.slug}]({row.file}) | {plan.strategy} | {plan.tiles} | {row.shows} |" for row, plan in plans.items()
+        f"| [{row.name or row.slug}]({row.file}) | {plan.strategy} | {plan.tiles or ''} | {row.shows} |"
+        for row, plan in plans.items()
     )
     return f"""# Generated kernels
 

@@ -27,6 +27,19 @@ LOG2_E = 1.4426950408889634
 SCANNED = "h"  # beside what a value varies along: it follows from the scan
 ONCE, STEPS, TILE, FULL = "once", "step", "tile", "full"  # the stages, and the operands that are read in the scan
 STAGES = (ONCE, STEPS, TILE, FULL)
+# What functions of the scan may read: as a parameter, and as an argument for state n of a thread
+_READABLE = {
+    "g": ("Value g", "g"),
+    "before": ("Value before", "previous"),
+    "passed": ("Value passed", "carried[n]"),
+    "h": ("Value h", "h[n]"),
+    "gate": ("Value gate", "gate"),
+    "dsums": ("const Sums& dsums", "dsums"),
+    "once": ("const Once& once", "once[n]"),
+    "step": ("const Step& step", "step"),
+    "tile": ("const Tile& tile", "tile"),
+    "full": ("const Full& full", "full"),
+}
 # The scan computes exponentials by the instruction for powers of 2: relative errors of (2 + 1.5 |x|) 2^-24.
 _SCAN_FUNCTIONS = {"exp": f"exp2_of({{0}} * {LOG2_E}f)", "exp2": "exp2_of({0})"}
 
@@ -62,6 +75,7 @@ class Stages:
     fusion: Fusion
     wanted: tuple[bool, ...] = ()  # of a backward pass: which operands get a gradient
     graph: Graph = field(default_factory=Graph)
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of functions of the scan: what they read
     values: dict[str, list[int]] = field(default_factory=lambda: {stage: [] for stage in STAGES})
 
     def __post_init__(self) -> None:
@@ -259,18 +273,40 @@ class Stages:
     def _known(self) -> dict[int, str]:
         return {at: f"{stage}.v{n}" for stage in STAGES for n, at in enumerate(self.values[stage])}
 
-    _TAKEN = "[[maybe_unused]] const Once& once, [[maybe_unused]] const Step& step, "
-    _TAKEN += "[[maybe_unused]] const Tile& tile, [[maybe_unused]] const Full& full"
+    def _reads(self, graph: Graph, roots: Iterable[int], known: Iterable[int] = ()) -> list[str]:
+        """Which of ``_READABLE`` expressions of the scan are made of; those in ``known`` are values of stages."""
+        found, waiting, ends = set[str](), list(roots), set(known)
+        stages = {at: stage for stage in STAGES for at in self.values[stage]} if ends else {}
+        while waiting:
+            at = waiting.pop()
+            node = graph.nodes[at]
+            if at in ends:
+                found.add(stages[at])
+            elif node[0] == "result":
+                found.add("h")
+            elif node[0] == "operand":
+                found.add(str(node[2]).partition(".")[0])
+            else:
+                waiting += arguments_of(node)
+        return [name for name in _READABLE if name in found]
 
-    @property
+    def _define(self, name: str, kind: str, reads: Sequence[str], body: str) -> str:
+        self.reads[name] = tuple(reads)
+        parameters = ", ".join(_READABLE[each][0] for each in reads)
+        return f"__device__ __forceinline__ {kind} {name}({parameters}) {{\n{body}}}\n"
+
+    def call(self, name: str) -> str:
+        """The C++ call of a function of the scan, for state n of a thread."""
+        return f"{name}({', '.join(_READABLE[each][1] for each in self.reads[name])})"
+
+    @functools.cached_property
     def scan_functions(self) -> str:
         """C++ of the expressions of the scan: gate and item, and what each sum adds of a state."""
-        made = []
+        made, known = [], self._known()
         for name, root in self.scan_values.items():
-            lines, (text,) = self._print(self.graph, [root], self._known(), of_scan=True)
-            state = "[[maybe_unused]] Value h, " if name.startswith("contribution") else ""
-            head = f"__device__ __forceinline__ {self.type_of(root)} {name}({state}{self._TAKEN})"
-            made.append(f"{head} {{\n{indent(*lines, f'return {text};')}}}\n")
+            lines, (text,) = self._print(self.graph, [root], known, of_scan=True)
+            body = indent(*lines, f"return {text};")
+            made.append(self._define(name, self.type_of(root), self._reads(self.graph, [root], known), body))
         return "\n".join(made)
 
     @functools.cached_property
@@ -283,7 +319,7 @@ class Stages:
             DTYPES[each.dtype].write.format(x=text) for each, text in zip(self.fusion.outputs, texts, strict=True)
         ]
         operands = self._operands_of(cut)
-        parameters = ", ".join(["[[maybe_unused]] const Sums& sums", *self._parameters(operands)])
+        parameters = ", ".join(["const Sums& sums", *self._parameters(operands)])
         body = indent(*lines, f"return {{{', '.join(written)}}};")
         return StageFunction(
             "finish", f"__device__ __forceinline__ Outputs finish({parameters}) {{\n{body}}}", operands
@@ -422,26 +458,25 @@ class Stages:
             for stage in STAGES
         )
 
-    @property
+    @functools.cached_property
     def scan_gradient_functions(self) -> str:
         """C++ of the gradients of a state at a step: what reaches it through sums, and those of the stages' values."""
-        taken = f"[[maybe_unused]] const Sums& dsums, {self._TAKEN}"
         parts = []
         if self._direct is not None:
-            lines, (text,) = self._print_gradients(self._scan, [self._direct.at], {}, of_scan=True)
-            head = f"__device__ __forceinline__ Value reach_state([[maybe_unused]] Value h, {taken})"
-            parts.append(f"{head} {{\n{indent(*lines, f'return {text};')}}}\n")
-        roots, fields = [], []
-        for stage in STAGES:
-            for n, term in self._of_values[stage].items():
-                roots.append(term.at)
-                fields.append(f"found.{stage}.v{n}")
-        known = {} if self._scan.nodes[self._gate_at][0] in ("operand", "number") else {self._gate_at: "gate"}
-        lines, texts = self._print_gradients(self._scan, roots, known, of_scan=True)
-        written = [f"{field} = {text};" for field, text in zip(fields, texts, strict=True)]
-        values = ", ".join(f"[[maybe_unused]] Value {name}" for name in ("g", "before", "passed", "h", "gate"))
-        head = f"__device__ __forceinline__ ScanGradients scan_gradients({values}, {taken})"
-        parts.append(f"{head} {{\n{indent('ScanGradients found;', *lines, *written, 'return found;')}}}\n")
+            roots = [self._direct.at]
+            lines, (text,) = self._print_gradients(self._scan, roots, {}, of_scan=True)
+            body = indent(*lines, f"return {text};")
+            parts.append(self._define("reach_state", "Value", self._reads(self._scan, roots), body))
+        found = {f"{stage}.v{n}": term.at for stage in STAGES for n, term in self._of_values[stage].items()}
+        is_leaf = self._scan.nodes[self._gate_at][0] in ("operand", "number")
+        known = {} if is_leaf else {self._gate_at: "gate"}
+        lines, texts = self._print_gradients(self._scan, list(found.values()), known, of_scan=True)
+        written = [f"found.{name} = {text};" for name, text in zip(found, texts, strict=True)]
+        body = indent("ScanGradients found;", *lines, *written, "return found;")
+        named = Graph(self._scan.nodes)
+        if not is_leaf:  # a node of its own, printed as what the scan has computed
+            named.nodes[self._gate_at] = ("operand", "", "gate")
+        parts.append(self._define("scan_gradients", "ScanGradients", self._reads(named, found.values()), body))
         return "\n".join(parts)
 
     @functools.cached_property
