@@ -221,7 +221,7 @@ def test_nvrtc(row: Golden, target: str) -> None:
 @pytest.mark.parametrize("row", INCLUDING, ids=lambda row: row.name)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
 def test_kernels_that_include_headers(row: Golden, target: str) -> None:
-    """NVRTC reads headers from memory, some of whose constants a kernel does not need; the digest of a banner is that of the text with its headers in place."""
+    """NVRTC reads headers from memory. The digest of a banner is that of the text with its headers in place."""
     text = render(plan_kernel(KernelKey(row.spec, target)))
     assert REPORT.findall(words_of_nvrtc(text, target)) == [(target, "0", "0", "0")]
     whole = generate(row.spec, target)
