@@ -28,6 +28,7 @@ from benchmarks.draws import Draw, draw, worst_difference
 from benchmarks.forms import PRETENDED, forms
 from benchmarks.timing import Timer, percentile
 from scanops.processes import jobs_that_fit
+from scanops.runtime import native
 from scanops.runtime.launcher import Device
 
 CALLS_A_SECOND = 3.5  # as many are built for; where the GPU is faster, the run ends earlier
@@ -70,7 +71,7 @@ def pretend(device: Device) -> Iterator[None]:
 
 def build_part(seed: int, numbers: Sequence[int], device: Device) -> None:
     """Build the kernels of these calls, in a process that has not used a GPU."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "SCANOPS_NATIVE": "0"}
     torch.set_num_threads(1)
     with pretend(device):
         for number in numbers:
@@ -89,6 +90,9 @@ def build(seed: int, count: int, device: Device) -> None:
     """Build the kernels of all calls in as many processes as fit."""
     parts, context = jobs_that_fit(), multiprocessing.get_context("fork")  # children find modules as this process does
     workers = [
+        context.Process(target=native.get, kwargs={"build": True})
+    ]  # the C++ call path, which the others do without
+    workers += [
         context.Process(target=build_part, args=(seed, range(part, count, parts), device)) for part in range(parts)
     ]
     for worker in workers:

@@ -43,8 +43,7 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         # A chain down each tile of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
         column_tiles = lines // spec.inner * -(-spec.inner // 64)
-        few = spec.capacity > COLUMN_LENGTH and column_tiles <= max(1, multiprocessors // 4)
-        return few and spec.layouts <= ADJACENT
+        return column_tiles <= max(1, multiprocessors // 4) and spec.layouts <= ADJACENT
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 

@@ -2,12 +2,11 @@
 //
 // spec     prod-f64-n65536-inner6-exclusive
 //          65536 float64 items of stride 6, exclusive, float64 out
-// plan     columns_lookback: threads 256, items 17, tiles 61, columns 8, vector 2, strided_columns False, stages 1, blocks 2, abreast 256, group 32, stretch 4
+// plan     columns_lookback: threads 128, items 16, tiles 64, columns 4, vector 2, strided_columns False, stages 0, blocks 4, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
-// numbers  measured: columns_lookback few, any GPU
-//          tuned: threads, items, columns, vector, stages, blocks, abreast, group, stretch; the others follow from the spec
+// numbers  rule: columns_lookback
 // target   sm_90
-// content  sha256 f76f0d48a93715c3 of everything below this banner
+// content  sha256 1d5a048604a29c9f of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -26,34 +25,30 @@ constexpr int kWarpThreads = 32;
 constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
 constexpr int kLength = 65536;  // items per line
 constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kBlockThreads = 256;  // threads per block
-constexpr int kBlockWarps = 8;  // warps per block
-constexpr int kBlocksPerSm = 2;  // least resident blocks per multiprocessor
-constexpr int kRunItems = 17;  // rows per thread and tile
+constexpr int kBlockThreads = 128;  // threads per block
+constexpr int kBlockWarps = 4;  // warps per block
+constexpr int kBlocksPerSm = 4;  // least resident blocks per multiprocessor
+constexpr int kRunItems = 16;  // rows per thread and tile
 constexpr int kThreadColumns = 2;  // columns per thread
-constexpr int kLanes = 4;  // threads side by side across a column tile
-constexpr int kColumnTiles = 1;  // column tiles across the columns
+constexpr int kLanes = 2;  // threads side by side across a column tile
+constexpr int kColumnTiles = 2;  // column tiles across the columns
 constexpr bool kPartialColumns = true;  // the last tile has fewer columns
 constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
-constexpr bool kExchangesRows = true;  // lanes exchange rows in shared memory
-constexpr int kStages = 1;  // tiles in the ring in shared memory
+constexpr bool kExchangesRows = false;  // lanes exchange rows in shared memory
 constexpr int kTilesAbreast = 256;  // column tiles whose tiles are claimed together
 constexpr int kGroupTiles = 32;  // tiles per group
 constexpr int kSupergroupGroups = 4;  // groups per group of groups
 constexpr bool kFoldsTiles = true;  // a tile folds the totals of tiles
 constexpr bool kFoldsGroups = true;  // a tile folds the totals of groups
 constexpr bool kChainsPrefixes = false;  // inclusive prefixes are chained over groups of groups
-constexpr bool kZeroFills = false;  // items that do not exist are 0
 constexpr bool kExclusive = true;  // a result is the prefix before its item
 constexpr bool kComplete = false;  // a line has one result more than items
-constexpr bool kUneven = true;  // the last tile of a line is partial
-constexpr bool kSerial = false;  // each result is computed from the one before it
-constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
+constexpr bool kUneven = false;  // the last tile of a line is partial
+constexpr bool kSeveralOperands = false;  // each item is made of several operands
 constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
 constexpr int kStatusWords = 2;  // status words of a tile
 constexpr bool kLinked = false;  // other GPUs read status words
-constexpr bool kCopiesAsync = true;  // the target has cp.async
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__
@@ -73,38 +68,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     else
         asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
-}
-#endif
-
-#ifdef __CUDACC__
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                              \
-    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-#endif
-
-#ifdef __CUDACC__
-// Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
-// Fewer bytes pass through a register, and all of them where a target has no cp.async.
-template <bool bypasses = false, class Item>
-__device__ __forceinline__ void copy_async(Item* shared, const void* global) {
-    [[maybe_unused]] const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (!kCopiesAsync || sizeof(Item) < 4)
-        *shared = *static_cast<const Item*>(global);
-    else if constexpr (bypasses && sizeof(Item) == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(global), "n"(sizeof(Item)) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_commit() {
-    if constexpr (kCopiesAsync) asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
-template <int groups>
-__device__ __forceinline__ void copy_async_wait() {
-    if constexpr (kCopiesAsync) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 #endif
 
@@ -133,13 +96,6 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 
 // The items of a line, of which a complete scan has one less than results.
 __device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
-
-// What is not read is 0 in registers. In shared memory it stays, unless all items of a thread decide by which
-// instructions it computes, and so the bits of its results.
-template <class Slot>
-__device__ __forceinline__ void leave_out([[maybe_unused]] Slot& slot) {
-    if constexpr (kZeroFills) slot = {};
-}
 
 enum LayoutFlags {
     kDense = 1,        // lies as the output
@@ -266,6 +222,15 @@ __device__ __forceinline__ bool is_live(Position live, int k) {
     return uneven ? live > k : !kPartialColumns || live > 0;
 }
 
+// One item for all columns of a thread.
+template <typename Item>
+__device__ __forceinline__ Access<Item> repeat(Item item) {
+    Access<Item> items;
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; ++c) items.column[c] = item;
+    return items;
+}
+
 template <typename Item>
 struct Source {         // an operand, as a thread reads it
     const Item* first;  // the first row of the next tile to read, of the thread, or of a warp that copies it together
@@ -347,90 +312,40 @@ __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& op
     return from;
 }
 
-// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a column tile is
-constexpr int kGap = kRunItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
-constexpr int kSlotAccesses = kRunItems * kLanes + kGap;  // accesses from one slot's rows to the next slot's
-constexpr int kWarpAccesses = kWarpThreads / kLanes * kSlotAccesses;
+// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
+// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
+constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
 
-// Accesses of a warp's part of a stage, with slack for misaligned rows.
-template <typename Item>
-constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
-
-// Accesses of a stage of the ring.
-template <typename Item>
-constexpr int kStage = kBlockWarps * kPart<Item>;
-
-// Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
-template <typename Item>
-__device__ __forceinline__ int copied_place(int k) {
-    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
-              scanned = k * kStride + lane / kLanes;
-    const int row = kReverse ? kWarpRows - 1 - scanned : scanned;
-    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRunItems * kGap;
-}
-
-// Index in a stage of the k-th row that a thread scans.
-template <typename Item>
-__device__ __forceinline__ int scanned_place(int k) {
-    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
-    const int slot = kReverse ? (kWarpThreads - 1 - lane) / kLanes : lane / kLanes,
-              row = kReverse ? kRunItems - 1 - k : k;
-    return warp * kPart<Item> + slot * kSlotAccesses + lane % kLanes + row * kLanes;
-}
-
-// Exchange the rows that a thread scanned for those that it stores.
-template <typename Item>
-__device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
-    if (kRealigns) __syncwarp();  // all lanes have read the items overwritten below
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
-    return rows;
-}
-
-template <class Item>
-using RingStages = Access<Item>[kStages][kStage<Item>];
-
-typedef Operands<RingStages> Ring;  // multistage ring of tiles
-
-// Copy a thread's rows of a tile, one access each.
-template <bool uneven = kUneven, typename Item>
-__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+template <bool uneven, bool per_step, typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    constexpr bool stands_in = kStandsIn && (kPartialColumns || uneven);
+    Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kRunItems; ++k, from += kStride * x.step) {
-        Access<Item>* const to = stage + copied_place<Item>(k);
-        // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
-        // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
-        if (is_live<uneven>(live, k * kStride))
-            copy_async<!kExchangesRows>(to, from);
-        else
-            leave_out(*to);
-    }
-}
-
-// Copy this lane's part of a tile of all operands.
-__device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, Position live) {
-    for_each_operand([&](auto layout, auto& slots,
-                         auto& x) { copy_rows<(kUneven || layout.kShift > 0)>(slots[stage], x, live - layout.kShift); },
-                     ring, from);
-}
-
-// The rows that a thread scans of a tile that arrived.
-template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
-    Rows<Item> rows;
+    for (int k = 0; k < kRunItems; ++k, from += x.step) {
+        if constexpr (per_step) {
+            if (stands_in || is_live<uneven>(live, k))
+                rows.row[k] = repeat(is_live<uneven>(live, k) ? *from : *x.begin);
+        } else if constexpr (kStridedColumns) {
 #pragma unroll
-    for (int k = 0; k < kRunItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+            for (int c = 0; c < kThreadColumns; ++c)
+                if (is_live<uneven>(live, k) && (!kStridedColumns || !kPartialColumns || there > c))
+                    rows.row[k].column[c] = from[c * kSpacing];
+        } else if (stands_in || is_live<uneven>(live, k)) {
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live<uneven>(live, k) ? from : x.begin);
+        }
+    }
     return rows;
 }
 
-// This thread's rows of a tile that arrived.
-__device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Sources&) {
+// A thread's rows of a tile of all operands.
+__device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;
-    for_each_operand([&](auto, auto& to, auto& slots) { to = staged_rows(slots[stage]); }, rows, ring);
+    for_each_operand(
+        [&](auto layout, auto& to, auto& x) {
+            to = load_rows<(kUneven || layout.kShift > 0), layout.kIsPerStep>(x, live - layout.kShift, there);
+        },
+        rows, from);
     return rows;
 }
 
@@ -720,7 +635,6 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an opera
     constexpr Geometry geometry = {};
     constexpr Position length = kLength;
     const TileStatus tile_status = {workspace, workspace + 2};
-    dynamic_shared(Ring, ring);
     __shared__ States warp_aggregate[kBlockWarps][kLanes];  // later the warp's exclusive prefix in the tile
     __shared__ States ahead[kLanes];               // the carry-in, later the tile's exclusive prefix
     __shared__ unsigned epoch;                    // epoch of this launch
@@ -740,12 +654,9 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an opera
     const Sources from = sources_of(operands, at, geometry, length, lines, length);
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
-    copy(ring, 0, from, items_in(at.live));
-    copy_async_commit();
-    copy_async_wait<0>();
-    if constexpr (kExchangesRows) __syncwarp();
-    Items copied = lift_items(staged(ring, 0, from));
-    const States inclusive = scan_lanes<kLanes>(scan_items(copied), lane);
+    const TileRows rows = load(from, items_in(at.live), at.there);
+    Items s = lift_items(rows);
+    const States inclusive = scan_lanes<kLanes>(scan_items(s), lane);
     const States inside = slot_prefix(inclusive, lane);
     if (lane >= kWarpThreads - kLanes) warp_aggregate[warp][place] = inclusive;
     if (threadIdx.x < kLanes) ahead[place] = identities();
@@ -762,17 +673,10 @@ prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an opera
     for_each_output([&](auto& y) { y += at.item; }, to);
     States prefix = combine(ahead[place], warp_aggregate[warp][place]);
     if constexpr (kSlots > 1) prefix = combine(prefix, inside);
-    Items s = lift_items(staged(ring, 0, from));
-    if constexpr (kExtends || !kSerial) scan_items(s);
-    auto* const results = reinterpret_cast<Access<Output>*>(ring.x[0]);  // in the place of the items
-    Rows<Output> rows;
-    each_result(prefix, s, [&](int k, const Results& results) { rows.row[k] = results.y; });
-    rows = exchange(results, rows);
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
+    each_result(prefix, s, [&](int k, const Results& results) {
+        store_row(to, k, results, at.live, at.there);
+    });
 }
-
-static_assert((sizeof(Ring) + 15) / 16 * 16 == 69632, "shared memory as planned");
 
 #ifndef __CUDACC_RTC__  // host side
 extern "C" int scanops_abi() { return 6; }
@@ -782,11 +686,8 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 // Queue the kernel: cuLaunchKernel for the kernel of this library. Returns 0 or a cudaError_t.
 extern "C" int scanops_launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                               unsigned shared_bytes, void* stream, void** parameters, void**) {
-    cudaError_t error =
-        cudaFuncSetAttribute(prod_f64_n65536_inner6_exclusive_columns_lookback,
-            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel(prod_f64_n65536_inner6_exclusive_columns_lookback,
+    const cudaError_t error =
+        cudaLaunchKernel(prod_f64_n65536_inner6_exclusive_columns_lookback,
             blocks, threads, parameters, shared_bytes, (cudaStream_t)stream);
     if (error != cudaSuccess) cudaGetLastError();  // clear it: the next unrelated CUDA call shall not report it
     return error;

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import INT_BYTES, fragments
 from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import COLUMN_LENGTH
 from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
 from scanops.codegen.strategies.column_tile import ColumnTilePlan
-from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
+from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE, SECTOR_BYTES
 from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
 
@@ -71,13 +72,15 @@ class ColumnsLookbackPlan(ColumnTilePlan):
 
 # H200, fp32 sum, fraction of a copy.
 THREADS, BLOCKS = 256, 2
+SPREAD_THREADS, SPREAD_ROWS = 128, 8  # of tiles that are made smaller, so that half of the multiprocessors have one
 ABREAST = 256  # 32768 x 32768: 0.96, with 128 column tiles 0.94, with 64 0.91
 # 4 H100, 8 x 65536 x 4096, sum, ms where ranks do not meet between scans: 1.54, with 16 1.52, with 32 1.50, with 2
 # 1.59. The next rank waits for so many column tiles: with 32 it takes 1.75 where ranks meet.
 LINKED_ABREAST = 8
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
-STRIDED_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
+STRIDED_COLUMNS = 4  # of a thread, each of which takes a register however small its items are
+STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
 ONE_TILE_LANES = 8
 LONG, SMALL_STATE = 131072, 4  # rows; bytes: with both, few columns have larger tiles
@@ -88,17 +91,19 @@ SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
 LONGEST_LOOP = 4096
 GRADIENT_WIDTH = 4  # columns of a thread in tiles of gradients
 LONGEST_GRADIENT = 16384  # rows; few columns of so many are a loop over narrow column tiles
+NARROW_GRADIENT = 64  # columns; so few would be a block or two
 
 
 def fits(key: KernelKey) -> bool:
     """Whether one block per column tile would leave memory idle: columns are long, or odd in number."""
     spec = key.spec
-    if spec.inner == 1 or spec.ragged or not column_tile.are_neighbours(spec) or spec.capacity <= ONE_TILE:
+    shortest = COLUMN_LENGTH if key.is_few and not spec.linked else ONE_TILE
+    if spec.inner == 1 or spec.ragged or not column_tile.are_neighbours(spec) or spec.capacity <= shortest:
         return False
     if (
         column_tile.is_gradient(spec)
         and column_tile.column_width(spec) > 2
-        and (not key.is_few or spec.capacity <= LONGEST_GRADIENT)
+        and (not key.is_few or (spec.capacity <= LONGEST_GRADIENT and spec.inner > NARROW_GRADIENT))
     ):
         return False
     if not key.is_few:
@@ -120,7 +125,26 @@ def plan(key: KernelKey) -> ColumnsLookbackPlan:
     Linked lines end a few column tiles at a time, as the next rank waits for them.
     """
     made = _plan(key)
-    return _link(key, made) if key.spec.linked else made
+    if key.spec.linked:
+        return _link(key, made)
+    return _spread(key, made) if key.is_few else made
+
+
+def _spread(key: KernelKey, made: ColumnsLookbackPlan) -> ColumnsLookbackPlan:
+    """The plan with smaller tiles where those of the shape leave multiprocessors idle."""
+    spec, target = key.spec, key.architecture
+    most = (
+        spec.capacity * spec.inner // (target.multiprocessors // 2)
+    )  # items of a tile; batches have tiles of their own
+    if made.threads * made.vector * made.items <= most:
+        return made
+    threads, vector = min(made.threads, SPREAD_THREADS), min(made.vector, column_tile.column_width(spec))
+    items = min(made.items, column_tile.register_rows(spec, vector, few=True))
+    while threads * vector * items > most and (vector > 1 or items > SPREAD_ROWS):
+        vector, items = (vector // 2, items) if vector > 1 else (vector, max(SPREAD_ROWS, items // 2))
+    lanes = column_tile.lanes_across(spec, vector, max(1, SECTOR_BYTES // spec.out.bytes // vector))
+    blocks = min(8, made.blocks * made.threads // threads)
+    return _fill(spec, target, vector, lanes, threads, items, None, blocks=blocks, group=GROUP, stretch=STRETCH)
 
 
 def _link(key: KernelKey, made: ColumnsLookbackPlan) -> ColumnsLookbackPlan:
@@ -162,7 +186,7 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
     strided = (
         vector < spec.access_items and column_tile.are_neighbours(spec) and not column_tile.is_narrow(spec, target)
     )
-    vector = spec.access_items if strided else vector
+    vector = min(spec.access_items, STRIDED_COLUMNS) if strided else vector
     if (
         column_tile.is_pair(spec)
         and not strided

@@ -96,7 +96,7 @@ SITUATIONS = {
     "sum-f32-n1048576": {4: True, 5: False},  # more items are faster by persistent blocks
     "sum-f32-any": {1: True, 200: False},
     "sum-f32-n65536-transposed": {1: True, 2111: True, 2112: False},  # column tiles of 32 lines on half of the GPU
-    "sum-f32-n1024-inner64": {64: False},
+    "sum-f32-n16-inner64": {64: True, 33 * 64: True, 34 * 64: False},
     "sum-f32-n1025-inner64": {64: True, 33 * 64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-mask_b8-step_mask": {64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-strided": {64: False},  # one plan for any number of lines
@@ -284,7 +284,7 @@ def test_a_malformed_launch_is_refused(change: dict[str, object]) -> None:
 def test_a_gate_for_each_line_takes_the_plan_of_one_for_each_item() -> None:
     """Where nothing was measured for scans like it with a gate for each line."""
     slug = "linear-f32-n1024-inner24-gate_f32-segments-reverse"
-    full, of_lines = make_plan(slug), make_plan(f"{slug}-line_gate")
+    full, of_lines = make_plan(slug, few=True), make_plan(f"{slug}-line_gate", few=True)
     assert (of_lines.origin, of_lines.numbers()) == (f"measured: {slug}", full.numbers())
     own = make_plan("linear-f32-n32768-gate_f32-line_gate")
     assert own.origin == "measured: linear-f32-n32768-gate_f32-line_gate"
@@ -313,7 +313,7 @@ def test_each_measured_shape_is_used() -> None:
         ("sum-f32-n20000-offsets_i32", False, "persistent, bytes of an item of the output up to 4", {"stages": 4}),
         ("sum-f32-n1048576", True, "split", {"threads": 512, "vectors": 8}),
         ("sum-f32-n1024-inner1024", False, "columns staged, rows up to 1024", {"threads": 512, "items": 8}),
-        ("prod-f64-n65536-inner6-exclusive", True, "columns_lookback few", {"threads": 256}),
+        ("prod-f64-n1048576-inner6-exclusive", True, "columns_lookback few", {"threads": 256}),
     ],
 )
 def test_a_plan_names_the_shape_it_begins_with(slug: str, few: bool, entry: str, numbers: dict[str, int]) -> None:
