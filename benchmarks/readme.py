@@ -1,7 +1,7 @@
-"""Write the tables of docs/benchmarks.md, and the figures of README and of the first page, from the committed results.
+"""Write the tables of docs/benchmarks.md and docs/uses, and the figures of README and of the first page, from results.
 
 The results of the grid are those of ``python -m benchmarks grid -o benchmarks/results/bench_h200.json``; the commands
-``variants``, ``bounds``, ``workloads`` and ``builds`` write those of the other tables.
+``variants``, ``bounds``, ``workloads``, ``uses`` and ``builds`` write those of the other tables.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EXCERPT = {
 PEERS = {"torch": "torch eager", "torch.compile": "torch.compile", "Triton": "Triton", "CUB": "CUB"}
 # Families with a line for each cell; every other family has one line.
 SINGLE = ("origin problems",)
+ESTIMATE = "generalized_advantage_estimate, 1024 steps of 256 environments"
 LEAST_SHARDED_MS = 0.45  # of one GPU's own part: smaller scans wait for the host
 SHARDED = {"many rows": "rows", "columns": "columns", "one row of 2^31 items": "one row"}  # beginnings of cells
 WORDS = {
@@ -102,14 +103,13 @@ def numbers(document: Row) -> list[str]:
     """Return the three numbers of the first page."""
     low, high, torch = row_sums(document)
     training = lines_of("training_h100")
-    drop_ins = lines_of("drop_ins_h100")[1:]
-    (estimate,) = (row["forward"] for row in drop_ins if row["name"].startswith("generalized_advantage"))
+    (estimate,) = (row["forward"] for row in lines_of("uses_h100")[1:] if row["name"] == ESTIMATE)
     figures = {
         f"{low:.2f} to {high:.2f}": "of the bandwidth of a copy: float32 row sums of 1 to 65536 items on an H200; "
         f"`torch.cumsum` reaches at most {torch:.2f}",
         f"{statistics.median(row['fraction'] for row in training):.2f}": "of the bandwidth of a copy: median of "
         f"{len(training)} training passes, forward and backward, on an H100",
-        f"{estimate['formula'] / estimate['scanops']:,.0f} times": "the speed of a loop in PyTorch: advantages (GAE) "
+        f"{estimate['today'] / estimate['scanops']:,.0f} times": "the speed of a loop in PyTorch: advantages (GAE) "
         f"of 256 environments and 1024 steps in {estimate['scanops']:.0f} us on an H100",
     }
     return markdown(list(figures), [list(figures.values())])
@@ -198,6 +198,37 @@ def workloads_table(file: str) -> list[str]:
     return [f"{_source(document)}. {said}", "", *markdown(["workload", *(headings[key] for key in measured)], rows)]
 
 
+def uses_tables() -> dict[str, list[str]]:
+    """Return the table of each page of docs/uses, by the page's name: what it opens with beside today's code."""
+    heading, *lines = lines_of("uses_h100")
+    pages: dict[str, list[Row]] = defaultdict(list)
+    for line in lines:
+        pages[line["page"]].append(line)
+    pages.pop("", None)
+    return {page: _uses_table(heading, rows) for page, rows in pages.items()}
+
+
+def _uses_table(heading: Row, lines: Sequence[Row]) -> list[str]:
+    headings = {"scanops": "scanops", "today": "the code that it replaces", "compiled": "under torch.compile"}
+    passes = {"forward": "", "training": ", forward and backward"}
+    measured = [key for key in headings if any(key in line.get(each, ()) for line in lines for each in passes)]
+    rows = []
+    for line in lines:
+        for each, words in passes.items():
+            if each in line:
+                cells = [_time_and_memory(line[each].get(key), line[f"{each}_bytes"].get(key)) for key in measured]
+                rows.append([f"{line['name']}{words}", f"**{cells[0]}**", *cells[1:]])
+    said = "float32; time of a call, and the most memory that it allocates, results included"
+    return [f"{_source(heading)}, {said}.", "", *markdown(["", *(headings[key] for key in measured)], rows)]
+
+
+def _time_and_memory(microseconds: float | None, size: int | None) -> str:
+    if microseconds is None or size is None:
+        return "not measured"
+    memory = f"{size / 1e6:,.{1 if size < 1e8 else 0}f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    return f"{microseconds:,.{1 if microseconds < 100 else 0}f} us, {memory}"
+
+
 def builds_table() -> list[str]:
     """Return the table of what kernels cost to build."""
     rows, documents = [], {"nvrtc": results("build_cost_nvrtc"), "nvcc": results("build_cost")}
@@ -252,6 +283,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = _fill(README.read_text(encoding="utf-8"), "cells", excerpt(document))
     first = _fill(FIRST.read_text(encoding="utf-8"), "numbers", numbers(document))
     fresh = {README: _fill(text, "summary", summary()), FIRST: first, PAGE: page}
+    for name, lines in uses_tables().items():
+        path = ROOT / "docs" / "uses" / f"{name}.md"
+        fresh[path] = _fill(path.read_text(encoding="utf-8"), "times", lines)
     if not check:
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")

@@ -64,22 +64,6 @@ def advantages_by_steps(
     return advantage, advantage + value
 
 
-def advantages_in_one_kernel(
-    reward: torch.Tensor, value: torch.Tensor, next_value: torch.Tensor, done: torch.Tensor
-) -> Tensors:
-    """Return what ``advantages_by_steps`` does, temporal differences and value targets by the kernel of the scan."""
-    return scanops.scan((reward, value, next_value, done), "linear", 0, reverse=True, map=_difference, then=_target)
-
-
-def _difference(reward: torch.Tensor, value: torch.Tensor, next_value: torch.Tensor, done: torch.Tensor) -> Tensors:
-    discount = torch.where(done, 0.0, GAMMA)
-    return discount * LAMBDA, reward + discount * next_value - value
-
-
-def _target(advantage: torch.Tensor, reward: torch.Tensor, value: torch.Tensor, *_: torch.Tensor) -> Tensors:
-    return advantage, advantage + value
-
-
 def returns_by_steps(reward: torch.Tensor, next_value: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
     """Return TD(lambda) returns of tensors [time, environments], by a loop."""
     found, last = torch.zeros_like(reward), next_value[-1]
@@ -149,7 +133,6 @@ def uses(device: str, small: bool = False) -> Iterator[Use]:
 
         given = reward, value, following, done
         yield use("generalized_advantage_estimate", estimate, advantages_by_steps, *given)
-        yield use("advantages in one kernel", advantages_in_one_kernel, advantages_by_steps, *given)
         yield use("TD(lambda)", returns_by_scan, returns_by_steps, reward, following, done)
         yield use("V-trace", v_trace_by_scan, v_trace_by_steps, *given, normal(steps, lanes).exp())
 
@@ -291,8 +274,9 @@ def measure(each: Use, timer: Timer) -> Row:
                 row[f"{key}: not measured"] = f"{type(problem).__name__}: {str(problem)[:120]}"
                 del runs[key]
         peaks = {key: peak_bytes(call) for key, call in runs.items()}
-        times = timer.samples(runs, moved)
-        row[name] = {key: round(times[key].ms * 1e3, 1) for key in runs}
+        loop = {} if each.compiles or "today" not in runs else {"today": timer.once(runs.pop("today"), moved)}
+        times = {key: sample.ms for key, sample in timer.samples(runs, moved).items()} | loop
+        row[name] = {key: round(times[key] * 1e3, 1) for key in functions | compiled if key in times}
         row[f"{name}_bytes"] = peaks
     return row
 
