@@ -54,7 +54,7 @@ def draw(rest: random.Random, sizes: dict[str, int], order: str, dtype: torch.dt
 
 @pytest.mark.parametrize("seed", range(24))
 def test_any_operands(seed: int, kernels: str) -> None:
-    """Operands of random dimensions and strides: sums, carries and gradients are those of a loop; twice the same bits."""
+    """Operands of random dimensions and strides: values and gradients are those of a loop, and the same bits twice."""
     rest = random.Random(seed)
     torch.manual_seed(seed)
     dtype = rest.choice([torch.float32, torch.float32, torch.bfloat16, torch.float64])
