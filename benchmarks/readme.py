@@ -43,6 +43,7 @@ WORDS = {
     "exclusive": "exclusive sum",
     "masked": "masked cumulative sum (bool)",
 }
+SHOWN = ("size", "operator", "layout")  # classes of random calls on the page
 
 
 def results(name: str = "bench_h200") -> Row:
@@ -91,6 +92,34 @@ def summary() -> list[str]:
         "",
         *markdown(["", "cells", "median", "10th percentile", "worst"], rows),
     ]
+
+
+def random_tables() -> list[str]:
+    """Return what docs/benchmarks.md says of random calls: a table for each card that was measured."""
+    lines: list[str] = []
+    for path in sorted(RESULTS.glob("random_*.jsonl")):
+        found = lines_of(path.stem)
+        timed = [row for row in found if "fraction" in row]
+        seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in found}))
+        wrong = f"{len(found) - len(timed)} are wrong or failed" if len(timed) < len(found) else "all results are right"
+        file = path.relative_to(ROOT)
+        rows = [
+            [
+                f"{direction}, {name.removeprefix('size: ')}",
+                figures["calls"],
+                *(f"{figures[key]:.2f}" for key in ("median", "tenth", "worst")),
+                f"{100 * figures['below_tenth']:.0f} %",
+            ]
+            for direction, name, figures in random.by_class(timed)
+            if name == "all" or name.startswith(SHOWN)
+        ]
+        lines += [f"{_source(found[0])}, seed {seeds}: {len(found)} calls, {wrong} ([each call](../{file})).", ""]
+        lines += [*markdown(["calls", "number", "median", "10th percentile", "worst", "slow"], rows, texts=1), ""]
+    goals = [
+        f"{direction} below {goal.tenth[0]} of a copy and more than {goal.tenth[1]:g} us beyond it"
+        for direction, goal in random.GOALS.items()
+    ]
+    return [*lines, f"*Slow*: the share of calls that are {'; '.join(goals)}."] if lines else []
 
 
 def of_four(row: Row) -> float:
@@ -277,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = results()
     page = PAGE.read_text(encoding="utf-8")
     parts = {"cells": table(document), "variants": variants_table(), "builds": builds_table()}
+    parts["random"] = random_tables()
     parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads", "fusion")}
     for name, lines in parts.items():
         page = _fill(page, name, lines)
